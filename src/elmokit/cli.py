@@ -1,0 +1,161 @@
+"""The command `elmo`: thin commands, heavy imports inside each, one sentence and exit status 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from elmokit import __version__
+from elmokit.errors import ElmoError
+
+app = typer.Typer(
+    name="elmo",
+    help="ELMo on today's Python: load every released model, turn words in context into vectors.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip or checkpoint.")
+]
+Options = Annotated[
+    str | None, typer.Option(metavar="FILE", help="options.json, where it lies apart from the weights.")
+]
+Vocab = Annotated[str | None, typer.Option(metavar="FILE", help="vocab.txt, where it lies apart from the weights.")]
+Segment = Literal["none", "english", "jieba", "chars"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
+    logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    # Whichever click typer brings: its usage errors derive from these.
+    usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
+    try:
+        status = app(arguments, standalone_mode=False)
+    except ElmoError as error:
+        _stop(str(error), 2)
+    except usage_error as error:
+        _stop(f"{error.format_message()} (elmo --help shows the usage)", 2)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        _stop("interrupted; where --output was given, --resume goes on from here", 130)
+    except BrokenPipeError:
+        # The reader has gone (`elmo embed … | head`); leave quietly, and keep Python from flushing into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _stop(message: str, status: int) -> None:
+    print(f"elmo: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"elmokit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def elmo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """ELMo on today's Python: load every released model, turn words in context into vectors."""
+
+
+@app.command()
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences, one an argument.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="A model of any format (see elmo info).")] = None,
+    options: Options = None,
+    vocab: Vocab = None,
+    input: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A sentence a line, plain or packed; - is stdin.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Where to: .h5, .npz, .parquet or .jsonl.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(metavar="mix|top|all|N", help="Which layer [default: mix; all for bilm and allennlp].")
+    ] = None,
+    pool: Annotated[
+        Literal["none", "mean", "max", "first", "last"], typer.Option(help="One vector a sentence.")
+    ] = "none",
+    format: Annotated[
+        Literal["elmokit", "bilm", "allennlp"], typer.Option(help="Layout of an HDF5 output.")
+    ] = "elmokit",
+    segment: Annotated[Segment, typer.Option(help="How lines become tokens; none splits on white space.")] = "none",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
+    batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")] = 2048,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one].")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "float64", "float16", "bfloat16"], typer.Option(help="Numbers to compute in.")
+    ] = "float32",
+) -> None:
+    """Turn sentences into vectors: shown line by line, or written to a file."""
+    from elmokit.embed_command import EmbedRequest, run_embed
+
+    if model is None:
+        raise ElmoError("--model is needed: this version of elmokit brings no model of its own")
+    if layer is None:
+        layer = "all" if output is not None and format != "elmokit" else "mix"
+    run_embed(
+        EmbedRequest(
+            texts=texts or [],
+            model=model,
+            options=options,
+            vocab=vocab,
+            input=input,
+            output=output,
+            layer=layer,
+            pool=pool,
+            format=format,
+            segment=segment,
+            resume=resume,
+            batch_tokens=batch_tokens,
+            device=device,
+            dtype=dtype,
+        )
+    )
+
+
+@app.command()
+def info(
+    model: Model,
+    options: Options = None,
+    vocab: Vocab = None,
+) -> None:
+    """Say what a model is: its format, its sizes, what it brings."""
+    from elmokit.formats.card import describe
+    from elmokit.formats.load import read_checkpoint
+
+    checkpoint = read_checkpoint(model, options=options, vocab=vocab)
+    rows = [("file", checkpoint.where), *describe(checkpoint)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model of any format.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; a .hdf5 file for --to tokens.")],
+    to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
+    options: Options = None,
+    vocab: Vocab = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what DST holds.")] = False,
+) -> None:
+    """Convert a model to elmokit's folder, to options.json + weights.hdf5, or to token embeddings."""
+    from elmokit.convert import convert_model
+
+    written = convert_model(Path(source), Path(target), to=to, options=options, vocab=vocab, overwrite=overwrite)
+    print(f"wrote {written}")

@@ -1,0 +1,71 @@
+"""One format into another, losing nothing that the target can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from elmokit.elmo import Elmo
+from elmokit.errors import ElmoError
+from elmokit.formats.bilm_write import write_bilm
+from elmokit.formats.load import read_checkpoint
+from elmokit.formats.native import write_native
+from elmokit.formats.token_embeddings import write_token_embeddings
+
+_CHUNK = 4096
+
+
+def convert_model(
+    source: Path,
+    target: Path,
+    *,
+    to: Literal["elmokit", "bilm", "tokens"],
+    options: str | Path | None = None,
+    vocab: str | Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Convert the model at `source` and return what was written."""
+    _check_target(target, to, overwrite=overwrite)
+    checkpoint = read_checkpoint(source, options=options, vocab=vocab)
+    if to == "elmokit":
+        write_native(checkpoint, target)
+    elif to == "bilm":
+        write_bilm(checkpoint, target)
+    else:
+        if checkpoint.vocab is None:
+            raise ElmoError(f"token embeddings need a word list: name the vocab.txt of {source} with --vocab")
+        write_token_embeddings(target, token_embeddings(Elmo(checkpoint)))
+    return target
+
+
+@torch.inference_mode()
+def token_embeddings(elmo: Elmo) -> torch.Tensor:
+    """The context-free vector of each word of the vocabulary, [V, P]."""
+    assert elmo.vocab is not None
+    words = list(elmo.vocab)
+    parts = []
+    for start in range(0, len(words), _CHUNK):
+        ids = elmo.indexer(words[start : start + _CHUNK])
+        parts.append(
+            elmo.bilm.encode_types(
+                None if ids.characters is None else torch.from_numpy(ids.characters),
+                None if ids.words is None else torch.from_numpy(ids.words),
+            )
+        )
+    return torch.cat(parts)
+
+
+def _check_target(target: Path, to: str, *, overwrite: bool) -> None:
+    if to == "tokens":
+        if target.suffix not in (".hdf5", ".h5"):
+            raise ElmoError(f"token embeddings are an HDF5 file: let DST end in .hdf5, got {target}")
+        if target.exists() and not overwrite:
+            raise ElmoError(f"{target} exists; choose another name or add --overwrite")
+        if not target.parent.is_dir():
+            raise ElmoError(f"the folder {target.parent} does not exist; make it first")
+    elif target.is_file():
+        raise ElmoError(f"DST must be a folder, and {target} is a file")
+    elif target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise ElmoError(f"the folder {target} is not empty; choose another or add --overwrite")

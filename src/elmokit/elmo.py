@@ -1,0 +1,366 @@
+"""The user's class, where the flow of the whole package can be read.
+
+text → tokens → ids → token encoder → two LSTM stacks → layers → mix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from elmokit.encode import BATCH_TOKENS, encode_stream
+from elmokit.errors import ElmoError
+from elmokit.formats.bilm_write import write_bilm
+from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.load import read_checkpoint
+from elmokit.formats.native import write_native
+from elmokit.language_model import LanguageModel, LogProbs, Perplexity
+from elmokit.model.bilm import BiLM, State
+from elmokit.model.lm_head import LmHead
+from elmokit.model.scalar_mix import LayerNorm, ScalarMix
+from elmokit.placement import choose_device, choose_dtype
+from elmokit.pooling import Pool, check_pool, pool_tokens
+from elmokit.text.sentences import Sentence, many, padded, tokens_of
+
+Vectors = NDArray[np.float32]
+Layer = Literal["mix", "top", "all"] | int
+
+
+@dataclass(frozen=True)
+class Layers:
+    """All layers of a batch."""
+
+    values: Tensor  # [L+1, B, T, D]
+    lengths: Tensor  # [B], on the CPU
+
+    @property
+    def mask(self) -> Tensor:
+        """True where there is a token, [B, T]."""
+        columns = torch.arange(self.values.shape[2]) < self.lengths.unsqueeze(1)
+        return columns.to(self.values.device)
+
+    def without_boundaries(self) -> Layers:
+        """The same without the two boundary positions of each sentence."""
+        lengths = self.lengths - 2
+        inner = Layers(self.values[:, :, 1:-1], lengths)
+        return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
+
+
+class Elmo(nn.Module):
+    """A biLM with its vocabulary and its mixes: words in context to vectors.
+
+    >>> elmo = Elmo.load("my-model")  # doctest: +SKIP
+    >>> elmo.encode(["The bank raised interest rates"])[0].shape  # doctest: +SKIP
+    (5, 1024)
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        mixes: int | None = None,
+        trainable: bool = False,
+        dropout: float = 0.0,
+        layer_norm: LayerNorm | None = None,
+        state: Literal["zero", "carry"] = "zero",
+        boundaries: bool = False,
+    ) -> None:
+        """Build the network from a checkpoint; `Elmo.load` does so from a file.
+
+        `mixes`: how many weighted sums of the layers (saved ones, or 1). `trainable`: whether the biLM's weights take
+        gradients; the mixes always do. `dropout`: on the mixes, in training mode. `layer_norm`: see `ScalarMix`.
+        `state`: "zero" starts every sentence afresh, "carry" goes on where the last call left each batch slot.
+        `boundaries`: keep the vectors of the sentence's begin and end.
+        """
+        super().__init__()
+        if state not in ("zero", "carry"):
+            raise ElmoError(f"state must be zero or carry, got {state!r}")
+        if not 0 <= dropout < 1:
+            raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+        self.config = checkpoint.config
+        self.vocab = checkpoint.vocab
+        self.symbols = checkpoint.symbols
+        self.kind, self.where = checkpoint.kind, checkpoint.where
+        self.state, self.boundaries = state, boundaries
+        self.indexer = checkpoint.indexer()
+        self._carried: State | None = None
+        with torch.device("meta"):
+            self.bilm = BiLM(checkpoint.config)
+            self.head = LmHead(*checkpoint.head["weight"].shape) if checkpoint.head else None
+        _fill(self.bilm, checkpoint.weights, trainable=trainable)
+        if self.head is not None:
+            _fill(self.head, checkpoint.head, trainable=trainable)
+        self.mixes = nn.ModuleList(_mixes(checkpoint, mixes, layer_norm))
+        self.dropout = nn.Dropout(dropout)
+        self.eval()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        options: str | Path | None = None,
+        vocab: str | Path | None = None,
+        token_embeddings: str | Path | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype = "float32",
+        **arguments: Any,  # noqa: ANN401 - the constructor's
+    ) -> Self:
+        """Load a model of any format in docs/formats.md, detected from its files.
+
+        `options`, `vocab` and `token_embeddings` name files that do not lie beside the weights. Without `device`, a
+        GPU is used where there is one. The other arguments are the constructor's.
+        """
+        if path is None:
+            raise ElmoError("this version of elmokit brings no model of its own: give the path of one")
+        chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
+        checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings)
+        return cls(checkpoint, **arguments).to(device=chosen_device, dtype=chosen_dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return self.bilm.device
+
+    def forward(
+        self,
+        sentences: Sentence | Iterable[Sentence] | None = None,
+        *,
+        tokens: Sequence[Sequence[str]] | None = None,
+        sequence_len: Sequence[int] | Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Sentences → padded tensors by TF-Hub's names, differentiable.
+
+        `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D], `default` [B, D] (the mean over tokens),
+        `sequence_len` [B]; and `layers` [L+1, B, T, D], `mask` [B, T], `mixes` (a list of [B, T, D]).
+        """
+        if (sentences is None) == (tokens is None):
+            raise ElmoError("Elmo takes sentences or tokens=, one of the two")
+        if tokens is not None:
+            rows = many(tokens) if sequence_len is None else padded(tokens, [int(n) for n in sequence_len])
+        elif sequence_len is not None:
+            raise ElmoError("sequence_len goes with tokens=, not with sentences")
+        else:
+            assert sentences is not None
+            rows = many(sentences)
+        layers = self.run(rows)
+        if not self.boundaries:
+            layers = layers.without_boundaries()
+        mask = layers.mask
+        mixes = [self.dropout(mix(layers.values, mask)) for mix in self.mixes]
+        kept = mask.unsqueeze(-1)
+        lengths = layers.lengths.to(self.device)
+        outputs = {f"lstm_outputs{number}": layer for number, layer in enumerate(layers.values[1:], start=1)}
+        return {
+            "word_emb": layers.values[0, :, :, : self.config.lstm.output_size],
+            **outputs,
+            "elmo": mixes[0],
+            "default": (mixes[0] * kept).sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
+            "sequence_len": lengths,
+            "layers": layers.values,
+            "mask": mask,
+            "mixes": mixes,
+        }
+
+    def encode(
+        self,
+        sentences: Sentence | Iterable[Sentence],
+        *,
+        output: Literal["tokens", "layers", "sentence"] = "tokens",
+        layer: Layer = "mix",
+        pool: Pool = "mean",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
+        """Sentences → a list of float32 arrays [T, D]; a string is split on white space, a list is taken as tokens.
+
+        `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
+        or a number from 0; `pool` ("mean", "max", "first", "last") never counts padding.
+        """
+        if output not in ("tokens", "layers", "sentence"):
+            raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
+        rows = many(sentences)
+        pooling = pool if output == "sentence" else None
+        stream = self.stream(
+            rows, layer="all" if output == "layers" else layer, pool=pooling, batch_tokens=batch_tokens
+        )
+        arrays = list(stream)
+        if output != "sentence":
+            return arrays
+        empty = (0, self.config.n_outputs, self.config.vector_size) if layer == "all" else (0, self.config.vector_size)
+        return np.stack(arrays) if arrays else np.zeros(empty, np.float32)
+
+    def stream(
+        self,
+        sentences: Iterable[Sentence],
+        *,
+        layer: Layer = "mix",
+        pool: Pool | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> Iterator[Vectors]:
+        """Any number of sentences → their arrays one by one, in order, with bounded memory.
+
+        As `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
+        the sentences are one batch, as in one call of the original systems.
+        """
+        self._check_layer(layer)
+        check_pool(pool)
+        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+            raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
+        rows = (tokens_of(sentence) for sentence in sentences)
+
+        @torch.inference_mode()
+        def run(batch: Sequence[Sequence[str]]) -> list[Vectors]:
+            return self._arrays(self.run(batch), layer, pool)
+
+        if self.state == "carry":
+            return iter(run(list(rows)))
+        return encode_stream(rows, run, batch_tokens)
+
+    def run(self, sentences: Sequence[Sequence[str]]) -> Layers:
+        """Lists of tokens → all layers with the boundaries in, each distinct word encoded once."""
+        types: dict[str, int] = {self.indexer.begin: 0, self.indexer.end: 1}
+        rows = []
+        for tokens in sentences:
+            rows.append([0, *(types.setdefault(token, len(types)) for token in tokens), 1])
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+        longest = max(map(len, rows), default=2)
+        places = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
+        ids = self.indexer(list(types))
+        table = self.bilm.encode_types(
+            None if ids.characters is None else torch.from_numpy(ids.characters),
+            None if ids.words is None else torch.from_numpy(ids.words),
+        )  # [U, P]
+        tokens_in = table[places.reshape(len(rows), longest).to(self.device)]  # [B, T, P]
+        values, last = self.bilm.contextualise(tokens_in, lengths, self._initial_state(len(rows)))
+        if self.state == "carry":
+            self._keep(last)
+        return Layers(values, lengths)
+
+    def reset_state(self) -> None:
+        """Forget what `state="carry"` has carried: the next call starts from zero."""
+        self._carried = None
+
+    def log_probs(self, sentences: Sentence | Iterable[Sentence]) -> list[LogProbs]:
+        """Log-probabilities of each token in both directions, full softmax."""
+        model = self._language_model()
+
+        @torch.inference_mode()
+        def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
+            layers = self.run(batch)
+            return [
+                model.log_probs(tokens, layers.values[-1, row, : len(tokens) + 2]) for row, tokens in enumerate(batch)
+            ]
+
+        rows = many(sentences)
+        return run(rows) if self.state == "carry" else list(encode_stream(rows, run))
+
+    def perplexity(self, sentences: Sentence | Iterable[Sentence]) -> Perplexity:
+        """exp of the mean negative log-probability; a float that also has `forward`, `backward` and `tokens`."""
+        return Perplexity.of(self.log_probs(sentences))
+
+    @torch.inference_mode()
+    def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
+        """The k words that both directions expect most in place of token `index`, with probabilities."""
+        words = tokens_of(tokens)
+        if not -len(words) <= index < len(words):
+            raise ElmoError(f"index must name one of the {len(words)} tokens, got {index}")
+        if k < 1:
+            raise ElmoError(f"k must be at least 1, got {k}")
+        return self._language_model().substitutes(index % len(words), self.run([words]).values[-1, 0], k)
+
+    def save(self, folder: str | Path, *, format: Literal["elmokit", "bilm"] = "elmokit") -> None:
+        """Write the model: our own folder, or options.json and weights.hdf5 that the older systems read."""
+        if format not in ("elmokit", "bilm"):
+            raise ElmoError(f"format must be elmokit or bilm, got {format!r}")
+        write = write_native if format == "elmokit" else write_bilm
+        write(self.checkpoint(), Path(folder))
+
+    def checkpoint(self) -> Checkpoint:
+        """The model as the formats take it."""
+        return Checkpoint(
+            self.config,
+            {name: value.detach() for name, value in self.bilm.state_dict().items()},
+            kind=self.kind,
+            where=self.where,
+            vocab=self.vocab,
+            symbols=self.symbols,
+            head={} if self.head is None else {name: value.detach() for name, value in self.head.state_dict().items()},
+            mixes=[
+                {"weights": mix.weights.detach(), "gamma": mix.gamma.detach(), "layer_norm": mix.layer_norm}
+                for mix in self.mixes
+                if isinstance(mix, ScalarMix)
+            ],
+        )
+
+    def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> list[Vectors]:
+        if not self.boundaries:
+            layers = layers.without_boundaries()
+        lengths = layers.lengths.tolist()
+        if layer == "mix":
+            mix = self.mixes[0]
+            assert isinstance(mix, ScalarMix)
+            if mix.layer_norm:
+                # Sentence by sentence, so that the normalisation sees no neighbours.
+                parts = [mix(layers.values[:, [b], :n]) for b, n in enumerate(lengths)]
+                chosen = [part[0].float().cpu().numpy() for part in parts]
+            else:
+                values = mix(layers.values).float().cpu().numpy()
+                chosen = [values[b, :n].copy() for b, n in enumerate(lengths)]
+        elif layer == "all":
+            values = layers.values.float().cpu().numpy()
+            chosen = [values[:, b, :n].copy() for b, n in enumerate(lengths)]
+        else:
+            values = layers.values[-1 if layer == "top" else layer].float().cpu().numpy()
+            chosen = [values[b, :n].copy() for b, n in enumerate(lengths)]
+        return chosen if pool is None else [pool_tokens(array, pool) for array in chosen]
+
+    def _check_layer(self, layer: Layer) -> None:
+        if layer in ("mix", "top", "all"):
+            return
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.config.n_outputs:
+            raise ElmoError(f"layer must be mix, top, all or 0 to {self.config.n_outputs - 1}, got {layer!r}")
+
+    def _language_model(self) -> LanguageModel:
+        return LanguageModel(self.head, self.vocab, bidirectional=self.config.bidirectional)
+
+    def _initial_state(self, batch: int) -> State | None:
+        if self._carried is None or self.state == "zero":
+            return None
+        return self._carried.resized(batch).to(self.device)
+
+    def _keep(self, last: State) -> None:
+        """Each batch slot goes on from its own last state; slots that a smaller batch did not use keep theirs."""
+        last = last.detach()
+        self._carried = last if self._carried is None else last.over(self._carried)
+
+
+def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:
+    module.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)
+    module.requires_grad_(trainable)
+
+
+def _mixes(checkpoint: Checkpoint, count: int | None, layer_norm: LayerNorm | None) -> list[ScalarMix]:
+    """Saved mixes, or fresh ones where another number or another layer norm is asked for."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ElmoError(f"mixes must be at least 1, got {count!r}")
+    saved = checkpoint.mixes
+    wanted = count if count is not None else len(saved) or 1
+    mixes = []
+    for number in range(wanted):
+        known: dict[str, Any] = saved[number] if number < len(saved) else {"layer_norm": False}
+        mix = ScalarMix(
+            checkpoint.config.n_outputs, layer_norm=known["layer_norm"] if layer_norm is None else layer_norm
+        )
+        if "weights" in known:
+            with torch.no_grad():
+                mix.weights.copy_(known["weights"])
+                mix.gamma.copy_(known["gamma"].reshape(()))
+        mixes.append(mix)
+    return mixes

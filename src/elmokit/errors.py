@@ -1,0 +1,15 @@
+"""The one exception that a user's mistake raises; the command line turns it into a sentence and exit status 2."""
+
+
+class ElmoError(ValueError):
+    """A mistake in what elmokit was given: a file, an option or a text.
+
+    The message is one sentence that states the rule, the value it got and the next step.
+    """
+
+
+class MissingExtraError(ElmoError, ImportError):
+    """An optional package is not installed; the message names the pip command that brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package}: pip install 'elmokit[{extra}]'")

@@ -1,0 +1,77 @@
+"""options.json and weights.hdf5 as bilm-tf, AllenNLP and simple_elmo read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.config import ElmoConfig
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import write_text
+from elmokit.formats.bilm_table import cell_names, rows
+from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.hdf5 import write_datasets
+from elmokit.formats.options import write_options
+
+
+def write_bilm(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write options.json, weights.hdf5 and, where there is a vocabulary, vocab.txt into a folder."""
+    config = checkpoint.config
+    if config.characters is not None and (config.characters.alphabet != "bytes" or config.words is not None):
+        raise ElmoError(
+            f"{checkpoint.where} has characters of its own, and the bilm format knows UTF-8 bytes only: "
+            "convert it with --to elmokit"
+        )
+    weights = {name: value.float().cpu().numpy() for name, value in checkpoint.weights.items()}
+    if config.lstm.forget_bias != 1:
+        _take_out_forget_bias(weights, 1 - config.lstm.forget_bias)
+    arrays = {row.theirs[0]: row.write(tuple(weights[name] for name in row.ours)) for row in rows(config, "hdf5")}
+    arrays |= _identities(config)
+    if checkpoint.head:
+        # Older readers look datasets up by name and never see these two; ours get the language model back.
+        arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
+        arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_datasets(folder / "weights.hdf5", arrays, _second_names(config))
+    if checkpoint.vocab is not None:
+        write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
+    write_text(folder / "options.json", json.dumps(write_options(config), indent=2) + "\n")
+
+
+def _take_out_forget_bias(weights: dict[str, NDArray[Any]], amount: float) -> None:
+    for name, value in weights.items():
+        if name.endswith(".bias") and "_lstm." in name:
+            size = len(value) // 4
+            weights[name] = np.concatenate([value[:size], value[size : 2 * size] - amount, value[2 * size :]])
+
+
+def _identities(config: ElmoConfig) -> dict[str, NDArray[Any]]:
+    """Projections that bilm-tf leaves out and AllenNLP insists on, as products that change nothing."""
+    arrays: dict[str, NDArray[Any]] = {}
+    size = config.lstm.output_size
+    identity = np.eye(size, dtype=np.float32)
+    if config.characters is not None and not config.token_projection:
+        arrays["CNN_proj/W_proj"], arrays["CNN_proj/b_proj"] = identity, np.zeros(size, np.float32)
+    if config.bidirectional and not config.lstm.projection:
+        for direction in range(2):
+            for layer in range(config.lstm.n_layers):
+                names = cell_names(
+                    "hdf5", bidirectional=True, direction=direction, layer=layer, n_layers=config.lstm.n_layers
+                )
+                arrays[names[0][2]] = identity
+    return arrays
+
+
+def _second_names(config: ElmoConfig) -> dict[str, str]:
+    """A one-layer model under bilm-tf's name and under the one where AllenNLP looks."""
+    if config.lstm.n_layers != 1 or not config.bidirectional:
+        return {}
+    links = {}
+    for direction in range(2):
+        single, stacked = cell_names("hdf5", bidirectional=True, direction=direction, layer=0, n_layers=1)
+        links[stacked[0].rpartition("/")[0]] = single[0].rpartition("/")[0]
+    return links

@@ -1,0 +1,53 @@
+"""README.md of a saved model: what it is and how to open it."""
+
+from __future__ import annotations
+
+from elmokit.formats.checkpoint import Checkpoint
+
+
+def model_card(checkpoint: Checkpoint) -> str:
+    """A short model card in Markdown."""
+    lines = ["# An ELMo model in elmokit's format", ""]
+    lines += [f"- {'read from' if name == 'format' else name}: {value}" for name, value in describe(checkpoint)]
+    lines += [
+        "",
+        "```python",
+        "from elmokit import Elmo",
+        "",
+        'elmo = Elmo.load("path/to/this/folder")',
+        'vectors = elmo.encode(["The bank raised interest rates"])',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """What a person wants to know of a model, as names and values."""
+    config, lstm = checkpoint.config, checkpoint.config.lstm
+    parameters = sum(value.numel() for value in checkpoint.weights.values())
+    rows = [("format", checkpoint.kind), ("parameters", f"{parameters:,}")]
+    if config.characters is not None:
+        characters = config.characters
+        alphabet = "UTF-8 bytes" if characters.alphabet == "bytes" else f"{characters.n_characters - 1:,} symbols"
+        filters = " ".join(f"{width}:{count}" for width, count in characters.filters)
+        rows.append(("characters", f"{alphabet}, at most {characters.max_characters} a word, {characters.activation}"))
+        rows.append(("filters (width:count)", f"{filters} = {characters.n_filters:,}, highways {characters.n_highway}"))
+    if config.words is not None:
+        rows.append(("word table", f"{config.words.n_words:,} words x {config.words.embedding_size}"))
+    size = f"{lstm.n_layers} x {lstm.cell_size}" + (f", projected to {lstm.output_size}" if lstm.projection else "")
+    rows.append(("LSTM", f"{size}, {'both directions' if config.bidirectional else 'forward only'}"))
+    clips = f"cells {_or_none(lstm.cell_clip)}, outputs {_or_none(lstm.projection_clip if lstm.projection else None)}"
+    rows.append(("clips", clips))
+    rows.append(("skip connections", "yes" if lstm.skip_connections else "no"))
+    rows.append(("vectors", f"{config.n_outputs} layers x {config.vector_size}"))
+    rows.append(("vocabulary", f"{len(checkpoint.vocab):,} words" if checkpoint.vocab else "none"))
+    rows.append(("softmax", f"{len(checkpoint.head['bias']):,} words" if checkpoint.head else "none"))
+    if checkpoint.optimizer:
+        step = int(checkpoint.optimizer["step"][0]) if "step" in checkpoint.optimizer else None
+        rows.append(("optimiser state", "Adagrad" + (f" at step {step:,}" if step is not None else "")))
+    return rows
+
+
+def _or_none(clip: float | None) -> str:
+    return "none" if clip is None else f"±{clip:g}"

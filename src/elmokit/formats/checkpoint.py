@@ -1,0 +1,101 @@
+"""What every reader returns and every writer takes: a model in our names, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elmokit.config import ElmoConfig
+from elmokit.errors import ElmoError
+from elmokit.model.bilm import BiLM
+from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
+from elmokit.text.vocab import Vocabulary
+
+
+@dataclass
+class Checkpoint:
+    """A model on its way between a file and the network."""
+
+    config: ElmoConfig
+    """The network's shape."""
+    weights: dict[str, Tensor]
+    """BiLM's parameters by our names."""
+    kind: str
+    """The format it was read from."""
+    where: str
+    """The file or folder it was read from."""
+    vocab: Vocabulary | None = None
+    """The words of the word table and of the softmax."""
+    symbols: SymbolTable | None = None
+    """The code points of a model with an alphabet of its own."""
+    head: dict[str, Tensor] = field(default_factory=dict)
+    """The softmax: `weight` [V, P] and `bias` [V]; empty where there is none."""
+    mixes: list[dict[str, Any]] = field(default_factory=list)
+    """`weights`, `gamma` and `layer_norm` of saved mixes."""
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
+
+    def __post_init__(self) -> None:
+        with torch.device("meta"):
+            expected = {name: tuple(value.shape) for name, value in BiLM(self.config).state_dict().items()}
+        for name, shape in expected.items():
+            if name not in self.weights:
+                raise ElmoError(f"{self.where} lacks the weights {name}")
+            if tuple(self.weights[name].shape) != shape:
+                got = tuple(self.weights[name].shape)
+                raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration asks for {shape}")
+        if unknown := sorted(set(self.weights) - set(expected)):
+            raise ElmoError(f"{self.where} has weights that its configuration does not name: {unknown[0]}")
+        for part, tensors in (("", self.weights), ("softmax ", self.head)):
+            for name, value in tensors.items():
+                check_finite(value, f"{part}{name}", self.where)
+        self.use_vocabulary(self.vocab)
+
+    def use_vocabulary(self, vocab: Vocabulary | None) -> None:
+        """Take a vocabulary, once it is known to fit the word table and the softmax."""
+        self.vocab = vocab
+        sizes = {"word table": self.config.words.n_words if self.config.words else None}
+        sizes["softmax"] = len(self.head["bias"]) if self.head else None
+        for part, size in sizes.items():
+            if vocab is not None and size is not None and size != len(vocab):
+                raise ElmoError(
+                    f"{self.where} has a {part} of {size} words, and its vocabulary has {len(vocab)}: they do not "
+                    "belong together"
+                )
+
+    def indexer(self) -> Indexer:
+        """What turns tokens into this model's ids."""
+        characters, words = self.config.characters, self.config.words
+        longest = characters.max_characters if characters else words.max_characters if words else None
+        if longest is not None and (words is not None or self.symbols is not None):
+            return SymbolIndexer(self.symbols, self.vocab if words else None, longest)
+        if characters is not None:
+            return ByteIndexer(characters.max_characters)
+        if self.vocab is None:
+            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab=")
+        return WordIndexer(self.vocab)
+
+
+def check_finite(value: Tensor, name: str, where: str) -> None:
+    """Refuse NaN and infinity, which would turn every vector into NaN."""
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        count = int((~torch.isfinite(value)).sum())
+        raise ElmoError(f"{where} has {count} values in {name} that are not finite numbers; the file is damaged")
+
+
+def check_shape(got: tuple[int, ...], expected: tuple[int, ...], name: str, where: str) -> None:
+    """Refuse a tensor that does not fit the configuration beside it."""
+    if got != expected:
+        raise ElmoError(
+            f"{where}: {name} must have the shape {expected} by the model's options, got {got}: "
+            "the two files do not belong together"
+        )
+
+
+def as_tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Numpy arrays as float32 tensors that own contiguous memory."""
+    return {name: torch.from_numpy(value).to(torch.float32).contiguous() for name, value in weights.items()}

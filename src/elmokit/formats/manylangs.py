@@ -1,0 +1,242 @@
+"""ELMoForManyLangs folders: word.dic, char.dic, two pickles of tensors, and a structure that may have to be found."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
+from elmokit.errors import ElmoError
+from elmokit.formats.checkpoint import Checkpoint, check_shape
+from elmokit.formats.source import FolderSource, Source, read_json, read_text
+from elmokit.text.chars import SymbolTable
+from elmokit.text.vocab import Vocabulary
+
+FILES = ("token_embedder.pkl", "encoder.pkl")
+_SPECIALS = ("<bos>", "<eos>", "<oov>")
+_IDEOGRAPHIC_SPACE = "\u3000"
+
+RELEASED: dict[str, Any] = {
+    "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
+    "token_embedder": {
+        "name": "cnn",
+        "activation": "relu",
+        "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
+        "n_highway": 2,
+        "word_dim": 100,
+        "char_dim": 50,
+        "max_characters_per_token": 50,
+    },
+}
+"""The structure of every released model, for folders that came without theirs."""
+
+# The weights-only unpickler refuses code with UnpicklingError; a damaged file makes it and the zip reader raise these.
+_DAMAGE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
+    OSError, ImportError, AssertionError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+
+
+def read_manylangs(source: Source) -> Checkpoint:
+    """A model from an ELMoForManyLangs folder."""
+    names = source.names()
+    structure, where = _find_structure(source)
+    words = _read_words(source) if "word.dic" in names else None
+    symbols = _read_symbols(source) if "char.dic" in names else None
+    try:
+        config = _config(structure, words, symbols)
+    except ElmoError as error:
+        raise ElmoError(f"{where}: {error}") from error
+    weights: dict[str, Tensor] = {}
+    for name, table in (("token_embedder.pkl", _token_table(config)), ("encoder.pkl", _encoder_table(config))):
+        tensors = load_tensors(source, name)
+        for theirs, shape, ours in table:
+            if theirs not in tensors:
+                raise ElmoError(f"{source.describe(name)} lacks {theirs}, which {where} asks for")
+            check_shape(tuple(tensors[theirs].shape), shape, theirs, source.describe(name))
+            weights.update(ours(tensors[theirs].float()))
+    return Checkpoint(
+        config,
+        weights,
+        kind="manylangs",
+        where=source.describe("encoder.pkl"),
+        vocab=words,
+        symbols=symbols if config.characters else None,
+    )
+
+
+def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
+    """The tensors of a pickle, and nothing else: a pickle that holds code is refused unread."""
+    where = source.describe(name)
+    with source.open(name) as file:
+        try:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+        except _DAMAGE as error:
+            if "weights_only" in str(error) or "Unsupported" in str(error):
+                raise ElmoError(
+                    f"{where} must hold tensors only, and it holds other objects or code: not loaded"
+                ) from error
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ElmoError(f"{where} is not a whole PyTorch file ({reason}); fetch it again") from error
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise ElmoError(f"{where} must hold named tensors, got {type(tensors).__name__}")
+    return tensors
+
+
+def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
+    """The structure JSON: where config.json says, by that name in the folder, or the released one."""
+    if "config.json" in source.names():
+        given = read_json(source, "config.json").get("config_path")
+        if isinstance(given, str) and given:
+            path = Path(given)
+            if path.is_file():
+                folder = FolderSource(path.parent)
+                return read_json(folder, path.name), folder.describe(path.name)
+            for base in (PurePosixPath(given).name, PureWindowsPath(given).name):
+                if base in source.names():
+                    return read_json(source, base), source.describe(base)
+    return RELEASED, source.describe("(the structure of the released models)")
+
+
+def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: SymbolTable | None) -> ElmoConfig:
+    encoder, embedder = structure.get("encoder"), structure.get("token_embedder")
+    if not isinstance(encoder, Mapping) or not isinstance(embedder, Mapping):
+        raise ElmoError("a structure needs the keys encoder and token_embedder")
+    if encoder.get("name", "elmo") != "elmo":
+        raise ElmoError(f"encoder.name must be elmo, got {encoder['name']!r}")
+    if embedder.get("name", "cnn") != "cnn":
+        raise ElmoError(
+            f"token_embedder.name must be cnn, got {embedder['name']!r}: the others' vectors depended on the batch"
+        )
+    for key in ("dim", "projection_dim", "n_layers"):
+        if key not in encoder:
+            raise ElmoError(f"a structure needs the key encoder.{key}")
+    longest = embedder.get("max_characters_per_token")
+    characters = word_part = None
+    if embedder.get("char_dim"):
+        filters = embedder.get("filters")
+        if not isinstance(filters, list) or not all(isinstance(pair, list) for pair in filters):
+            raise ElmoError(f"token_embedder.filters must be pairs of width and count, got {filters!r}")
+        if symbols is None:
+            raise ElmoError("a model with characters needs char.dic, and there is none")
+        characters = CharacterConfig(
+            filters=tuple(tuple(pair) for pair in filters),
+            embedding_size=embedder["char_dim"],
+            max_characters=longest,  # type: ignore[arg-type] # checked by CharacterConfig
+            activation=embedder.get("activation", "relu"),
+            n_highway=embedder.get("n_highway") or 0,
+            alphabet="symbols",
+            n_characters=max(symbols.ids.values()) + 2,
+            padding_character=symbols.ids[symbols.padding] + 1,
+        )
+    if embedder.get("word_dim"):
+        if words is None:
+            raise ElmoError("a model with words needs word.dic, and there is none")
+        word_part = WordConfig(len(words), embedder["word_dim"], longest)
+    lstm = LstmConfig(
+        cell_size=encoder["dim"],
+        output_size=encoder["projection_dim"],
+        n_layers=encoder["n_layers"],
+        cell_clip=encoder.get("cell_clip") or None,
+        projection_clip=encoder.get("proj_clip") or None,
+        forget_bias=0.0,
+    )
+    return ElmoConfig(lstm, characters, word_part)
+
+
+# A row: their name, the shape it must have, and how it becomes our parameters.
+_Rows = Iterator[tuple[str, tuple[int, ...], Any]]
+
+
+def _token_table(config: ElmoConfig) -> _Rows:
+    def rename(ours: str) -> Any:  # noqa: ANN401 - a small function of a tensor
+        return lambda value: {ours: value}
+
+    def with_padding(ours: str) -> Any:  # noqa: ANN401
+        return lambda value: {ours: torch.cat([torch.zeros_like(value[:1]), value])}
+
+    def halves(ours: str, part: str) -> Any:  # noqa: ANN401
+        # Their gate keeps the input where ours takes the transform: σ(−z) = 1 − σ(z).
+        return lambda value: {
+            f"{ours}.transform.{part}": value.chunk(2)[0].clone(),
+            f"{ours}.gate.{part}": -value.chunk(2)[1],
+        }
+
+    if config.words is not None:
+        shape = (config.words.n_words, config.words.embedding_size)
+        yield "word_emb_layer.embedding.weight", shape, with_padding("token_encoder.words.weight")
+    if config.characters is not None:
+        characters, cnn = config.characters, "token_encoder.char_cnn"
+        shape = (characters.n_characters - 1, characters.embedding_size)
+        yield "char_emb_layer.embedding.weight", shape, with_padding(f"{cnn}.embedding.weight")
+        for number, (width, count) in enumerate(characters.filters):
+            ours = f"{cnn}.convolutions.{number}"
+            yield f"convolutions.{number}.weight", (count, characters.embedding_size, width), rename(f"{ours}.weight")
+            yield f"convolutions.{number}.bias", (count,), rename(f"{ours}.bias")
+        size = characters.n_filters
+        for number in range(characters.n_highway):
+            ours = f"{cnn}.highways.{number}"
+            yield f"highways._layers.{number}.weight", (2 * size, size), halves(ours, "weight")
+            yield f"highways._layers.{number}.bias", (2 * size,), halves(ours, "bias")
+    output = config.lstm.output_size
+    yield "projection.weight", (output, config.parts_size), rename("token_encoder.projection.weight")
+    yield "projection.bias", (output,), rename("token_encoder.projection.bias")
+
+
+def _encoder_table(config: ElmoConfig) -> _Rows:
+    cell, output = config.lstm.cell_size, config.lstm.output_size
+    leaves = (
+        ("input_linearity.weight", (4 * cell, output), "input_weight"),
+        ("state_linearity.weight", (4 * cell, output), "recurrent_weight"),
+        ("state_linearity.bias", (4 * cell,), "bias"),
+        ("state_projection.weight", (output, cell), "projection_weight"),
+    )
+    for direction in ("forward", "backward"):
+        for layer in range(config.lstm.n_layers):
+            for theirs, shape, ours in leaves:
+                name = f"{direction}_lstm.layers.{layer}.{ours}"
+                yield f"{direction}_layer_{layer}.{theirs}", shape, lambda value, name=name: {name: value}
+
+
+def _read_dic(source: Source, name: str) -> dict[str, int]:
+    """Symbol TAB id a line; a line that strips to one field is the ideographic space."""
+    ids: dict[str, int] = {}
+    for number, line in enumerate(read_text(source, name).split("\n"), start=1):
+        if not line:
+            continue
+        fields = line.strip().split("\t")
+        symbol, index = (_IDEOGRAPHIC_SPACE, fields[0]) if len(fields) == 1 else (fields[0], fields[-1])
+        if not (index.isascii() and index.isdigit()) or len(index) > 9:
+            raise ElmoError(
+                f"{source.describe(name)}: line {number} must be a symbol, a tab and a number, got {line!r}"
+            )
+        ids[symbol] = int(index)
+    if not ids:
+        raise ElmoError(f"{source.describe(name)} has no entries")
+    return ids
+
+
+def _read_words(source: Source) -> Vocabulary:
+    ids = _read_dic(source, "word.dic")
+    words = [""] * (max(ids.values()) + 1)
+    if len(words) > 2 * len(ids) + 1000:
+        raise ElmoError(f"{source.describe('word.dic')} has {len(ids)} words and the id {len(words) - 1}")
+    for word, index in ids.items():
+        words[index] = word
+    try:
+        return Vocabulary(words, specials=_SPECIALS)
+    except ElmoError as error:
+        raise ElmoError(f"{source.describe('word.dic')}: {error}") from error
+
+
+def _read_symbols(source: Source) -> SymbolTable:
+    try:
+        return SymbolTable(_read_dic(source, "char.dic"))
+    except ElmoError as error:
+        raise ElmoError(f"{source.describe('char.dic')}: {error}") from error

@@ -1,0 +1,152 @@
+"""Our own folder: config.json, model.safetensors, and what else the model has.
+
+| file | holds |
+| --- | --- |
+| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials` |
+| model.safetensors | BiLM's parameters by their names; `mixes.k.weights` and `mixes.k.gamma` |
+| vocab.txt | a word a line, in the order of the word table and the softmax |
+| characters.json | code points and their ids, for an alphabet of the model's own |
+| lm_head.safetensors | the softmax: `weight` [V, P], `bias` [V] |
+| optimizer.safetensors | Adagrad accumulators of an imported training run |
+| README.md | a model card |
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from elmokit.config import ElmoConfig
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import replacing, write_text
+from elmokit.formats.card import model_card
+from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.source import Source, read_bytes, read_json, read_text
+from elmokit.text.chars import SymbolTable
+from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
+
+FORMAT, VERSION = "elmokit", 1
+
+
+def read_native(source: Source) -> Checkpoint:
+    """A model from our own folder."""
+    names = source.names()
+    where = source.describe("config.json")
+    values = read_json(source, "config.json")
+    if values.get("version") != VERSION:
+        raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
+    try:
+        config = ElmoConfig.from_dict(values.get("model") or {})
+    except (ElmoError, TypeError) as error:
+        raise ElmoError(f"{where}: {error}") from error
+    tensors = _load(source, "model.safetensors")
+    mixes = []
+    for number, layer_norm in enumerate(_mixes(values, where)):
+        parts = {part: tensors.pop(f"mixes.{number}.{part}", None) for part in ("weights", "gamma")}
+        if parts["weights"] is None or parts["gamma"] is None or parts["weights"].shape != (config.n_outputs,):
+            raise ElmoError(f"{source.describe('model.safetensors')} lacks the weights of mix {number}")
+        mixes.append({**parts, "layer_norm": layer_norm})
+    optional = {
+        name: _load(source, f"{name}.safetensors") if f"{name}.safetensors" in names else {}
+        for name in ("lm_head", "optimizer")
+    }
+    head = optional["lm_head"]
+    if head and (
+        set(head) != {"weight", "bias"} or head["weight"].shape != (len(head["bias"]), config.lstm.output_size)
+    ):
+        raise ElmoError(f"{source.describe('lm_head.safetensors')} must hold weight [V, P] and bias [V]")
+    return Checkpoint(
+        config,
+        tensors,
+        kind="elmokit",
+        where=source.describe("model.safetensors"),
+        vocab=_read_vocabulary(source, values) if "vocab.txt" in names else None,
+        symbols=_read_symbols(source) if "characters.json" in names else None,
+        head=head,
+        mixes=mixes,
+        optimizer=optional["optimizer"],
+    )
+
+
+def write_native(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write our own folder; config.json comes last, so that a folder with one is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = dict(checkpoint.weights)
+    for number, mix in enumerate(checkpoint.mixes):
+        tensors[f"mixes.{number}.weights"] = mix["weights"]
+        tensors[f"mixes.{number}.gamma"] = mix["gamma"]
+    _save(folder / "model.safetensors", tensors)
+    for name, part in (("lm_head", checkpoint.head), ("optimizer", checkpoint.optimizer)):
+        if part:
+            _save(folder / f"{name}.safetensors", part)
+        else:
+            (folder / f"{name}.safetensors").unlink(missing_ok=True)
+    values: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": checkpoint.config.to_dict(),
+        "mixes": [{"layer_norm": mix["layer_norm"]} for mix in checkpoint.mixes],
+    }
+    if checkpoint.vocab is not None:
+        write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
+        values["specials"] = list(checkpoint.vocab.specials)
+    else:
+        (folder / "vocab.txt").unlink(missing_ok=True)
+    if checkpoint.symbols is not None:
+        write_text(folder / "characters.json", json.dumps(dict(checkpoint.symbols.ids)))
+    else:
+        (folder / "characters.json").unlink(missing_ok=True)
+    if not (folder / "README.md").exists():
+        write_text(folder / "README.md", model_card(checkpoint))
+    write_text(folder / "config.json", json.dumps(values, indent=2) + "\n")
+
+
+def _mixes(values: dict[str, Any], where: str) -> list[Any]:
+    mixes = values.get("mixes", [])
+    if not isinstance(mixes, list) or not all(isinstance(mix, dict) for mix in mixes):
+        raise ElmoError(f"{where}: mixes must be a list of objects, got {mixes!r}")
+    return [mix.get("layer_norm", False) for mix in mixes]
+
+
+def _load(source: Source, name: str) -> dict[str, Tensor]:
+    where = source.describe(name)
+    if name not in source.names():
+        raise ElmoError(f"{where} is missing; the folder is not a whole model")
+    path = source.path(name)
+    try:
+        tensors = load_file(path) if path else load_safetensors(read_bytes(source, name))
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again") from error
+    return tensors
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    with replacing(path) as temporary:
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary)
+
+
+def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
+    specials = values.get("specials", [BEGIN, END, UNKNOWN])
+    if not (isinstance(specials, list) and len(specials) == 3 and all(isinstance(word, str) for word in specials)):
+        raise ElmoError(f"{source.describe('config.json')}: specials must be three words, got {specials!r}")
+    try:
+        # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
+        return Vocabulary(read_text(source, "vocab.txt").split("\n")[:-1], specials=tuple(specials))
+    except ElmoError as error:
+        raise ElmoError(f"{source.describe('vocab.txt')}: {error}") from error
+
+
+def _read_symbols(source: Source) -> SymbolTable:
+    ids = read_json(source, "characters.json")
+    if not all(isinstance(value, int) for value in ids.values()):
+        raise ElmoError(f"{source.describe('characters.json')} must map symbols to whole numbers")
+    try:
+        return SymbolTable(ids)
+    except ElmoError as error:
+        raise ElmoError(f"{source.describe('characters.json')}: {error}") from error

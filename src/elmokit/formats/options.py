@@ -1,0 +1,99 @@
+"""options.json of bilm-tf, AllenNLP and NLPL ↔ ElmoConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
+from elmokit.errors import ElmoError
+
+
+def _get(options: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:  # noqa: ANN401
+    value: Any = options
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ElmoError(f"{where} needs the key {key}")
+        value = value[part]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ElmoError(f"{where}: {key} has the wrong type, got {value!r}")
+    return value
+
+
+def read_options(
+    options: Mapping[str, Any], where: str, *, bidirectional: bool, n_words: int | None, square: tuple[bool, bool]
+) -> ElmoConfig:
+    """The configuration that options.json describes.
+
+    `bidirectional`, `n_words` (rows of `embedding` in a token model) and `square` (a token projection where F = P, a
+    cell projection where H = P) are what the weights say, since options.json does not.
+    """
+    lstm = _get(options, "lstm", Mapping, where)
+    cell, output = _get(options, "lstm.dim", int, where), _get(options, "lstm.projection_dim", int, where)
+    try:
+        config = LstmConfig(
+            cell_size=cell,
+            output_size=output,
+            n_layers=lstm.get("n_layers", 1),
+            projection=output != cell or square[1],
+            skip_connections=bool(lstm.get("use_skip_connections", False)),
+            cell_clip=lstm.get("cell_clip") or None,
+            projection_clip=lstm.get("proj_clip") or None,
+        )
+        if options.get("char_cnn") is None:
+            if n_words is None:
+                raise ElmoError("a model without char_cnn needs the dataset embedding in its weights")
+            return ElmoConfig(
+                config, words=WordConfig(n_words, output), token_projection=False, bidirectional=bidirectional
+            )
+        characters = _read_characters(options, where)
+        projection = characters.n_filters != output or square[0]
+        return ElmoConfig(config, characters, token_projection=projection, bidirectional=bidirectional)
+    except ElmoError as error:
+        raise ElmoError(str(error) if where in str(error) else f"{where}: {error}") from error
+
+
+def _read_characters(options: Mapping[str, Any], where: str) -> CharacterConfig:
+    filters = _get(options, "char_cnn.filters", list, where)
+    if not all(isinstance(pair, list) for pair in filters):
+        raise ElmoError(f"{where}: char_cnn.filters must be pairs of width and count, got {filters!r}")
+    n_characters = options["char_cnn"].get("n_characters", 262)
+    if n_characters not in (261, 262):
+        raise ElmoError(f"{where}: char_cnn.n_characters must be 261 or 262, got {n_characters!r}")
+    return CharacterConfig(
+        filters=tuple(tuple(pair) for pair in filters),
+        embedding_size=_get(options, "char_cnn.embedding.dim", int, where),
+        max_characters=_get(options, "char_cnn.max_characters_per_token", int, where),
+        activation=_get(options, "char_cnn.activation", str, where),
+        n_highway=options["char_cnn"].get("n_highway") or 0,
+    )
+
+
+def write_options(config: ElmoConfig) -> dict[str, Any]:
+    """options.json for inference with the older systems; keys that AllenNLP insists on are always there."""
+    lstm = config.lstm
+    options: dict[str, Any] = {
+        "lstm": {
+            "dim": lstm.cell_size,
+            "projection_dim": lstm.output_size,
+            "n_layers": lstm.n_layers,
+            "use_skip_connections": lstm.skip_connections,
+            "cell_clip": lstm.cell_clip,
+            "proj_clip": lstm.projection_clip if lstm.projection else None,
+        },
+    }
+    if not config.bidirectional:
+        options["bidirectional"] = False
+    if config.characters is not None:
+        characters = config.characters
+        options["char_cnn"] = {
+            "activation": characters.activation,
+            "embedding": {"dim": characters.embedding_size},
+            "filters": [list(pair) for pair in characters.filters],
+            "max_characters_per_token": characters.max_characters,
+            "n_characters": characters.n_characters,
+            "n_highway": characters.n_highway,
+        }
+    if config.words is not None:
+        options["n_tokens_vocab"] = config.words.n_words
+    return options

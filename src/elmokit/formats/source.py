@@ -1,0 +1,139 @@
+"""Where a model's files lie: a folder, or a zip that is read without unpacking it to disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+from elmokit.errors import ElmoError
+
+ZIP_MAGIC = b"PK\x03\x04"
+
+
+class Source(Protocol):
+    """A flat set of named files."""
+
+    def names(self) -> list[str]:
+        """The names of the files, sorted."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, seekable, for reading."""
+        ...
+
+    def describe(self, name: str) -> str:
+        """How an error message calls the file."""
+        ...
+
+    def path(self, name: str) -> Path | None:
+        """The file on disk, where it is one."""
+        ...
+
+
+class FolderSource:
+    """The files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        """The names of the files, sorted."""
+        return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, for reading."""
+        try:
+            return (self.folder / name).open("rb")
+        except OSError as error:
+            raise ElmoError(f"{self.describe(name)} cannot be read: {error.strerror or error}") from error
+
+    def describe(self, name: str) -> str:
+        """The path of the file."""
+        return str(self.folder / name)
+
+    def path(self, name: str) -> Path | None:
+        """The path of the file."""
+        return self.folder / name
+
+
+class ZipSource:
+    """The files of a zip, in memory one at a time; a folder that holds all of them is left out of their names."""
+
+    def __init__(self, path: Path) -> None:
+        self.zip_path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                infos = [info for info in archive.infolist() if not info.is_dir()]
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, UnicodeDecodeError) as error:
+            raise ElmoError(f"{path} is not a whole zip file ({error}); fetch it again") from error
+        for info in infos:
+            parts = PurePosixPath(info.filename.replace("\\", "/"))
+            if parts.is_absolute() or ".." in parts.parts or ":" in info.filename.split("/")[0]:
+                raise ElmoError(
+                    f"{path} holds a file whose path climbs out of the zip: {info.filename!r}; do not trust it"
+                )
+        parents = {PurePosixPath(info.filename).parent for info in infos}
+        prefix = "" if len(parents) != 1 else f"{parents.pop()}/".removeprefix("./")
+        self._members = {info.filename.removeprefix(prefix): info for info in infos}
+
+    def names(self) -> list[str]:
+        """The names of the files, sorted."""
+        return sorted(self._members)
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, unpacked in memory."""
+        if name not in self._members:
+            raise ElmoError(f"{self.describe(name)} is not in the zip")
+        try:
+            with zipfile.ZipFile(self.zip_path) as archive:
+                return io.BytesIO(archive.read(self._members[name]))
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            OSError,
+            EOFError,
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ) as error:
+            raise ElmoError(f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again") from error
+
+    def describe(self, name: str) -> str:
+        """The path of the zip and the name inside it."""
+        return f"{self.zip_path}!{name}"
+
+    def path(self, name: str) -> Path | None:
+        """None: a file in a zip has no path of its own."""
+        return None
+
+
+def read_bytes(source: Source, name: str) -> bytes:
+    """The whole file."""
+    with source.open(name) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise ElmoError(f"{source.describe(name)} cannot be read: {error.strerror or error}") from error
+
+
+def read_text(source: Source, name: str) -> str:
+    """The whole file as UTF-8."""
+    try:
+        return read_bytes(source, name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ElmoError(f"{source.describe(name)} must be UTF-8, got {error.reason} at byte {error.start}") from error
+
+
+def read_json(source: Source, name: str) -> dict[str, Any]:
+    """The whole file as a JSON object."""
+    try:
+        value = json.loads(read_text(source, name).removeprefix("\ufeff"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}") from error
+    if not isinstance(value, dict):
+        raise ElmoError(f"{source.describe(name)} must hold a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,1 @@
+"""The network: token encoder, LSTM stacks, biLM, mixes and the softmax."""

@@ -1,0 +1,139 @@
+"""The bare network: ids in, all layers out, state in and out on request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import ElmoConfig
+from elmokit.errors import ElmoError
+from elmokit.model.lstm import LstmStack
+from elmokit.model.token_encoder import TokenEncoder
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the LSTMs stand after a batch; direction 0 is forward, 1 backward."""
+
+    h: Tensor  # [directions, L, B, P]
+    c: Tensor  # [directions, L, B, H]
+
+    def detach(self) -> State:
+        """The same numbers, cut off from the gradients of the batch."""
+        return State(self.h.detach(), self.c.detach())
+
+    def to(self, device: torch.device) -> State:
+        """The same numbers on another device."""
+        return State(self.h.to(device), self.c.to(device))
+
+    def resized(self, batch: int) -> State:
+        """The first `batch` slots; slots that were not there start from zero."""
+        slots = self.h.shape[2]
+        if batch <= slots:
+            return State(self.h[:, :, :batch], self.c[:, :, :batch])
+        return State(
+            *(torch.cat([s, s.new_zeros(*s.shape[:2], batch - slots, s.shape[3])], dim=2) for s in (self.h, self.c))
+        )
+
+    def over(self, older: State) -> State:
+        """These slots, followed by the older state's slots beyond them."""
+        slots = self.h.shape[2]
+        older = older.to(self.h.device)
+        return State(
+            torch.cat([self.h, older.h[:, :, slots:]], dim=2), torch.cat([self.c, older.c[:, :, slots:]], dim=2)
+        )
+
+
+class BiLM(nn.Module):
+    """Character CNN or word table, and an LSTM stack per direction.
+
+    >>> from elmokit import BiLM, ElmoConfig
+    >>> from elmokit.config import CharacterConfig, LstmConfig
+    >>> config = ElmoConfig(LstmConfig(cell_size=32, output_size=8), CharacterConfig(filters=((1, 4), (2, 8))))
+    >>> BiLM(config)(torch.randint(1, 262, (2, 5, 50))).shape
+    torch.Size([3, 2, 5, 16])
+    """
+
+    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = dropout
+        self.token_encoder = TokenEncoder(config)
+        self.forward_lstm = LstmStack(config.lstm, reverse=False)
+        self.backward_lstm = LstmStack(config.lstm, reverse=True) if config.bidirectional else None
+
+    def forward(
+        self,
+        ids: Tensor | None = None,
+        words: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """ids [B, T, M] and/or words [B, T], sentence boundaries included → layers [L+1, B, T, D].
+
+        A two-dimensional `ids` is taken as words. Without `lengths` [B], padded tokens are those whose ids are all 0.
+        """
+        if ids is not None and ids.dim() == 2:
+            ids, words = None, ids
+        given = ids if ids is not None else words
+        if given is None:
+            raise ElmoError("BiLM needs ids [B, T, M] or words [B, T], got neither")
+        batch, time = given.shape[:2]
+        if lengths is None:
+            lengths = lengths_of((given != 0).any(dim=-1) if given.dim() == 3 else given != 0)
+        tokens = self.encode_types(
+            None if ids is None else ids.reshape(batch * time, -1), None if words is None else words.reshape(-1)
+        )
+        layers, last = self.contextualise(tokens.reshape(batch, time, -1), lengths, state)
+        return (layers, last) if return_state else layers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.parameters()).device
+
+    def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
+        """ids [U, M] and/or words [U] → token vectors [U, P], which know no context."""
+        tokens: Tensor = self.token_encoder(
+            None if ids is None else ids.to(self.device), None if words is None else words.to(self.device)
+        )
+        return tokens
+
+    def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D] and the state after each sentence's last token."""
+        lengths = lengths.cpu()
+        batch, time, _ = tokens.shape
+        mask = (torch.arange(time) < lengths.unsqueeze(1)).to(tokens.device)
+        tokens = tokens * mask.unsqueeze(-1)
+        if state is None:
+            state = self.zero_state(batch)
+        stacks = [self.forward_lstm] if self.backward_lstm is None else [self.forward_lstm, self.backward_lstm]
+        outputs, last_h, last_c = [], [], []
+        for number, stack in enumerate(stacks):
+            out, h, c = stack(tokens, lengths, state.h[number], state.c[number], dropout=self.dropout)
+            outputs.append(out)
+            last_h.append(h)
+            last_c.append(c)
+        layers = [torch.cat([tokens] * len(stacks), dim=-1)]
+        layers += [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
+        return torch.stack(layers), State(torch.stack(last_h), torch.stack(last_c))
+
+    def zero_state(self, batch: int) -> State:
+        """The state that every sentence starts from unless one is given."""
+        weight, lstm = self.forward_lstm.layers[0].bias, self.config.lstm
+        shape = (self.config.n_directions, lstm.n_layers, batch)
+        assert isinstance(weight, Tensor)
+        return State(weight.new_zeros(*shape, lstm.output_size), weight.new_zeros(*shape, lstm.cell_size))
+
+
+def lengths_of(mask: Tensor) -> Tensor:
+    """mask [B, T] → lengths [B]; padding must come after the tokens."""
+    lengths = mask.sum(dim=1).cpu()
+    expected = torch.arange(mask.shape[1]) < lengths.unsqueeze(1)
+    if not torch.equal(mask.cpu(), expected):
+        raise ElmoError("padded tokens must come after the last token of a sentence, got one between two tokens")
+    return lengths

@@ -1,0 +1,62 @@
+"""One vector from all layers: gamma times the sum of the layers, weighted by a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.errors import ElmoError
+
+LayerNorm = bool | Literal["batch", "sentence"]
+
+
+class ScalarMix(nn.Module):
+    """The task's view of the biLM: gamma · Σ softmax(w)_l · layer_l, with w starting at 0 and gamma at 1.
+
+    `layer_norm=True` (or "batch") normalises each layer first, with one mean and variance over all unmasked
+    positions of the batch, as the original systems did. That makes a sentence's vectors depend on its batch;
+    "sentence" takes the mean and variance of each sentence alone.
+    """
+
+    def __init__(self, n_layers: int, *, layer_norm: LayerNorm = False, weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if weights is not None and len(weights) != n_layers:
+            raise ElmoError(f"a mix of {n_layers} layers needs {n_layers} weights, got {len(weights)}")
+        if layer_norm not in (False, True, "batch", "sentence"):
+            raise ElmoError(f"layer_norm must be False, True, 'batch' or 'sentence', got {layer_norm!r}")
+        self.n_layers = n_layers
+        self.layer_norm = layer_norm
+        self.weights = nn.Parameter(
+            torch.zeros(n_layers) if weights is None else torch.tensor(list(map(float, weights)))
+        )
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, layers: Tensor, mask: Tensor | None = None) -> Tensor:
+        """layers [L+1, B, T, D], mask [B, T] → [B, T, D]."""
+        if len(layers) != self.n_layers:
+            raise ElmoError(f"this mix has weights for {self.n_layers} layers, got {len(layers)}")
+        if self.layer_norm:
+            layers = self._normalise(layers, mask)
+        weights = torch.softmax(self.weights, dim=0).to(layers.dtype)
+        # Layer by layer: one product over all of them would round by position in the batch.
+        mixed = sum(
+            (weight * layer for weight, layer in zip(weights, layers, strict=True)), torch.zeros_like(layers[0])
+        )
+        return self.gamma.to(layers.dtype) * mixed
+
+    def penalty(self) -> Tensor:
+        """Sum of the squared raw weights, for a λ·‖w‖² term in the task's loss."""
+        return self.weights.square().sum()
+
+    def _normalise(self, layers: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            mask = torch.ones(layers.shape[1:3], dtype=torch.bool, device=layers.device)
+        over = (2, 3) if self.layer_norm == "sentence" else (1, 2, 3)
+        kept = mask.to(layers.dtype)[None, :, :, None]
+        count = (kept.sum(dim=over, keepdim=True) * layers.shape[-1]).clamp(min=1)
+        mean = (layers * kept).sum(dim=over, keepdim=True) / count
+        variance = ((layers - mean) * kept).square().sum(dim=over, keepdim=True) / count
+        return (layers - mean) / torch.sqrt(variance + 1e-12)

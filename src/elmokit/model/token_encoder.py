@@ -1,0 +1,43 @@
+"""What a token is before any context: its word row, its characters, or both, brought to P numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import ElmoConfig
+from elmokit.errors import ElmoError
+from elmokit.model.char_cnn import CharCnn
+from elmokit.ops.linear import linear
+
+
+class TokenEncoder(nn.Module):
+    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters])."""
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__()
+        self.words: nn.Embedding | None = None
+        self.char_cnn: CharCnn | None = None
+        self.projection: nn.Linear | None = None
+        if config.words is not None:
+            self.words = nn.Embedding(config.words.n_words + 1, config.words.embedding_size, padding_idx=0)
+        if config.characters is not None:
+            self.char_cnn = CharCnn(config.characters)
+        if config.token_projection:
+            self.projection = nn.Linear(config.parts_size, config.lstm.output_size)
+
+    def forward(self, characters: Tensor | None, words: Tensor | None) -> Tensor:
+        """characters [U, M], words [U] → [U, P]."""
+        parts: list[Tensor] = []
+        if self.words is not None:
+            if words is None:
+                raise ElmoError("this model reads word ids, and none were given")
+            parts.append(self.words(words))
+        if self.char_cnn is not None:
+            if characters is None:
+                raise ElmoError("this model reads character ids, and none were given")
+            parts.append(self.char_cnn(characters))
+        token = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if self.projection is None:
+            return token
+        return linear(token, self.projection.weight, self.projection.bias)

@@ -1,0 +1,1 @@
+"""The recurrence: a plain reference and the packed form that does the work."""

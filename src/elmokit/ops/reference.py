@@ -1,0 +1,46 @@
+"""The recurrence as the equations say it, one token after the other; fast paths are tested against it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from elmokit.ops.weights import LstmWeights
+
+
+def clip(values: Tensor, bound: float | None) -> Tensor:
+    """Values held between -bound and bound; untouched where there is no bound."""
+    return values if bound is None else values.clamp(-bound, bound)
+
+
+def lstm_step(x: Tensor, h: Tensor, c: Tensor, weights: LstmWeights) -> tuple[Tensor, Tensor]:
+    """One token: x [B, P_in], h [B, P], c [B, H] → the new h and c."""
+    z = x @ weights.input.T + h @ weights.recurrent.T + weights.bias  # [B, 4H]
+    i, f, g, o = z.chunk(4, dim=-1)
+    c = torch.sigmoid(f + weights.forget_bias) * c + torch.sigmoid(i) * torch.tanh(g)
+    c = clip(c, weights.cell_clip)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    if weights.projection is not None:
+        h = clip(h @ weights.projection.T, weights.projection_clip)
+    return h, c
+
+
+def lstm_reference(
+    x: Tensor, lengths: Tensor, weights: LstmWeights, h: Tensor, c: Tensor, *, reverse: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer over ragged sentences: x [B, T, P_in], lengths [B], h [B, P], c [B, H] → outputs [B, T, P], h, c.
+
+    `reverse` reads each sentence from its own last token to its first. Outputs past a sentence's end are 0, and its
+    state stays as its last token left it.
+    """
+    sentences, last_h, last_c = [], [], []
+    for b, length in enumerate(lengths.tolist()):
+        h_b, c_b = h[b : b + 1], c[b : b + 1]
+        outputs: list[Tensor] = [torch.zeros_like(h_b)] * x.shape[1]
+        for t in reversed(range(length)) if reverse else range(length):
+            h_b, c_b = lstm_step(x[b : b + 1, t], h_b, c_b, weights)
+            outputs[t] = h_b
+        sentences.append(torch.cat(outputs) if outputs else h_b.new_zeros(0, h_b.shape[1]))
+        last_h.append(h_b)
+        last_c.append(c_b)
+    return torch.stack(sentences), torch.cat(last_h), torch.cat(last_c)

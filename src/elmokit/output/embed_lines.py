@@ -1,0 +1,119 @@
+"""From lines of text to one finished file of vectors, in a way that a crash can interrupt but not spoil."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from elmokit.errors import ElmoError
+from elmokit.output.spool import Spool
+from elmokit.output.writers import writer_for
+
+Encode = Callable[[Iterable[list[str]]], Iterator[npt.NDArray[Any]]]
+"""Takes token lists as it needs them and yields an array for each, in their order; it may read ahead."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished run wrote."""
+
+    sentences: int
+    tokens: int
+    resumed_from: int
+    """How many of the sentences an earlier run had done."""
+
+
+def check_output(output: str | Path) -> Path:
+    """The file to write, links followed; raises an ElmoError for a path that could not be written in the end."""
+    path = Path(output).resolve()
+    if path.is_dir():
+        raise ElmoError(
+            f"--output must be a file, got the folder {output}: add a file name such as {path / 'vectors.h5'}"
+        )
+    if path.exists() and not path.is_file():
+        raise ElmoError(
+            f"--output must be an ordinary file, got {output}: the file is built aside and then put in its place"
+        )
+    if not path.parent.is_dir():
+        raise ElmoError(f"the folder of --output must exist, got {output}: create {path.parent} first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ElmoError(
+            f"the folder of --output must be writable, got {path.parent}: choose another or change its mode"
+        )
+    return path
+
+
+def embed_lines(
+    lines: Iterable[str],
+    *,
+    tokenise: Callable[[str], list[str]],
+    encode: Encode,
+    output: str | Path,
+    layout: str = "elmokit",
+    settings: Mapping[str, object],
+    pooled: bool = False,
+    resume: bool = False,
+    commit_bytes: int = 64 << 20,
+    commit_seconds: float = 5.0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """Encode each line as a sentence and write all of them to one file, which appears whole or not at all.
+
+    The arrays from encode are [T, D] or [L+1, T, D], or with pooled [D] or [L+1, D]. What is done is kept in
+    OUTPUT.partial, made durable every commit_bytes or commit_seconds and whenever an exception ends the run; resume
+    continues from there, after checking that settings and the lines already done are the same. on_progress is called
+    with all sentences and tokens done so far, those of the earlier run among them.
+    """
+    target = check_output(output)
+    writer = writer_for(target, layout)
+    with Spool(target, settings=settings, pooled=pooled, resume=resume) as spool:
+        source = iter(lines)
+        spool.skip_committed(source)
+        resumed_from = spool.sentences
+        if spool.finished:
+            if next(source, None) is not None:
+                raise spool.input_changed()
+            spool.remove()
+        else:
+            if resumed_from and on_progress:
+                on_progress(spool.sentences, spool.tokens)
+            try:
+                for done in _append_all(spool, source, tokenise, encode):
+                    if done.uncommitted_bytes >= commit_bytes or done.uncommitted_seconds >= commit_seconds:
+                        done.commit()
+                    if on_progress:
+                        on_progress(done.sentences, done.tokens)
+            finally:
+                spool.commit()
+            spool.publish(writer)
+    return Summary(spool.sentences, spool.tokens, resumed_from)
+
+
+def _append_all(
+    spool: Spool, source: Iterator[str], tokenise: Callable[[str], list[str]], encode: Encode
+) -> Iterator[Spool]:
+    """Append the rest of the lines, pausing after each sentence."""
+    waiting: deque[tuple[str, list[str]]] = deque()  # as long as encode reads ahead
+
+    def tokens() -> Iterator[list[str]]:
+        for line in source:
+            words = tokenise(line)
+            waiting.append((line, words))
+            yield words
+
+    arrays = encode(tokens())
+    try:
+        for vectors in arrays:
+            if not waiting:
+                raise RuntimeError("encode yielded more arrays than it took sentences")
+            spool.append(*waiting.popleft(), vectors)
+            yield spool
+        if waiting or next(source, None) is not None:
+            raise RuntimeError(f"encode ended after {spool.sentences} sentences, before its input did")
+    finally:
+        if isinstance(arrays, Generator):
+            arrays.close()  # lets go of its threads and device memory now, not at some collection later

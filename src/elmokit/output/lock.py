@@ -1,0 +1,39 @@
+"""One process at a time on an output: an advisory lock that the system drops when its holder dies."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+
+def acquire(path: Path) -> int | None:
+    """Lock a file, made if need be, and return its descriptor; None where locks are not to be had.
+
+    Raises BlockingIOError when another process holds it.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before us may have removed the file between our open and our lock, which then guards nothing.
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                os.close(fd)
+                return None  # some network file systems have no locks; working unguarded beats not working
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def release(fd: int | None) -> None:
+    """Give the lock back."""
+    if fd is not None:
+        os.close(fd)

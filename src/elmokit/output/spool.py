@@ -1,0 +1,304 @@
+"""A crash-safe spool: the folder OUTPUT.partial beside the output, where vectors wait until all of them are there.
+
+    settings.json     what the run was asked for
+    vectors.bin       the flat array of rows (shape.py), little-endian float32
+    sentences.jsonl   [text, [token, ...]] for each sentence
+    journal           a line for each commit (journal.py)
+    lock              held while a process works here
+
+Data reach the disk before the journal line that counts them, so a kill or a power cut at any moment leaves a last whole
+line and everything it counts. Bytes beyond that are cut off when the run is resumed.
+"""
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elmokit.errors import ElmoError
+from elmokit.output import lock
+from elmokit.output.disk import OffsetFile, explained, replace_text, sync
+from elmokit.output.journal import Record, read_records, to_line
+from elmokit.output.shape import Shape
+from elmokit.output.stored import TEXTS, VECTORS, Stored
+
+FORMAT, VERSION = "elmokit-spool", 1
+SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
+# Removed in this order: the journal outlives the data it describes, and the settings mark the folder as ours till late.
+FILES = (RESULT, VECTORS, TEXTS, JOURNAL, SETTINGS, SETTINGS + ".tmp", LOCK)
+
+
+class Spool:
+    """Sentences and vectors appended one by one, made durable by commit(), read back through stored().
+
+    As a context manager it closes its files; a spool in which nothing was ever committed is removed.
+    """
+
+    def __init__(
+        self, output: Path, *, settings: Mapping[str, object], pooled: bool = False, resume: bool = False
+    ) -> None:
+        self.output = output
+        self.folder = output.with_name(output.name + ".partial")
+        self.pooled = pooled
+        self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
+        self.finished = False
+        """Whether an earlier run put the output in place and only the clean-up is left."""
+        self._digest = hashlib.sha256()
+        self._state = self._committed = Record()
+        self._committed_at = time.monotonic()
+        self._journal_end = 0
+        self._files: list[OffsetFile] = []
+        self._removed = False
+        with explained(output, self.folder):
+            self._lock = self._acquire()
+            try:
+                self._open(resume)
+            except BaseException:
+                self._close()
+                raise
+
+    def _acquire(self) -> int | None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise ElmoError(
+                f"{self.folder} must be a folder or absent, got a file: move it away, the vectors are collected there"
+            ) from None
+        try:
+            return lock.acquire(self.folder / LOCK)
+        except BlockingIOError:
+            raise ElmoError(
+                f"another process is writing {self.output}: wait until it ends or choose another --output"
+            ) from None
+
+    def _open(self, resume: bool) -> None:
+        earlier = self._read_settings()
+        if not earlier:
+            self._write_settings()  # before any other file: this one marks the folder as ours
+        self._vectors, self._texts, self._journal = (self._file(name) for name in (VECTORS, TEXTS, JOURNAL))
+        last = self._last_record()
+        if self.finished and not resume:
+            last = None
+        if last and not resume:
+            raise ElmoError(
+                f"{self.folder} holds {last.sentences} sentences of an earlier run: add --resume to continue it, "
+                f"or delete that folder to start again"
+            )
+        if last:
+            self._compare(earlier)
+        else:
+            self._journal_end, self.finished = 0, False
+        self._state = self._committed = last or Record()
+        # The journal is cut first: then no line of it can ever count bytes that a later cut takes away.
+        self._journal.truncate(self._journal_end)
+        self._journal.sync()
+        if not self.finished:
+            self._vectors.truncate(self._state.vector_bytes)
+            self._texts.truncate(self._state.text_bytes)
+        if earlier and not last:
+            self._write_settings()
+        sync(self.folder)
+        sync(self.folder.parent)
+
+    def _file(self, name: str) -> OffsetFile:
+        file = OffsetFile(self.folder / name)
+        self._files.append(file)
+        return file
+
+    def _write_settings(self) -> None:
+        whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
+        replace_text(self.folder / SETTINGS, json.dumps(whole, indent=1))
+
+    def _read_settings(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / SETTINGS).read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            found = None
+        if isinstance(found, dict) and found.get("format") == FORMAT:
+            if found.get("version") != VERSION:
+                raise ElmoError(
+                    f"{self.folder} must be of version {VERSION}, got {found.get('version')} from another release of "
+                    f"elmokit: finish it with that release or delete the folder"
+                )
+            return found
+        if any(path.name not in (LOCK, SETTINGS + ".tmp") for path in self.folder.iterdir()):
+            raise ElmoError(
+                f"{self.folder} is not the folder of an unfinished run: move it away, the vectors for {self.output} "
+                f"are collected there"
+            )
+        return {}
+
+    def _last_record(self) -> Record | None:
+        """The last record whose data are all there; sets where the journal goes on, and finished."""
+        last = None
+        for record, end in read_records(self.folder / JOURNAL):
+            if record.output_bytes is not None:
+                with suppress(OSError):
+                    self.finished = self.output.stat().st_size == record.output_bytes
+                if not self.finished:
+                    break
+            elif record.vector_bytes > self._vectors.size() or record.text_bytes > self._texts.size():
+                # After the finish the data go first and the journal last; otherwise these data were lost.
+                continue
+            last, self._journal_end = record, end
+        return last
+
+    def _compare(self, earlier: Mapping[str, Any]) -> None:
+        before = {"pooled": earlier["pooled"], **earlier["settings"]}
+        now = {"pooled": self.pooled, **self.settings}
+        differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+        if differ:
+            said = ", ".join(f"{name} {json.dumps(before.get(name))}" for name in differ)
+            asked = ", ".join(f"{name} {json.dumps(now.get(name))}" for name in differ)
+            raise ElmoError(
+                f"--resume needs the settings of the run it continues, which had {said}, got {asked}: "
+                f"use those again, or delete {self.folder} to start anew"
+            )
+
+    @property
+    def sentences(self) -> int:
+        """Sentences appended so far, those of the resumed run among them."""
+        return self._state.sentences
+
+    @property
+    def tokens(self) -> int:
+        """Tokens appended so far."""
+        return self._state.tokens
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes of vectors and text that a kill would lose now."""
+        whole, kept = self._state, self._committed
+        return whole.vector_bytes + whole.text_bytes - kept.vector_bytes - kept.text_bytes
+
+    @property
+    def uncommitted_seconds(self) -> float:
+        """Seconds since the last commit, or since the start."""
+        return time.monotonic() - self._committed_at
+
+    def skip_committed(self, lines: Iterator[str]) -> None:
+        """Read past the lines that a resumed run already has, and check that they are the same ones."""
+        read = 0
+        for line in itertools.islice(lines, self.sentences):
+            _add_line(self._digest, line)
+            read += 1
+        if self.sentences and (read < self.sentences or self._digest.hexdigest() != self._state.sha256):
+            raise self.input_changed()
+
+    def input_changed(self) -> ElmoError:
+        """The error for an input that is not the one this spool was filled from."""
+        return ElmoError(
+            f"--resume needs the same input, but it has changed within or after the {self.sentences} lines already "
+            f"done: bring it back, or delete {self.folder} to start anew"
+        )
+
+    def append(self, text: str, tokens: list[str], vectors: npt.NDArray[Any]) -> None:
+        """Add a sentence; vectors is [T, D] or [L+1, T, D], or [D] or [L+1, D] where pooled."""
+        vectors = np.asarray(vectors)
+        state = self._state
+        shape = Shape.of(vectors, self.pooled) if state.dim is None else Shape(self.pooled, state.layers, state.dim)
+        rows = shape.to_rows(vectors, len(tokens))
+        # json escapes everything beyond ASCII, so lone surrogates survive and no text can hold a line end.
+        line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
+        digest = self._digest.copy()
+        _add_line(digest, text)
+        with explained(self.output, self.folder):
+            vector_bytes = state.vector_bytes
+            if rows.size:
+                vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
+            text_bytes = self._texts.write(state.text_bytes, line)
+        # An interrupt can strike between any two steps: the sentence counts from the one assignment of _state on.
+        self._digest = digest
+        self._state = Record(
+            sentences=state.sentences + 1,
+            tokens=state.tokens + len(tokens),
+            vector_bytes=vector_bytes,
+            text_bytes=text_bytes,
+            layers=shape.layers,
+            dim=shape.dim,
+            sha256=digest.hexdigest(),
+        )
+
+    def commit(self) -> None:
+        """Make everything appended so far durable."""
+        if self._state == self._committed:
+            return
+        state = self._state
+        with explained(self.output, self.folder):
+            self._vectors.sync()
+            self._texts.sync()
+            self._note(state)
+        self._committed = state
+        self._committed_at = time.monotonic()
+
+    def _note(self, record: Record) -> None:
+        end = self._journal.write(self._journal_end, to_line(record))
+        self._journal.sync()
+        self._journal_end = end
+
+    def stored(self) -> Stored:
+        """The committed sentences, for a writer."""
+        record = self._committed
+        return Stored(self.folder, record, Shape(self.pooled, record.layers, record.dim or 0), self.settings)
+
+    def publish(self, write: Callable[[Stored, Path], None]) -> None:
+        """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
+        self.commit()
+        result = self.folder / RESULT
+        with explained(self.output, self.folder):
+            try:
+                write(self.stored(), result)
+                sync(result)
+                size = result.stat().st_size
+                result.replace(self.output)
+            except BaseException:
+                result.unlink(missing_ok=True)  # half an output only takes the room that the next try needs
+                raise
+            sync(self.output.parent)
+            if self.sentences:
+                self._note(replace(self._committed, output_bytes=size))
+        self.remove()
+
+    def remove(self) -> None:
+        """Delete the spool's files and, if nothing else lies in it, its folder."""
+        for file in self._files:
+            file.close()
+        with explained(self.output, self.folder):
+            for name in FILES:
+                (self.folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # a file of somebody else's keeps the folder
+                self.folder.rmdir()
+        self._removed = True
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+        held, self._lock = self._lock, None
+        lock.release(held)
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._committed.sentences == 0 and not self._removed:
+            self.remove()
+        else:
+            self._close()
+
+
+def _add_line(digest: "hashlib._Hash", line: str) -> None:
+    data = line.encode("utf-8", "surrogatepass")
+    digest.update(len(data).to_bytes(8, "little"))  # so that moving a line's end changes the digest
+    digest.update(data)

@@ -1,0 +1,15 @@
+"""Text that a file format can hold: some formats cannot store every Python string."""
+
+import re
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate, which UTF-8 cannot hold."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def without_nul(text: str) -> str:
+    """The text with U+2400 for NUL, where HDF5 would end the string, and without surrogates."""
+    return without_surrogates(text).replace("\0", "\u2400")

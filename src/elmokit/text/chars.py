@@ -1,0 +1,133 @@
+"""From tokens to the ids that a model reads; the only place that knows 261 and 262.
+
+A byte model's raw ids are the UTF-8 bytes 0 to 255 and five markers; the id in the model is raw + 1, so that 0 is
+free for a padded token. A symbol model has a table of code points and, often, a table of words beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+from elmokit.text.vocab import BEGIN, END, Vocabulary
+
+SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, PADDING = 256, 257, 258, 259, 260
+"""Raw ids beyond the bytes."""
+N_RAW = 261
+"""Rows of `char_embed` in a file: the bytes and the five markers, without the padded token's row."""
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids of U tokens; a model uses the parts it has."""
+
+    characters: Ids | None  # [U, M]
+    words: Ids | None  # [U]
+
+
+class Indexer(Protocol):
+    """Turns distinct tokens into ids; `begin` and `end` stand for the sentence boundaries."""
+
+    begin: str
+    end: str
+
+    def __call__(self, tokens: Sequence[str]) -> TokenIds:
+        """Ids of U tokens."""
+        ...
+
+
+def byte_ids(token: str, max_characters: int) -> list[int]:
+    """M model ids of one token: word begin, its first M - 2 bytes, word end, padding.
+
+    Lone surrogates have no UTF-8 bytes and are left out, as in the original systems.
+    """
+    if token == BEGIN:
+        raw = [WORD_BEGIN, SENTENCE_BEGIN, WORD_END]
+    elif token == END:
+        raw = [WORD_BEGIN, SENTENCE_END, WORD_END]
+    else:
+        # Four bytes are the most a character takes, so cutting the string first is exact and keeps huge tokens cheap.
+        data = token[:max_characters].encode("utf-8", "ignore")[: max_characters - 2]
+        if len(data) < max_characters - 2 and len(token) > max_characters:
+            data = token.encode("utf-8", "ignore")[: max_characters - 2]
+        raw = [WORD_BEGIN, *data, WORD_END]
+    return [value + 1 for value in raw] + [PADDING + 1] * (max_characters - len(raw))
+
+
+class ByteIndexer:
+    """Tokens → [U, M] byte ids."""
+
+    begin, end = BEGIN, END
+
+    def __init__(self, max_characters: int) -> None:
+        self.max_characters = max_characters
+
+    def __call__(self, tokens: Sequence[str]) -> TokenIds:
+        """Ids of U tokens."""
+        ids = np.array([byte_ids(token, self.max_characters) for token in tokens], dtype=np.int64)
+        return TokenIds(ids.reshape(len(tokens), self.max_characters), None)
+
+
+class WordIndexer:
+    """Tokens → [U] vocabulary indices + 1."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self.vocab = vocab
+        self.begin, self.end = vocab.specials[0], vocab.specials[1]
+
+    def __call__(self, tokens: Sequence[str]) -> TokenIds:
+        """Ids of U tokens."""
+        return TokenIds(None, np.array([self.vocab.index(token) + 1 for token in tokens], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class SymbolTable:
+    """A model's own code points and their file ids, with the markers of the ELMoForManyLangs models."""
+
+    ids: Mapping[str, int]
+
+    begin, end, unknown, padding = "<bos>", "<eos>", "<oov>", "<pad>"
+    # The released models were trained with these two swapped; the swap is part of the format.
+    word_begin, word_end = "<eow>", "<bow>"
+
+    def __post_init__(self) -> None:
+        for marker in (self.begin, self.end, self.unknown, self.padding, self.word_begin, self.word_end):
+            if marker not in self.ids:
+                raise ElmoError(f"a character table needs the entry {marker}, and it is not among its {len(self.ids)}")
+
+    def token(self, token: str, max_characters: int) -> list[int]:
+        """M model ids (file id + 1) of one token, already cut to M - 2 code points."""
+        if token in (self.begin, self.end):
+            inner = [self.ids[token]]
+        else:
+            inner = [self.ids.get(symbol, self.ids[self.unknown]) for symbol in token]
+        ids = [self.ids[self.word_begin], *inner, self.ids[self.word_end]]
+        ids += [self.ids[self.padding]] * (max_characters - len(ids))
+        return [value + 1 for value in ids]
+
+
+class SymbolIndexer:
+    """Tokens → [U, M] code-point ids and, where there is a word table, [U] word ids."""
+
+    begin, end = SymbolTable.begin, SymbolTable.end
+
+    def __init__(self, symbols: SymbolTable | None, words: Vocabulary | None, max_characters: int) -> None:
+        self.symbols, self.words, self.max_characters = symbols, words, max_characters
+
+    def __call__(self, tokens: Sequence[str]) -> TokenIds:
+        """Ids of U tokens, each cut to M - 2 code points, for the word table too."""
+        cut = [t if t in (self.begin, self.end) else t[: self.max_characters - 2] for t in tokens]
+        characters = words = None
+        if self.symbols is not None:
+            rows = [self.symbols.token(token, self.max_characters) for token in cut]
+            characters = np.array(rows, dtype=np.int64).reshape(len(cut), self.max_characters)
+        if self.words is not None:
+            words = np.array([self.words.index(token) + 1 for token in cut], dtype=np.int64)
+        return TokenIds(characters, words)

@@ -1,0 +1,36 @@
+"""Runs that are killed and resumed end with the same file as runs that are not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from output_samples import FORMATS
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs to kill are forked")
+
+
+def crash(folder: Path, mode: str, name: str, layout: str) -> int:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, here / "crash_runner.py", folder, mode, name, layout],
+        env={**os.environ, "PYTHONPATH": f"{here.parents[1] / 'src'}{os.pathsep}{here}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize(("name", "layout"), FORMATS)
+def test_killed_at_random_moments(tmp_path, name, layout):
+    assert crash(tmp_path, "random", name, layout) > 3
+
+
+@pytest.mark.parametrize("name", ["out.h5", "out.jsonl"])
+def test_killed_at_every_step(tmp_path, name):
+    assert crash(tmp_path, "every", name, "elmokit") > 30
