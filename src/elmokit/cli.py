@@ -29,6 +29,7 @@ Options = Annotated[
     str | None, typer.Option(metavar="FILE", help="options.json, where it lies apart from the weights.")
 ]
 Vocab = Annotated[str | None, typer.Option(metavar="FILE", help="vocab.txt, where it lies apart from the weights.")]
+_INTERRUPTED = 130
 Segment = Literal["none", "english", "jieba", "chars"]
 
 
@@ -44,11 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
     except usage_error as error:
         _stop(f"{error.format_message()} (elmo --help shows the usage)", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
-        _stop("interrupted; where --output was given, --resume goes on from here", 130)
+        status = _INTERRUPTED
     except BrokenPipeError:
         # The reader has gone (`elmo embed … | head`); leave quietly, and keep Python from flushing into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
+        _stop("interrupted; where --output was given, --resume goes on from here", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -40,7 +40,7 @@ def convert_model(
     return target
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def token_embeddings(elmo: Elmo) -> torch.Tensor:
     """The context-free vector of each word of the vocabulary, [V, P]."""
     assert elmo.vocab is not None

@@ -215,7 +215,7 @@ class Elmo(nn.Module):
             raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
         rows = (tokens_of(sentence) for sentence in sentences)
 
-        @torch.inference_mode()
+        @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[Vectors]:
             return self._arrays(self.run(batch), layer, pool)
 
@@ -251,7 +251,7 @@ class Elmo(nn.Module):
         """Log-probabilities of each token in both directions, full softmax."""
         model = self._language_model()
 
-        @torch.inference_mode()
+        @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
             layers = self.run(batch)
             return [
@@ -265,7 +265,7 @@ class Elmo(nn.Module):
         """exp of the mean negative log-probability; a float that also has `forward`, `backward` and `tokens`."""
         return Perplexity.of(self.log_probs(sentences))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
         """The k words that both directions expect most in place of token `index`, with probabilities."""
         words = tokens_of(tokens)

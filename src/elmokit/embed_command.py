@@ -116,7 +116,6 @@ def _to_file(
         "layer": request.layer,
         "pool": request.pool,
         "segment": request.segment,
-        "format": request.format,
         "dtype": request.dtype,
     }
     with _progress() as on_progress:

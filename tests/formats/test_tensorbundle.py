@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_writer import block, entry_proto, header_proto, masked_crc, table, table_of_blocks, varint, write_bundle
-from bundle_writer import crc32c as plain_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bundle_writer import block, entry_proto, header_proto, masked_crc, table, table_of_blocks, varint, write_bundle
+from bundle_writer import crc32c as plain_crc32c
 from elmokit.errors import ElmoError
 from elmokit.formats.crc32c import crc32c
 from elmokit.formats.tensorbundle import TensorBundle

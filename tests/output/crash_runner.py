@@ -14,10 +14,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from output_samples import embed, encoder, numbered_lines, vectors_for
-
 from elmokit.output import read_vectors, writer_for
 from elmokit.output.stored import Stored
+from output_samples import embed, encoder, numbered_lines, vectors_for
 
 
 def start(task: Callable[[], None]) -> int:

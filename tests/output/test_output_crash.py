@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from output_samples import FORMATS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs to kill are forked")

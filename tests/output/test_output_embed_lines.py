@@ -7,10 +7,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 from elmokit.errors import ElmoError
 from elmokit.output import Summary, check_output, embed_lines, read_vectors, stored
+from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(30)
 

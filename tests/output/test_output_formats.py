@@ -6,11 +6,11 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
-from output_samples import AWKWARD, FORMATS, KINDS, LAYERS, SETTINGS, D, embed, encoder, tokenise, vectors_for
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output import Summary, embed_lines, read_vectors, writer_for
 from elmokit.output.strings import without_nul, without_surrogates
+from output_samples import AWKWARD, FORMATS, KINDS, LAYERS, SETTINGS, D, embed, encoder, tokenise, vectors_for
 
 
 def expected_tokens(output, layout):

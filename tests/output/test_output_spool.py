@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
-from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 from elmokit.errors import ElmoError
 from elmokit.output import disk, read_vectors
 from elmokit.output.spool import Spool
+from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(8)
 COMMITS = (0, 2, 5, 7)
@@ -55,8 +56,7 @@ def test_what_was_not_committed_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["journal", "vectors.bin", "sentences.jsonl"])
-def test_a_file_cut_at_any_byte_falls_back_to_a_whole_commit(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # thousands of waits would show nothing here
+def test_a_file_cut_at_any_byte_falls_back_to_a_whole_commit(tmp_path, name):
     whole = fill(tmp_path / "whole")
     size = (whole / name).stat().st_size
     seen = set()
@@ -72,8 +72,7 @@ def test_a_file_cut_at_any_byte_falls_back_to_a_whole_commit(tmp_path, name, mon
     assert seen == set(COMMITS)
 
 
-def test_a_damaged_journal_line_ends_the_journal(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def test_a_damaged_journal_line_ends_the_journal(tmp_path):
     whole = fill(tmp_path / "whole")
     data = (whole / "journal").read_bytes()
     last = data.rindex(b"\n", 0, -1) + 1
@@ -82,6 +81,43 @@ def test_a_damaged_journal_line_ends_the_journal(tmp_path, monkeypatch):
         shutil.copytree(whole, tmp_path / "o.partial")
         (tmp_path / "o.partial" / "journal").write_bytes(data[:place] + bytes(len(data) - place) + b"more\n")
         assert content(tmp_path / "o") == expected(5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are read from /proc")
+def test_data_are_on_the_disk_before_the_journal_counts_them(tmp_path, monkeypatch):
+    steps = []
+
+    def named(fd):
+        return Path(os.readlink(f"/proc/self/fd/{fd}")).name  # noqa: PTH115
+
+    def noting(name, real):
+        def wrapped(first, *rest):
+            steps.append((name, named(first) if isinstance(first, int) else Path(first).name))
+            return real(first, *rest)
+
+        return wrapped
+
+    with Spool(tmp_path / "o.jsonl", settings=SETTINGS) as spool:
+        spool.append("a", ["a"], np.zeros((1, 4)))
+        for name in ("write", "fsync", "replace", "unlink"):
+            monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
+        spool.commit()
+        assert steps == [
+            ("fsync", "vectors.bin"),
+            ("fsync", "sentences.jsonl"),
+            ("write", "journal"),
+            ("fsync", "journal"),
+        ]
+        steps.clear()
+        spool.publish(lambda stored, target: target.touch())
+    assert steps[:6] == [
+        ("fsync", "result.tmp"),
+        ("replace", "result.tmp"),
+        ("fsync", tmp_path.name),
+        ("write", "journal"),
+        ("fsync", "journal"),
+        ("unlink", "result.tmp"),
+    ]
 
 
 def test_work_goes_on_after_a_fall_back(tmp_path):
@@ -157,8 +193,8 @@ def test_two_processes(tmp_path):
     ):
         embed(LINES, tmp_path / "o.npz", resume=True)
     code = "import sys; from output_samples import *; embed(['a'], Path(sys.argv[1]))"
-    here = os.path.dirname(__file__)  # noqa: PTH120
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{here}/../../src", here])}
+    here = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{here.parents[1] / 'src'}{os.pathsep}{here}"}
     with Spool(tmp_path / "o.npz", settings={}):
         done = subprocess.run(
             [sys.executable, "-c", code, tmp_path / "o.npz"], env=env, capture_output=True, text=True, check=False

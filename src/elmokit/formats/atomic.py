@@ -1,11 +1,12 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, one by one or as a folder's worth."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elmokit.errors import ElmoError
@@ -17,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
-        raise ElmoError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise _cannot_write(path, error) from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -27,15 +28,54 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         _sync(path.parent)
     except OSError as error:
-        raise ElmoError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise _cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(folder: Path, last: str, optional: Collection[str]) -> Iterator[Path]:
+    """A temporary folder whose files move into `folder` once the block has ended well.
+
+    Until then nothing in `folder` is touched, and after a failure a new one is gone again. The file `last` is the first
+    to go and the last to come, so a folder that has it is whole; files named in `optional` that the block has not
+    written are removed.
+    """
+    try:
+        made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=folder))
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    done = False
+    try:
+        yield staging
+        files = sorted(staging.iterdir(), key=lambda file: file.name == last)
+        for name in (last, *(set(optional) - {file.name for file in files})):
+            (folder / name).unlink(missing_ok=True)
+        for file in files:
+            file.replace(folder / file.name)
+        _sync(folder)
+        done = True
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if not done:
+            for parent in made:
+                with suppress(OSError):  # not ours any more where someone else has put a file there
+                    parent.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:
     """A UTF-8 text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _cannot_write(path: Path, error: OSError) -> ElmoError:
+    reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
+    return ElmoError(f"{path} cannot be written: {reason}")
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_table import Family, cell_names, rows
+from elmokit.formats.bilm_table import Family, rows
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors
 from elmokit.formats.options import read_options
@@ -62,7 +62,8 @@ def read_hdf5(source: Source, weights: str, options: tuple[Source, str] | None =
 def read_tensorflow(source: Source, prefix: str, options: tuple[Source, str] | None = None) -> Checkpoint:
     """A model from a TensorFlow checkpoint `prefix.index` and options.json, with softmax and Adagrad slots."""
     options = options or (source, find_options(source, f"{prefix}.index"))
-    tensors = TensorBundle(prefix, open_file=source.open)
+    where = source.describe(prefix)  # so that messages name the whole path
+    tensors = TensorBundle(where, open_file=lambda name: source.open(prefix + name.removeprefix(where)))
     return _read(_File(tensors, "tensorflow", source.describe(f"{prefix}.index")), options)
 
 
@@ -100,7 +101,7 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
         options_where,
         bidirectional=bidirectional,
         n_words=table[0] if table else None,
-        square=_square_projections(file, bidirectional=bidirectional),
+        projections=_projections(file),
     )
     weights: dict[str, NDArray[Any]] = {}
     slots: dict[str, NDArray[Any]] = {}
@@ -117,8 +118,8 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
     _refuse_left_over(file, config, options_where)
     head, head_slots = _read_head(file, config, shared_with=weights if options.get("share_embedding_softmax") else {})
     optimizer = as_tensors(slots | head_slots)
-    if optimizer and "global_step" in file.names:
-        optimizer["step"] = torch.from_numpy(file.tensors.read("global_step").astype(np.int64).reshape(1))
+    if optimizer and file.shape("global_step") == ():
+        optimizer["step"] = torch.from_numpy(file.tensors.read("global_step").reshape(1).astype(np.int64))
     return Checkpoint(
         config,
         as_tensors(weights),
@@ -129,23 +130,29 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
     )
 
 
-def _square_projections(file: _File, *, bidirectional: bool) -> tuple[bool, bool]:
-    """Whether projections that change no size (of a token, of a cell) are there and do something.
+def _projections(file: _File) -> tuple[bool, bool]:
+    """Whether projections (of a token, of a cell) are there and do something.
 
-    bilm-tf leaves them out; AllenNLP insists on them, so our writer adds identities, which are left out again here.
+    bilm-tf leaves out those that change no size; AllenNLP insists on them, so our writer adds identities, which are
+    left out again here.
     """
-    cells = [
-        names[2]
-        for n_layers in (1, 2)
-        for names in cell_names(file.family, bidirectional=bidirectional, direction=0, layer=0, n_layers=n_layers)
-    ]
-    found = []
-    for candidates in ([f"{file.scope}CNN_proj/W_proj"], cells):
-        name = next((name for name in candidates if name in file.names), "")
-        shape = file.shape(name) or ()
-        square = len(shape) == 2 and shape[0] == shape[1]
-        found.append(square and not np.array_equal(file.tensors.read(name), np.eye(shape[0], dtype=np.float32)))
-    return found[0], found[1]
+    token = [name for name in file.names if name.startswith(f"{file.scope}CNN_proj/") and not _is_slot(name)]
+    cell = [name for name in file.names if name.endswith(("/W_P_0", "/projection/kernel"))]
+    return tuple(any(not _is_identity(file, name) for name in names) for names in (token, cell))  # type: ignore[return-value]
+
+
+def _is_identity(file: _File, name: str) -> bool:
+    """Whether a product with this matrix, or a sum with this bias, changes nothing."""
+    match file.tensors.shape(name):
+        case (size,):
+            return size > 0 and not file.tensors.read(name).any()
+        case (rows, columns) if rows == columns:
+            return np.array_equal(file.tensors.read(name), np.eye(rows, dtype=np.float32))
+    return False
+
+
+def _is_slot(name: str) -> bool:
+    return name.endswith(("/Adagrad", "/Adam", "/Adam_1"))
 
 
 def _refuse_left_over(file: _File, config: ElmoConfig, options_where: str) -> None:
@@ -153,9 +160,8 @@ def _refuse_left_over(file: _File, config: ElmoConfig, options_where: str) -> No
     known = {name for row in rows(config, file.family) for name in row.theirs}
     for name in sorted(file.names - known):
         local = name.removeprefix(file.scope)
-        identity = local.startswith("CNN_proj/") or local.endswith("W_P_0")
-        slot = name.endswith(("/Adagrad", "/Adam", "/Adam_1"))
-        if local.startswith(("CNN", "RNN_", "rnn/")) and not identity and not slot:
+        identity = local.startswith("CNN_proj/") or local.endswith(("/W_P_0", "/projection/kernel"))
+        if local.startswith(("CNN", "RNN_", "rnn/")) and not identity and not _is_slot(name):
             raise ElmoError(f"{file.where} holds {name}, which {options_where} does not ask for: they do not fit")
 
 
@@ -177,6 +183,9 @@ def _read_head(
         if f"{theirs}/Adagrad" in file.names:
             slots[f"head.{part}"] = file.read(f"{theirs}/Adagrad", shape)
     if "weight" not in head and table is not None:
+        check_shape(
+            table[1:].shape, (n_words, config.lstm.output_size), "embedding (shared by the softmax)", file.where
+        )
         head["weight"] = table[1:].copy()
     return head, slots
 

@@ -11,20 +11,24 @@ from numpy.typing import NDArray
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import write_text
+from elmokit.formats.atomic import filling, write_text
 from elmokit.formats.bilm_table import cell_names, rows
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.hdf5 import write_datasets
 from elmokit.formats.options import write_options
+from elmokit.formats.source import FolderSource
+
+# Files of other formats that `detect` looks for before options.json.
+_FOUND_FIRST = ("config.json", "model.safetensors", "encoder.pkl", "checkpoint")
 
 
 def write_bilm(checkpoint: Checkpoint, folder: Path) -> None:
     """Write options.json, weights.hdf5 and, where there is a vocabulary, vocab.txt into a folder."""
     config = checkpoint.config
-    if config.characters is not None and (config.characters.alphabet != "bytes" or config.words is not None):
+    if not _can_hold(config):
         raise ElmoError(
-            f"{checkpoint.where} has characters of its own, and the bilm format knows UTF-8 bytes only: "
-            "convert it with --to elmokit"
+            f"{checkpoint.where} has words or characters of its own kind, and the bilm format knows UTF-8 bytes or a "
+            "plain word table only: convert it with --to elmokit"
         )
     weights = {name: value.float().cpu().numpy() for name, value in checkpoint.weights.items()}
     if config.lstm.forget_bias != 1:
@@ -35,11 +39,24 @@ def write_bilm(checkpoint: Checkpoint, folder: Path) -> None:
         # Older readers look datasets up by name and never see these two; ours get the language model back.
         arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
         arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_datasets(folder / "weights.hdf5", arrays, _second_names(config))
-    if checkpoint.vocab is not None:
-        write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
-    write_text(folder / "options.json", json.dumps(write_options(config), indent=2) + "\n")
+    with filling(folder, last="options.json", optional=("vocab.txt",)) as staging:
+        _refuse_beside_another(folder)
+        write_datasets(staging / "weights.hdf5", arrays, _second_names(config))
+        if checkpoint.vocab is not None:
+            write_text(staging / "vocab.txt", checkpoint.vocab.to_text())
+        write_text(staging / "options.json", json.dumps(write_options(config), indent=2) + "\n")
+
+
+def _can_hold(config: ElmoConfig) -> bool:
+    if config.characters is not None:
+        return config.characters.alphabet == "bytes" and config.words is None
+    return config.words is not None and config.words.max_characters is None and not config.token_projection
+
+
+def _refuse_beside_another(folder: Path) -> None:
+    """Refuse a folder with a model of another format, which `detect` would find in place of this one."""
+    if found := [name for name in FolderSource(folder).names() if name in _FOUND_FIRST or name.endswith(".index")]:
+        raise ElmoError(f"{folder} holds another model ({found[0]}), which would be found first: choose another folder")
 
 
 def _take_out_forget_bias(weights: dict[str, NDArray[Any]], amount: float) -> None:

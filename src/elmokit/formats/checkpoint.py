@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,10 @@ from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
 from elmokit.text.vocab import Vocabulary
+
+_MOST_CHARACTERS = 1 << 16  # or a word would become a list of a billion ids
+_MOST_CLIP = 1e18  # torch takes no whole number above 2**63
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -40,8 +45,8 @@ class Checkpoint:
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
 
     def __post_init__(self) -> None:
-        with torch.device("meta"):
-            expected = {name: tuple(value.shape) for name, value in BiLM(self.config).state_dict().items()}
+        self._check_bounds()
+        expected = self._expected_shapes()
         for name, shape in expected.items():
             if name not in self.weights:
                 raise ElmoError(f"{self.where} lacks the weights {name}")
@@ -50,10 +55,50 @@ class Checkpoint:
                 raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration asks for {shape}")
         if unknown := sorted(set(self.weights) - set(expected)):
             raise ElmoError(f"{self.where} has weights that its configuration does not name: {unknown[0]}")
-        for part, tensors in (("", self.weights), ("softmax ", self.head)):
+        expected |= {f"head.{part}": tuple(value.shape) for part, value in self.head.items()}
+        for name, value in self.optimizer.items():
+            if tuple(value.shape) != (expected.get(name) if name != "step" else (1,)):
+                raise ElmoError(f"{self.where} has optimiser state of the shape {tuple(value.shape)} for {name}")
+        numbered = {f"mix {n} {part}": mix[part] for n, mix in enumerate(self.mixes) for part in ("weights", "gamma")}
+        for part, tensors in (("", self.weights | numbered), ("softmax ", self.head), ("optimiser ", self.optimizer)):
             for name, value in tensors.items():
                 check_finite(value, f"{part}{name}", self.where)
+        self._check_symbols()
         self.use_vocabulary(self.vocab)
+
+    def _check_bounds(self) -> None:
+        """Refuse what no weight depends on, so that only encoding would tell."""
+        lstm, parts = self.config.lstm, (self.config.characters, self.config.words)
+        longest = max(part.max_characters or 0 for part in parts if part)
+        if longest > _MOST_CHARACTERS:
+            raise ElmoError(f"{self.where}: max_characters must be at most {_MOST_CHARACTERS}, got {longest}")
+        clip = max(lstm.cell_clip or 0, lstm.projection_clip or 0)
+        if clip > _MOST_CLIP:
+            raise ElmoError(f"{self.where}: a clip must be at most {_MOST_CLIP:g}, got {clip}")
+
+    def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of BiLM's parameters, found without memory for them."""
+        parts = self.config.lstm.n_layers + (self.config.characters.n_highway if self.config.characters else 0)
+        if parts > len(self.weights):  # or a configuration of a billion layers would be built here
+            raise ElmoError(f"{self.where} has {len(self.weights)} tensors, too few for {parts} layers and highways")
+        try:
+            with torch.device("meta"):
+                return {name: tuple(value.shape) for name, value in BiLM(self.config).state_dict().items()}
+        except RuntimeError as error:
+            raise ElmoError(f"{self.where}: its configuration is of a network larger than any memory") from error
+
+    def _check_symbols(self) -> None:
+        characters = self.config.characters
+        own = characters is not None and characters.alphabet == "symbols"
+        if own != (self.symbols is not None):
+            raise ElmoError(f"{self.where} must have a table of characters if, and only if, its alphabet is symbols")
+        if characters is not None and self.symbols is not None:
+            ids = self.symbols.ids.values()
+            if min(ids) < 0 or max(ids) > characters.n_characters - 2:
+                raise ElmoError(
+                    f"{self.where} has {characters.n_characters - 1} rows for characters, and its table of characters "
+                    f"has ids from {min(ids)} to {max(ids)}: they do not belong together"
+                )
 
     def use_vocabulary(self, vocab: Vocabulary | None) -> None:
         """Take a vocabulary, once it is known to fit the word table and the softmax."""
@@ -70,14 +115,22 @@ class Checkpoint:
     def indexer(self) -> Indexer:
         """What turns tokens into this model's ids."""
         characters, words = self.config.characters, self.config.words
+        if words is not None and self.vocab is None:
+            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab=")
         longest = characters.max_characters if characters else words.max_characters if words else None
         if longest is not None and (words is not None or self.symbols is not None):
             return SymbolIndexer(self.symbols, self.vocab if words else None, longest)
         if characters is not None:
             return ByteIndexer(characters.max_characters)
-        if self.vocab is None:
-            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab=")
+        assert self.vocab is not None
         return WordIndexer(self.vocab)
+
+
+def check_plain(value: Tensor, name: str, where: str) -> None:
+    """Refuse a tensor that is not a model's: whole numbers, complex, packed, sparse, or without memory of its own."""
+    plain = value.layout is torch.strided and not value.is_nested and not value.is_meta and value.dtype in _FLOATS
+    if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise ElmoError(f"{where}: {name} must be a plain tensor of floats, got {value.dtype}, {value.layout}")
 
 
 def check_finite(value: Tensor, name: str, where: str) -> None:
@@ -98,4 +151,7 @@ def check_shape(got: tuple[int, ...], expected: tuple[int, ...], name: str, wher
 
 def as_tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:
     """Numpy arrays as float32 tensors that own contiguous memory."""
-    return {name: torch.from_numpy(value).to(torch.float32).contiguous() for name, value in weights.items()}
+    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, and is refused as such
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for name, value in weights.items()
+        }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,12 +9,14 @@ from typing import Literal
 from elmokit.errors import ElmoError
 from elmokit.formats import hdf5, manylangs
 from elmokit.formats.native import FORMAT
-from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource, read_text
+from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource, read_json, read_text
 
 Kind = Literal["elmokit", "bilm", "tensorflow", "manylangs", "tokens"]
 
 _INDEX_SUFFIX = ".index"
 _INDEX_MAGIC = bytes.fromhex("57fb808b247547db")
+_CELLS = ("RNN_0", "rnn")
+"""The groups of an HDF5 file that hold LSTM cells: of two directions, of one."""
 _KNOWN = (
     "an elmokit folder (config.json, model.safetensors), options.json with a weights .hdf5 file, an NLPL zip, "
     "a TensorFlow checkpoint (.index and .data files) or an ELMoForManyLangs folder (encoder.pkl, token_embedder.pkl)"
@@ -45,7 +46,13 @@ def detect(path: str | Path) -> Found:
     >>> detect("elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5").kind  # doctest: +SKIP
     'bilm'
     """
-    path = Path(path)
+    try:
+        return _find(Path(path))
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _find(path: Path) -> Found:
     if path.is_dir():
         return _in_source(FolderSource(path), str(path))
     if path.is_file():
@@ -84,7 +91,7 @@ def _in_source(source: Source, where: str) -> Found:
     if prefix is not None:
         return Found("tensorflow", source, prefix)
     files = [name for name in names if _head(source, name, suffixes=(".hdf5", ".h5")).startswith(hdf5.MAGIC)]
-    models = [name for name in files if _has_cells(_datasets(source, name))]
+    models = [name for name in files if hdf5.names_at_top(source, name, _CELLS)]
     if len(models) > 1:
         raise ElmoError(f"{where} holds several models ({', '.join(models)}): name one of the files")
     if models or files:
@@ -99,24 +106,14 @@ def _is_native(source: Source) -> bool:
     if "model.safetensors" in source.names():
         return True
     try:
-        values = json.loads(read_text(source, "config.json"))
-    except ValueError:
+        return read_json(source, "config.json").get("format") == FORMAT
+    except ElmoError:
         return False
-    return isinstance(values, dict) and values.get("format") == FORMAT
 
 
 def _hdf5(source: Source, name: str) -> Found:
-    datasets = _datasets(source, name)
-    return Found("tokens" if "embedding" in datasets and not _has_cells(datasets) else "bilm", source, name)
-
-
-def _datasets(source: Source, name: str) -> list[str]:
-    with hdf5.Hdf5Tensors(source, name) as tensors:
-        return tensors.names()
-
-
-def _has_cells(datasets: list[str]) -> bool:
-    return any(name.lower().startswith("rnn") for name in datasets)
+    found = hdf5.names_at_top(source, name, ("embedding", *_CELLS))
+    return Found("tokens" if found == {"embedding"} else "bilm", source, name)
 
 
 def _checkpoint_prefix(source: Source, name: str) -> str | None:
@@ -141,9 +138,9 @@ def _newest_checkpoint(source: Source) -> str | None:
             if key.strip() == "model_checkpoint_path":
                 # Often an absolute path of another machine, so its last part is what counts.
                 named = value.strip().strip('"').replace("\\", "/").rpartition("/")[2]
-                if named in prefixes:
+                if f"{named}{_INDEX_SUFFIX}" in source.names():
                     return named
-                if not prefixes:
+                if not prefixes and not any(name.endswith((".hdf5", ".h5")) for name in source.names()):
                     raise ElmoError(
                         f"{source.describe('checkpoint')} names {named}, and {source.describe(named)}.index is missing"
                     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +18,11 @@ from elmokit.formats.atomic import replacing
 from elmokit.formats.source import Source
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
+_MOST_ITEMS = 10_000
+"""Groups and datasets of a model; a file whose groups hold each other could unfold without end."""
+_MOST_UNPACKED = 1100
+"""Bytes that one byte of a packed dataset may unpack to: a little more than deflate can reach."""
+
 # What libhdf5 and h5py raise on files that are cut, flipped or lie about themselves.
 _DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, UnicodeDecodeError, MemoryError)
 
@@ -25,34 +32,32 @@ class Hdf5Tensors:
 
     def __init__(self, source: Source, name: str) -> None:
         self.where = source.describe(name)
-        path = source.path(name)
-        self._stream = None if path else source.open(name)
-        try:
-            self._file = h5py.File(path or self._stream, "r")
-        except _DAMAGE as error:
-            self._close_stream()
-            raise ElmoError(f"{self.where} is not a whole HDF5 file ({_first_line(error)}); fetch it again") from error
         self._datasets: dict[str, Any] = {}
-        try:
-            self._collect(self._file, "", depth=0)
-        except _DAMAGE as error:
-            self._file.close()
-            self._close_stream()
-            raise ElmoError(f"{self.where} is a damaged HDF5 file ({_first_line(error)}); fetch it again") from error
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._items = 0
+        with ExitStack() as stack:
+            file = _open(source, name, stack)
+            try:
+                self._collect(file, "")
+            except _DAMAGE as error:
+                raise _damaged(self.where, error) from error
+            self._stack = stack.pop_all()
 
-    def _collect(self, group: Any, prefix: str, depth: int) -> None:  # noqa: ANN401 - h5py has no types
+    def _collect(self, group: Any, prefix: str) -> None:  # noqa: ANN401 - h5py has no types
         # By hand, not by visititems: that shows a dataset with two names under one of them only.
-        if depth > 16:
-            raise ValueError("groups nested too deep")
         for name in group:
+            self._items += 1
+            if self._items > _MOST_ITEMS or prefix.count("/") > 16:
+                raise ValueError(f"more groups than a model has, at {prefix[:80]}")
             link = group.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
                 raise ValueError(f"{prefix}{name} points outside the file")
             item = group[name]
             if isinstance(item, h5py.Group):
-                self._collect(item, f"{prefix}{name}/", depth + 1)
+                self._collect(item, f"{prefix}{name}/")
             elif isinstance(item, h5py.Dataset):
                 self._datasets[prefix + name] = item
+                self._shapes[prefix + name] = tuple(int(size) for size in item.shape or ())
 
     def __enter__(self) -> Self:
         return self
@@ -60,12 +65,7 @@ class Hdf5Tensors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._close_stream()
-
-    def _close_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self._stack.close()
 
     def names(self) -> list[str]:
         """All datasets."""
@@ -73,33 +73,66 @@ class Hdf5Tensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a dataset; () for one that is no array of numbers."""
-        dataset = self._datasets[name]
-        return tuple(int(size) for size in dataset.shape or ())
+        return self._shapes[name]
 
     def read(self, name: str) -> NDArray[Any]:
         """The dataset in memory, in the machine's byte order."""
-        dataset = self._datasets[name]
         where = f"{self.where}: {name}"
-        if dataset.dtype.kind not in "fiu":
-            raise ElmoError(f"{where} must hold numbers, got {dataset.dtype}")
         try:
-            if dataset.chunks is None and dataset.id.get_storage_size() < dataset.nbytes:
-                raise ElmoError(f"{where} is cut short: {dataset.nbytes} bytes are missing; fetch the file again")
-            value = dataset[()]
+            return _read(self._datasets[name], where)
+        except ElmoError:
+            raise
         except _DAMAGE as error:
-            if isinstance(error, ElmoError):
-                raise
             raise ElmoError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
-        return np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+
+
+def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
+    """Which of these names lie at the top of a file, without a look at the rest of it."""
+    with ExitStack() as stack:
+        file = _open(source, name, stack)
+        try:
+            return {key for key in wanted if key in file}
+        except _DAMAGE as error:
+            raise _damaged(source.describe(name), error) from error
 
 
 def write_datasets(path: Path, arrays: Mapping[str, NDArray[Any]], links: Mapping[str, str]) -> None:
     """Contiguous float32 datasets without attributes, as older readers expect; `links` name groups a second time."""
-    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
+    image = io.BytesIO()  # libhdf5 crashes the process when a disk is full, so it never sees one
+    with h5py.File(image, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
         for alias, target in links.items():
             file[alias] = file[target]
+    with replacing(path) as temporary:
+        temporary.write_bytes(image.getbuffer())
+
+
+def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 - h5py has no types
+    """The file, open until the stack is left."""
+    path = source.path(name)
+    stream = None if path else stack.enter_context(source.open(name))
+    try:
+        return stack.enter_context(h5py.File(path or stream, "r"))
+    except _DAMAGE as error:
+        reason = _first_line(error)
+        raise ElmoError(f"{source.describe(name)} is not a whole HDF5 file ({reason}); fetch it again") from error
+
+
+def _read(dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
+    if dataset.dtype.kind not in "fiu":
+        raise ElmoError(f"{where} must hold numbers, got {dataset.dtype}")
+    if dataset.external or dataset.is_virtual:
+        raise ElmoError(f"{where} must lie in the file itself, and it points to another one; do not trust it")
+    stored, needed = dataset.id.get_storage_size(), dataset.nbytes
+    if stored * (1 if dataset.chunks is None else _MOST_UNPACKED) < needed:
+        raise ElmoError(f"{where} is cut short: {stored} of its {needed} bytes are there; fetch the file again")
+    value = dataset[()]
+    return np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+
+
+def _damaged(where: str, error: BaseException) -> ElmoError:
+    return ElmoError(f"{where} is a damaged HDF5 file ({_first_line(error)}); fetch it again")
 
 
 def _first_line(error: BaseException) -> str:

@@ -50,7 +50,11 @@ def read_checkpoint(
 
 def _file(path: str | Path) -> tuple[Source, str]:
     path = Path(path)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not found:
         raise ElmoError(f"{path} does not exist or is no file")
     return FolderSource(path.parent), path.name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.checkpoint import Checkpoint, check_shape
+from elmokit.formats.checkpoint import Checkpoint, check_plain, check_shape
+from elmokit.formats.options import read_clip
 from elmokit.formats.source import FolderSource, Source, read_json, read_text
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
@@ -38,7 +40,7 @@ RELEASED: dict[str, Any] = {
 
 # The weights-only unpickler refuses code with UnpicklingError; a damaged file makes it and the zip reader raise these.
 _DAMAGE = (
-    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
+    RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
     OSError, ImportError, AssertionError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
 
@@ -60,7 +62,8 @@ def read_manylangs(source: Source) -> Checkpoint:
             if theirs not in tensors:
                 raise ElmoError(f"{source.describe(name)} lacks {theirs}, which {where} asks for")
             check_shape(tuple(tensors[theirs].shape), shape, theirs, source.describe(name))
-            weights.update(ours(tensors[theirs].float()))
+            check_plain(tensors[theirs], theirs, source.describe(name))
+            weights.update(ours(tensors[theirs].to(torch.float32, copy=True)))  # a pickle's tensors may share memory
     return Checkpoint(
         config,
         weights,
@@ -76,13 +79,15 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
     where = source.describe(name)
     with source.open(name) as file:
         try:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings(action="ignore"):  # about pickles that are refused a moment later
+                tensors = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ElmoError(
+                f"{where} must hold tensors only, and it holds other objects or code, or is damaged: not loaded; "
+                "fetch it again from a place you trust"
+            ) from error
         except _DAMAGE as error:
-            if "weights_only" in str(error) or "Unsupported" in str(error):
-                raise ElmoError(
-                    f"{where} must hold tensors only, and it holds other objects or code: not loaded"
-                ) from error
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
             raise ElmoError(f"{where} is not a whole PyTorch file ({reason}); fetch it again") from error
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ElmoError(f"{where} must hold named tensors, got {type(tensors).__name__}")
@@ -95,13 +100,20 @@ def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
         given = read_json(source, "config.json").get("config_path")
         if isinstance(given, str) and given:
             path = Path(given)
-            if path.is_file():
+            if _is_file(path):
                 folder = FolderSource(path.parent)
                 return read_json(folder, path.name), folder.describe(path.name)
             for base in (PurePosixPath(given).name, PureWindowsPath(given).name):
                 if base in source.names():
                     return read_json(source, base), source.describe(base)
     return RELEASED, source.describe("(the structure of the released models)")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a folder of someone else's: the same as not there
+        return False
 
 
 def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: SymbolTable | None) -> ElmoConfig:
@@ -143,8 +155,8 @@ def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: Sym
         cell_size=encoder["dim"],
         output_size=encoder["projection_dim"],
         n_layers=encoder["n_layers"],
-        cell_clip=encoder.get("cell_clip") or None,
-        projection_clip=encoder.get("proj_clip") or None,
+        cell_clip=read_clip(encoder, "cell_clip"),
+        projection_clip=read_clip(encoder, "proj_clip"),
         forget_bias=0.0,
     )
     return ElmoConfig(lstm, characters, word_part)
@@ -208,7 +220,7 @@ def _read_dic(source: Source, name: str) -> dict[str, int]:
     """Symbol TAB id a line; a line that strips to one field is the ideographic space."""
     ids: dict[str, int] = {}
     for number, line in enumerate(read_text(source, name).split("\n"), start=1):
-        if not line:
+        if not line.rstrip("\r"):
             continue
         fields = line.strip().split("\t")
         symbol, index = (_IDEOGRAPHIC_SPACE, fields[0]) if len(fields) == 1 else (fields[0], fields[-1])
@@ -224,9 +236,10 @@ def _read_dic(source: Source, name: str) -> dict[str, int]:
 
 def _read_words(source: Source) -> Vocabulary:
     ids = _read_dic(source, "word.dic")
-    words = [""] * (max(ids.values()) + 1)
-    if len(words) > 2 * len(ids) + 1000:
-        raise ElmoError(f"{source.describe('word.dic')} has {len(ids)} words and the id {len(words) - 1}")
+    highest = max(ids.values())
+    if highest > 2 * len(ids) + 1000:
+        raise ElmoError(f"{source.describe('word.dic')} has {len(ids)} words and the id {highest}")
+    words = [""] * (highest + 1)
     for word, index in ids.items():
         words[index] = word
     try:

@@ -24,14 +24,16 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing, write_text
+from elmokit.formats.atomic import filling, replacing, write_text
 from elmokit.formats.card import model_card
-from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 FORMAT, VERSION = "elmokit", 1
+_OPTIONAL = {"lm_head.safetensors", "optimizer.safetensors", "vocab.txt", "characters.json"}
+_LAYER_NORMS = (False, True, "batch", "sentence")
 
 
 def read_native(source: Source) -> Checkpoint:
@@ -41,33 +43,42 @@ def read_native(source: Source) -> Checkpoint:
     values = read_json(source, "config.json")
     if values.get("version") != VERSION:
         raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
+    if not isinstance(values.get("model"), dict):
+        raise ElmoError(f"{where}: model must be an object with named values, got {values.get('model')!r}")
     try:
-        config = ElmoConfig.from_dict(values.get("model") or {})
+        config = ElmoConfig.from_dict(values["model"])
     except (ElmoError, TypeError) as error:
         raise ElmoError(f"{where}: {error}") from error
     tensors = _load(source, "model.safetensors")
     mixes = []
     for number, layer_norm in enumerate(_mixes(values, where)):
         parts = {part: tensors.pop(f"mixes.{number}.{part}", None) for part in ("weights", "gamma")}
-        if parts["weights"] is None or parts["gamma"] is None or parts["weights"].shape != (config.n_outputs,):
-            raise ElmoError(f"{source.describe('model.safetensors')} lacks the weights of mix {number}")
+        shapes = [None if part is None else tuple(part.shape) for part in parts.values()]
+        if shapes != [(config.n_outputs,), ()]:
+            raise ElmoError(
+                f"{source.describe('model.safetensors')} must hold {config.n_outputs} weights and a gamma of mix "
+                f"{number}, got the shapes {shapes}"
+            )
         mixes.append({**parts, "layer_norm": layer_norm})
     optional = {
         name: _load(source, f"{name}.safetensors") if f"{name}.safetensors" in names else {}
         for name in ("lm_head", "optimizer")
     }
     head = optional["lm_head"]
-    if head and (
-        set(head) != {"weight", "bias"} or head["weight"].shape != (len(head["bias"]), config.lstm.output_size)
-    ):
-        raise ElmoError(f"{source.describe('lm_head.safetensors')} must hold weight [V, P] and bias [V]")
+    got = {name: tuple(value.shape) for name, value in head.items()}
+    n_words = head["bias"].numel() if "bias" in head else 0
+    if head and got != {"weight": (n_words, config.lstm.output_size), "bias": (n_words,)}:
+        raise ElmoError(
+            f"{source.describe('lm_head.safetensors')} must hold weight [V, {config.lstm.output_size}] and bias [V], "
+            f"got {got}"
+        )
     return Checkpoint(
         config,
         tensors,
         kind="elmokit",
         where=source.describe("model.safetensors"),
         vocab=_read_vocabulary(source, values) if "vocab.txt" in names else None,
-        symbols=_read_symbols(source) if "characters.json" in names else None,
+        symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
         head=head,
         mixes=mixes,
         optimizer=optional["optimizer"],
@@ -76,7 +87,11 @@ def read_native(source: Source) -> Checkpoint:
 
 def write_native(checkpoint: Checkpoint, folder: Path) -> None:
     """Write our own folder; config.json comes last, so that a folder with one is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with filling(folder, last="config.json", optional=_OPTIONAL) as staging:
+        _write(checkpoint, staging, card=not (folder / "README.md").exists())
+
+
+def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
     tensors = dict(checkpoint.weights)
     for number, mix in enumerate(checkpoint.mixes):
         tensors[f"mixes.{number}.weights"] = mix["weights"]
@@ -85,8 +100,6 @@ def write_native(checkpoint: Checkpoint, folder: Path) -> None:
     for name, part in (("lm_head", checkpoint.head), ("optimizer", checkpoint.optimizer)):
         if part:
             _save(folder / f"{name}.safetensors", part)
-        else:
-            (folder / f"{name}.safetensors").unlink(missing_ok=True)
     values: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -96,13 +109,9 @@ def write_native(checkpoint: Checkpoint, folder: Path) -> None:
     if checkpoint.vocab is not None:
         write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
         values["specials"] = list(checkpoint.vocab.specials)
-    else:
-        (folder / "vocab.txt").unlink(missing_ok=True)
     if checkpoint.symbols is not None:
         write_text(folder / "characters.json", json.dumps(dict(checkpoint.symbols.ids)))
-    else:
-        (folder / "characters.json").unlink(missing_ok=True)
-    if not (folder / "README.md").exists():
+    if card:
         write_text(folder / "README.md", model_card(checkpoint))
     write_text(folder / "config.json", json.dumps(values, indent=2) + "\n")
 
@@ -111,7 +120,10 @@ def _mixes(values: dict[str, Any], where: str) -> list[Any]:
     mixes = values.get("mixes", [])
     if not isinstance(mixes, list) or not all(isinstance(mix, dict) for mix in mixes):
         raise ElmoError(f"{where}: mixes must be a list of objects, got {mixes!r}")
-    return [mix.get("layer_norm", False) for mix in mixes]
+    norms = [mix.get("layer_norm", False) for mix in mixes]
+    if wrong := [norm for norm in norms if norm not in _LAYER_NORMS]:
+        raise ElmoError(f"{where}: layer_norm of a mix must be false, true, batch or sentence, got {wrong[0]!r}")
+    return norms
 
 
 def _load(source: Source, name: str) -> dict[str, Tensor]:
@@ -123,12 +135,18 @@ def _load(source: Source, name: str) -> dict[str, Tensor]:
         tensors = load_file(path) if path else load_safetensors(read_bytes(source, name))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again") from error
+    for key, value in tensors.items():
+        if key != "step":
+            check_plain(value, key, where)
     return tensors
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     with replacing(path) as temporary:
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary)
+        try:
+            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary)
+        except SafetensorError as error:  # its word for a disk that is full
+            raise OSError(str(error)) from error
 
 
 def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
@@ -143,8 +161,10 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
 
 
 def _read_symbols(source: Source) -> SymbolTable:
+    if "characters.json" not in source.names():
+        raise ElmoError(f"{source.describe('characters.json')} is missing; the folder is not a whole model")
     ids = read_json(source, "characters.json")
-    if not all(isinstance(value, int) for value in ids.values()):
+    if not all(type(value) is int for value in ids.values()):
         raise ElmoError(f"{source.describe('characters.json')} must map symbols to whole numbers")
     try:
         return SymbolTable(ids)

@@ -20,25 +20,31 @@ def _get(options: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wh
     return value
 
 
+def read_clip(lstm: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - checked by LstmConfig
+    """A bound, or None where there is none: the older systems also say so with 0."""
+    return None if lstm.get(key) in (None, 0) else lstm[key]
+
+
 def read_options(
-    options: Mapping[str, Any], where: str, *, bidirectional: bool, n_words: int | None, square: tuple[bool, bool]
+    options: Mapping[str, Any], where: str, *, bidirectional: bool, n_words: int | None, projections: tuple[bool, bool]
 ) -> ElmoConfig:
     """The configuration that options.json describes.
 
-    `bidirectional`, `n_words` (rows of `embedding` in a token model) and `square` (a token projection where F = P, a
-    cell projection where H = P) are what the weights say, since options.json does not.
+    `bidirectional`, `n_words` (rows of `embedding` in a token model) and `projections` (of a token, of a cell, even
+    where they change no size) are what the weights say, since options.json does not.
     """
     lstm = _get(options, "lstm", Mapping, where)
     cell, output = _get(options, "lstm.dim", int, where), _get(options, "lstm.projection_dim", int, where)
+    skip = lstm.get("use_skip_connections")
     try:
         config = LstmConfig(
             cell_size=cell,
             output_size=output,
             n_layers=lstm.get("n_layers", 1),
-            projection=output != cell or square[1],
-            skip_connections=bool(lstm.get("use_skip_connections", False)),
-            cell_clip=lstm.get("cell_clip") or None,
-            projection_clip=lstm.get("proj_clip") or None,
+            projection=output != cell or projections[1],
+            skip_connections=bool(skip) if skip in (None, 0, 1) else skip,
+            cell_clip=read_clip(lstm, "cell_clip"),
+            projection_clip=read_clip(lstm, "proj_clip"),
         )
         if options.get("char_cnn") is None:
             if n_words is None:
@@ -47,7 +53,7 @@ def read_options(
                 config, words=WordConfig(n_words, output), token_projection=False, bidirectional=bidirectional
             )
         characters = _read_characters(options, where)
-        projection = characters.n_filters != output or square[0]
+        projection = characters.n_filters != output or projections[0]
         return ElmoConfig(config, characters, token_projection=projection, bidirectional=bidirectional)
     except ElmoError as error:
         raise ElmoError(str(error) if where in str(error) else f"{where}: {error}") from error

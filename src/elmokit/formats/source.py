@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
+import struct
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -12,6 +14,15 @@ from typing import Any, BinaryIO, Protocol
 from elmokit.errors import ElmoError
 
 ZIP_MAGIC = b"PK\x03\x04"
+_MACOS_SHADOWS = "__MACOSX/"  # macOS puts a shadow of each file into the zips it makes
+_MOST_UNPACKED = 1100
+"""Bytes that one packed byte may unpack to: a little more than deflate can reach."""
+
+# What zipfile raises for a zip that is cut, flipped or lies about itself.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, RuntimeError, NotImplementedError,
+    ValueError, OverflowError, MemoryError,
+)  # fmt: skip
 
 
 class Source(Protocol):
@@ -42,7 +53,10 @@ class FolderSource:
 
     def names(self) -> list[str]:
         """The names of the files, sorted."""
-        return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
+        try:
+            return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
+        except OSError as error:
+            raise ElmoError(f"{self.folder} cannot be read: {error.strerror or error}") from error
 
     def open(self, name: str) -> BinaryIO:
         """The file, for reading."""
@@ -67,9 +81,10 @@ class ZipSource:
         self.zip_path = path
         try:
             with zipfile.ZipFile(path) as archive:
-                infos = [info for info in archive.infolist() if not info.is_dir()]
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, UnicodeDecodeError) as error:
+                listed = archive.infolist()
+        except _DAMAGE as error:
             raise ElmoError(f"{path} is not a whole zip file ({error}); fetch it again") from error
+        infos = [info for info in listed if not info.is_dir() and not info.filename.startswith(_MACOS_SHADOWS)]
         for info in infos:
             parts = PurePosixPath(info.filename.replace("\\", "/"))
             if parts.is_absolute() or ".." in parts.parts or ":" in info.filename.split("/")[0]:
@@ -88,18 +103,16 @@ class ZipSource:
         """The file, unpacked in memory."""
         if name not in self._members:
             raise ElmoError(f"{self.describe(name)} is not in the zip")
+        info = self._members[name]
+        if info.file_size > _MOST_UNPACKED * info.compress_size:
+            raise ElmoError(
+                f"{self.describe(name)} says that its {info.compress_size} bytes unpack to {info.file_size}, "
+                "which no model does; do not trust it"
+            )
         try:
             with zipfile.ZipFile(self.zip_path) as archive:
-                return io.BytesIO(archive.read(self._members[name]))
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            OSError,
-            EOFError,
-            RuntimeError,
-            NotImplementedError,
-            ValueError,
-        ) as error:
+                return io.BytesIO(archive.read(info))
+        except _DAMAGE as error:
             raise ElmoError(f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again") from error
 
     def describe(self, name: str) -> str:
@@ -130,9 +143,10 @@ def read_text(source: Source, name: str) -> str:
 
 def read_json(source: Source, name: str) -> dict[str, Any]:
     """The whole file as a JSON object."""
+    text = read_text(source, name).removeprefix("\ufeff")
     try:
-        value = json.loads(read_text(source, name).removeprefix("\ufeff"))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ElmoError(f"{source.describe(name)} must be JSON, got {error}") from error
     if not isinstance(value, dict):
         raise ElmoError(f"{source.describe(name)} must hold a JSON object, got {type(value).__name__}")

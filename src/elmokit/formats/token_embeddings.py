@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elmokit.config import WordConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.checkpoint import Checkpoint, check_shape
+from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, write_datasets
 from elmokit.formats.source import Source
 from elmokit.text.vocab import Vocabulary
@@ -29,7 +29,7 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
             )
         shape = (len(vocab), checkpoint.config.lstm.output_size)
         check_shape(tensors.shape("embedding"), shape, "embedding", where)
-        rows = torch.from_numpy(tensors.read("embedding")).float()
+        rows = as_tensors({"rows": tensors.read("embedding")})["rows"]
     weights = {key: value for key, value in checkpoint.weights.items() if not key.startswith("token_encoder.")}
     weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(rows[:1]), rows])
     config = replace(checkpoint.config, characters=None, words=WordConfig(len(vocab), shape[1]), token_projection=False)

@@ -18,5 +18,9 @@ class LmHead(nn.Module):
         nn.init.normal_(self.weight, std=output_size**-0.5)
 
     def forward(self, top: Tensor) -> Tensor:
-        """top [N, P] → [N, V]."""
-        return torch.log_softmax(linear(top, self.weight, self.bias), dim=-1)
+        """top [N, P] → log-probabilities [N, V]."""
+        return torch.log_softmax(self.logits(top), dim=-1)
+
+    def logits(self, top: Tensor) -> Tensor:
+        """top [N, P] → scores [N, V] before the softmax."""
+        return linear(top, self.weight, self.bias)

@@ -9,7 +9,7 @@ from pathlib import Path
 def acquire(path: Path) -> int | None:
     """Lock a file, made if need be, and return its descriptor; None where locks are not to be had.
 
-    Raises BlockingIOError when another process holds it.
+    Raises BlockingIOError when another process holds it, FileNotFoundError when its folder has just been removed.
     """
     if sys.platform == "win32":
         return None
@@ -20,17 +20,14 @@ def acquire(path: Path) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder before us may have removed the file between our open and our lock, which then guards nothing.
-            if os.path.samestat(os.fstat(fd), path.stat()):
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
                 return fd
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                os.close(fd)
-                return None  # some network file systems have no locks; working unguarded beats not working
             os.close(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                return None  # some network file systems have no locks; working unguarded beats not working
             raise
-        os.close(fd)
 
 
 def release(fd: int | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from elmokit.errors import ElmoError
 from elmokit.output.shape import Vectors
 
+_DAMAGE = (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 Reader = Callable[[Path], Iterator[tuple[list[str], Vectors]]]
 
 
@@ -57,7 +58,7 @@ def _guarded(path: Path, reader: Reader) -> Iterator[tuple[list[str], Vectors]]:
         yield from reader(path)
     except ElmoError:
         raise
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         reason = (
             "not JSON"
             if isinstance(error, json.JSONDecodeError)

@@ -7,7 +7,8 @@
     lock              held while a process works here
 
 Data reach the disk before the journal line that counts them, so a kill or a power cut at any moment leaves a last whole
-line and everything it counts. Bytes beyond that are cut off when the run is resumed.
+line and everything it counts. Bytes beyond that are cut off when the run is resumed. The output is built in the same
+folder from what lies there, so for a while the disk holds the vectors twice.
 """
 
 import hashlib
@@ -67,18 +68,21 @@ class Spool:
                 raise
 
     def _acquire(self) -> int | None:
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise ElmoError(
-                f"{self.folder} must be a folder or absent, got a file: move it away, the vectors are collected there"
-            ) from None
-        try:
-            return lock.acquire(self.folder / LOCK)
-        except BlockingIOError:
-            raise ElmoError(
-                f"another process is writing {self.output}: wait until it ends or choose another --output"
-            ) from None
+        while True:
+            try:
+                self.folder.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise ElmoError(
+                    f"{self.folder} must be a folder or absent, got a file: move it away, vectors are collected there"
+                ) from None
+            try:
+                return lock.acquire(self.folder / LOCK)
+            except FileNotFoundError:
+                continue  # the run before us has removed the folder just now
+            except BlockingIOError:
+                raise ElmoError(
+                    f"another process is writing {self.output}: wait until it ends or choose another --output"
+                ) from None
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()

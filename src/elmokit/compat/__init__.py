@@ -1,0 +1,1 @@
+"""The call signatures of older ELMo systems over elmokit's network."""

@@ -1,0 +1,309 @@
+"""AllenNLP's `_ElmoCharacterEncoder` and `_ElmoBiLm`: character ids to token vectors, and on to all layers.
+
+Each distinct word of a batch is encoded once; state is carried from call to call in the slots of the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.compat.allennlp_errors import ConfigurationError
+from elmokit.compat.allennlp_ids import WIDTH
+from elmokit.compat.allennlp_names import encoder_rows, keep_names, lstm_rows
+from elmokit.errors import ElmoError
+from elmokit.fetch import local_path
+from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.load import read_checkpoint
+from elmokit.model.bilm import BiLM, State, lengths_of
+from elmokit.model.token_encoder import TokenEncoder
+from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer
+
+log = logging.getLogger(__name__)
+
+_CACHE_BLOCK = 512
+"""Words of `vocab_to_cache` that are encoded together."""
+
+
+def read_model(options_file: str | Path | None, weight_file: str | Path | None) -> Checkpoint:
+    """A model of any format, from paths or addresses; the forget bias is put into the bias, as AllenNLP keeps it."""
+    if weight_file is None:
+        raise ConfigurationError("weight_file must name a model: a path or an http(s) address, got None")
+    try:
+        options = None if options_file is None else local_path(options_file)
+        checkpoint = read_checkpoint(local_path(weight_file), options=options)
+    except ElmoError as error:
+        raise ConfigurationError(str(error)) from error
+    lstm = checkpoint.config.lstm
+    for name, value in checkpoint.weights.items():
+        if "_lstm." in name and name.endswith(".bias"):
+            value[lstm.cell_size : 2 * lstm.cell_size] += lstm.forget_bias
+    checkpoint.config = replace(checkpoint.config, lstm=replace(lstm, forget_bias=0.0))
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a batch: rows 0 and 1 of the table are the sentence boundaries, then come its distinct words."""
+
+    table: Tensor  # [2 + U, P]
+    real: Tensor  # [B, T], true where there is a word
+    index: Tensor  # [N] the words' rows in the table, without the first two, in the order of `real`
+
+    def surrounded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Token vectors [B, T + 2, P] with the boundaries in, their mask and their lengths [B]."""
+        lengths = lengths_of(self.real) + 2
+        device = self.real.device
+        places = self.index.new_zeros(len(self.real), self.real.shape[1] + 2)
+        places[:, 1:-1][self.real] = self.index + 2
+        places[torch.arange(len(places), device=device), lengths.to(device) - 1] = 1
+        mask = torch.arange(places.shape[1], device=device) < lengths.to(device).unsqueeze(1)
+        return nn.functional.embedding(places, self.table) * mask.unsqueeze(-1), mask, lengths
+
+
+class _ElmoCharacterEncoder(nn.Module):
+    """Character ids → token vectors without context, the sentence boundaries put on."""
+
+    def __init__(
+        self,
+        options_file: str | Path | None,
+        weight_file: str | Path | None,
+        requires_grad: bool = False,
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        super().__init__()
+        checkpoint = checkpoint or read_model(options_file, weight_file)
+        with torch.device("meta"):
+            self.token_encoder = TokenEncoder(checkpoint.config)
+        _fill(self.token_encoder, checkpoint.weights, "token_encoder.", requires_grad=requires_grad)
+        self.indexer = checkpoint.indexer()
+        self.output_dim = checkpoint.config.lstm.output_size
+        self.rows = encoder_rows(checkpoint.config)
+        keep_names(self)
+
+    def get_output_dim(self) -> int:
+        """P, numbers in a token vector."""
+        return self.output_dim
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        """inputs [B, T, 50] → `token_embedding` [B, T + 2, P] and `mask` [B, T + 2]; padded positions are 0."""
+        vectors, mask, _ = self.look_up(inputs).surrounded()
+        return {"mask": mask, "token_embedding": vectors}
+
+    def look_up(self, inputs: Tensor) -> Words:
+        """inputs [B, T, 50] → its words."""
+        if inputs.dim() != 3 or inputs.is_floating_point() or inputs.dtype == torch.bool:
+            raise ConfigurationError(
+                f"character ids must be whole numbers in the shape [B, T, {WIDTH}], got {inputs.dtype} in the shape "
+                f"{list(inputs.shape)}"
+            )
+        ids = inputs.long().to(self._device)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= PADDING + 1:
+            raise ConfigurationError(
+                f"character ids must lie between 0 and {PADDING + 1}, got {int(ids.min())} to {int(ids.max())}"
+            )
+        real = (ids != 0).any(dim=-1)
+        rows = ids[real]
+        if len(rows):
+            rows, index = torch.unique(rows, dim=0, return_inverse=True)
+        else:
+            index = rows.new_zeros(0)
+        if isinstance(self.indexer, ByteIndexer):
+            ends = self.indexer([self.indexer.begin, self.indexer.end]).characters
+            fitting = _fit(rows, self.indexer.max_characters)
+            return Words(self.token_encoder(torch.cat([torch.from_numpy(ends).to(rows), fitting]), None), real, index)
+        return Words(
+            self.encode_words([_spelt(row, self.indexer.begin, self.indexer.end) for row in rows.tolist()]), real, index
+        )
+
+    def encode_words(self, words: Sequence[str]) -> Tensor:
+        """Words → [2 + U, P], the boundaries first."""
+        ids = self.indexer([self.indexer.begin, self.indexer.end, *words])
+        characters, rows = (
+            None if part is None else torch.from_numpy(part).to(self._device) for part in (ids.characters, ids.words)
+        )
+        vectors: Tensor = self.token_encoder(characters, rows)
+        return vectors
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.token_encoder.parameters()).device
+
+
+class _ElmoLstm(nn.Module):
+    """The two LSTM stacks, and the state that a call leaves for the next one.
+
+    `_states` is None or hidden [L, N, 2P] and memory [L, N, 2H], forward half first; N is the largest batch so far, and
+    row r of a batch goes on from slot r. `stateful = False` starts every sentence from zero.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, requires_grad: bool, stateful: bool) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.bilm = BiLM(checkpoint.config)
+        del self.bilm.token_encoder  # `_ElmoCharacterEncoder` has it; the stacks need nothing of it
+        for name in ("forward_lstm", "backward_lstm")[: checkpoint.config.n_directions]:
+            _fill(getattr(self.bilm, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)
+        self.stateful = stateful
+        self._states: tuple[Tensor, Tensor] | None = None
+        self.rows = lstm_rows(checkpoint.config)
+        keep_names(self)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D]."""
+        layers, last = self.bilm.contextualise(tokens, lengths, self._initial(tokens))
+        if self.stateful:
+            self._keep(last.detach())
+        return layers
+
+    def reset_states(self, mask: Tensor | None = None) -> None:
+        """Forget all state or, with mask [N], that of the slots where it is true."""
+        if mask is None or self._states is None:
+            self._states = None
+            return
+        slots = self._states[0].shape[1]
+        if mask.shape != (slots,):
+            raise ConfigurationError(f"the mask must have an entry for each of {slots} slots, got {list(mask.shape)}")
+        hidden, memory = self._states
+        gone = mask.bool().to(hidden.device)[None, :, None]
+        self._states = hidden.masked_fill(gone, 0), memory.masked_fill(gone, 0)
+
+    def _initial(self, tokens: Tensor) -> State | None:
+        if not self.stateful or self._states is None:
+            return None
+        h, c = (torch.stack(s.to(tokens).chunk(self.bilm.config.n_directions, dim=-1)) for s in self._states)
+        return State(h, c).resized(len(tokens))
+
+    def _keep(self, last: State) -> None:
+        hidden, memory = (torch.cat(list(s), dim=-1) for s in (last.h, last.c))
+        if self._states is not None:
+            # Slots that a smaller batch did not use wait for the next batch that does.
+            hidden, memory = (
+                torch.cat([new, old[:, new.shape[1] :].to(new)], dim=1)
+                for new, old in zip((hidden, memory), self._states, strict=True)
+            )
+        self._states = hidden, memory
+
+
+class _ElmoBiLm(nn.Module):
+    """Character ids → all layers, boundaries included.
+
+    `vocab_to_cache` lists words whose token vectors are computed once; `word_inputs` then name them by their place in
+    the list, whose first entry stands for padding. `stateful=False` starts every sentence from zero, so that a sentence
+    always has the same vectors.
+    """
+
+    def __init__(
+        self,
+        options_file: str | Path | None,
+        weight_file: str | Path | None,
+        requires_grad: bool = False,
+        vocab_to_cache: Sequence[str] | None = None,
+        *,
+        stateful: bool = True,
+    ) -> None:
+        super().__init__()
+        checkpoint = read_model(options_file, weight_file)
+        self._requires_grad = requires_grad
+        self._token_embedder = _ElmoCharacterEncoder(None, None, requires_grad, checkpoint=checkpoint)
+        self._elmo_lstm = _ElmoLstm(checkpoint, requires_grad=requires_grad, stateful=stateful)
+        self._word_embedding: nn.Embedding | None = None
+        self.num_layers = checkpoint.config.n_outputs
+        self._output_dim = checkpoint.config.vector_size
+        if vocab_to_cache:
+            self.create_cached_cnn_embeddings(vocab_to_cache)
+
+    def get_output_dim(self) -> int:
+        """D, numbers in a vector."""
+        return self._output_dim
+
+    def forward(self, inputs: Tensor | None, word_inputs: Tensor | None = None) -> dict[str, Any]:
+        """inputs [B, T, 50], word_inputs [B, T] → `activations`, L+1 of [B, T+2, D], and `mask` [B, T+2].
+
+        Word ids are used where there is a cache and all of them lie in it; then the characters are not looked at.
+        """
+        words = None if word_inputs is None or self._word_embedding is None else self._cached(word_inputs)
+        if words is None:
+            if inputs is None:
+                raise ConfigurationError(
+                    "a batch without character ids needs word_inputs that all lie in vocab_to_cache, got others or none"
+                )
+            words = self._token_embedder.look_up(inputs)
+        return self.contextualise(words)
+
+    def contextualise(self, words: Words) -> dict[str, Any]:
+        """As `forward`, from the words of a batch."""
+        vectors, mask, lengths = words.surrounded()
+        return {"activations": list(self._elmo_lstm(vectors, lengths)), "mask": mask}
+
+    def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:
+        """Compute the token vectors of a vocabulary once; its first entry becomes the padding's, zero."""
+        words = list(tokens)
+        with torch.no_grad():
+            blocks = [
+                self._token_embedder.encode_words(words[start : start + _CACHE_BLOCK])[2:]
+                for start in range(0, len(words), _CACHE_BLOCK)
+            ]
+            rows = torch.cat(blocks)
+            rows[0] = 0
+        if self._requires_grad:
+            log.warning("the cached word vectors train on their own, apart from the character network they came from")
+        self._word_embedding = nn.Embedding(len(rows), rows.shape[1], padding_idx=0, _weight=rows)
+        self._word_embedding.requires_grad_(self._requires_grad)
+
+    def reset_states(self) -> None:
+        """Forget the carried state."""
+        self._elmo_lstm.reset_states()
+
+    def _cached(self, word_inputs: Tensor) -> Words | None:
+        table = self._word_embedding
+        assert table is not None
+        ids = word_inputs.to(table.weight.device)
+        if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ConfigurationError(
+                f"word ids must be whole numbers in the shape [B, T], got {ids.dtype} in the shape {list(ids.shape)}"
+            )
+        real = ids != 0
+        distinct, index = torch.unique(ids[real].long(), return_inverse=True)
+        if len(distinct) and not 0 < int(distinct[0]) <= int(distinct[-1]) < table.num_embeddings:
+            log.warning("a word id lies outside vocab_to_cache; this batch is read from its characters")
+            return None
+        return Words(torch.cat([self._token_embedder.encode_words([]), table(distinct)]), real, index)
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *, requires_grad: bool) -> None:
+    own = {name.removeprefix(prefix): value.float() for name, value in weights.items() if name.startswith(prefix)}
+    module.load_state_dict(own, assign=True)
+    module.requires_grad_(requires_grad)
+
+
+def _fit(rows: Tensor, max_characters: int) -> Tensor:
+    """Ids [U, W] of words as a byte model of another width reads them."""
+    width = rows.shape[1]
+    if width == max_characters:
+        return rows
+    if width != WIDTH:
+        allowed = " or ".join(map(str, sorted({WIDTH, max_characters})))
+        raise ConfigurationError(f"a word must have {allowed} character ids, got {width}")
+    if width < max_characters:
+        return nn.functional.pad(rows, (0, max_characters - width), value=PADDING + 1)
+    cut = rows[:, :max_characters].clone()
+    last = cut[:, -1]
+    last[(last > 0) & (last <= WORD_END)] = WORD_END + 1  # a longer word was cut
+    return cut
+
+
+def _spelt(row: list[int], begin: str, end: str) -> str:
+    """The word of a row of byte ids, for a model with an alphabet or a vocabulary of its own."""
+    if SENTENCE_BEGIN + 1 in row:
+        return begin
+    if SENTENCE_END + 1 in row:
+        return end
+    return bytes(value - 1 for value in row if 0 < value <= SENTENCE_BEGIN).decode("utf-8", "ignore")

@@ -1,0 +1,81 @@
+"""A model's file by its address: downloaded once, whole or not at all, and found in the cache from then on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import string
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import unquote
+from urllib.request import Request, urlopen
+
+from tqdm import tqdm
+
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import replacing
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
+_BY_HAND = "download the file by hand and pass its path"
+_BLOCK = 1 << 20
+_TIMEOUT_SECONDS = 60
+
+
+def local_path(path_or_url: str | Path) -> Path:
+    """The local file for a path, which stays as it is, or for an http(s) address, which is downloaded once.
+
+    Downloads are kept in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit.
+    """
+    if isinstance(path_or_url, Path) or "://" not in path_or_url:
+        return Path(path_or_url).expanduser()
+    if not path_or_url.lower().startswith(("http://", "https://")):
+        raise ElmoError(f"an address must begin with http:// or https://, got {path_or_url}: {_BY_HAND}")
+    target = cached_as(path_or_url)
+    if not target.is_file():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ElmoError(
+                f"the cache folder {target.parent} cannot be made ({error.strerror or error}): name another with "
+                "ELMOKIT_CACHE"
+            ) from error
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            for block in _download(path_or_url):
+                file.write(block)
+    return target
+
+
+def cached_as(url: str) -> Path:
+    """Where the file of an address is kept: the base name after a short hash of the whole address."""
+    folder = os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit"
+    base = unquote(url.partition("?")[0].partition("#")[0]).rpartition("/")[2]
+    kept = "".join(letter if letter in _PLAIN else "_" for letter in base)[-100:]
+    return Path(folder).expanduser() / f"{hashlib.sha256(url.encode('utf-8', 'replace')).hexdigest()[:12]}-{kept}"
+
+
+def _download(url: str) -> Iterator[bytes]:
+    """The blocks of a file; ends well only where as many bytes came as were announced."""
+    got = 0
+    try:
+        with urlopen(Request(url, headers={"User-Agent": "elmokit"}), timeout=_TIMEOUT_SECONDS) as response:
+            announced = response.headers.get("Content-Length", "")
+            size = int(announced) if announced.isascii() and announced.isdigit() else None
+            with tqdm(total=size, desc=cached_as(url).name, unit="B", unit_scale=True, disable=None) as bar:
+                while block := response.read(_BLOCK):
+                    got += len(block)
+                    bar.update(len(block))
+                    yield block
+    except HTTPError as error:
+        error.close()
+        raise _failed(url, f"the server answered {error.code} {error.reason}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise _failed(url, str(reason) or type(error).__name__) from error
+    if size is not None and got != size:
+        raise _failed(url, f"{got} of {size} bytes came")
+
+
+def _failed(url: str, reason: str) -> ElmoError:
+    return ElmoError(f"{url} could not be downloaded ({reason.splitlines()[0]}): {_BY_HAND}")

@@ -1,0 +1,52 @@
+"""The rules every test runs under, and fixtures that hand out tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from elmokit import Elmo, ElmoConfig
+from tiny_models import tiny_checkpoint
+
+if find_spec("hypothesis"):  # machines with a GPU may come without it, and the GPU tests do not need it
+    from hypothesis import settings
+
+    # Other work on the machine must not fail a property; the examples are the same on every run.
+    settings.register_profile("elmokit", deadline=None, derandomize=True, max_examples=40)
+    settings.load_profile("elmokit")
+
+# Tests run side by side, a process a core; more threads would only fight over them.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote is NaN, so that reading it shows."""
+    plain = torch.empty
+
+    def poisoned(*args, **kwargs):
+        tensor = plain(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() and not tensor.is_meta else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.fixture
+def make_elmo() -> Callable[..., Elmo]:
+    """Build a tiny Elmo: make_elmo(config, head=True, state="carry", …)."""
+
+    def make(config: ElmoConfig | None = None, *, head: bool = False, seed: int = 0, scale: float = 2.0, **arguments):
+        return Elmo(tiny_checkpoint(config, head=head, seed=seed, scale=scale), **arguments)
+
+    return make
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A tiny model with a softmax, saved in our own format."""
+    Elmo(tiny_checkpoint(head=True)).save(tmp_path / "model")
+    return tmp_path / "model"

@@ -1,0 +1,201 @@
+"""Damage one file of a model in a way that a seed names, and load it: vectors or an ElmoError, nothing else.
+
+`test_fuzz.py` runs a few hundred cases. For more, and in a process whose memory is bounded:
+
+    ulimit -v 6000000; python tests/formats/fuzz_loaders.py weights.hdf5 0 20000
+"""
+
+import faulthandler
+import json
+import random
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmokit import Elmo
+from elmokit.convert import convert_model
+from elmokit.errors import ElmoError
+from model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
+
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0x7FFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    1 << 40,
+    (1 << 63) - 1,
+)
+VALUES = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    3,
+    1.5,
+    1e308,
+    10**12,
+    2**31 - 1,
+    2**70,
+    "",
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [1, 2],
+)
+SENTENCES = [["the", "語", "<S>"], []]
+
+
+PICKLES = ("token_embedder.pkl", "encoder.pkl")
+PARTS = {
+    "bilm": ("options.json", "weights.hdf5"),
+    "words": ("options.json", "weights.hdf5", "vocab.txt"),
+    "tensorflow": ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001", "options.json", "checkpoint", "vocab.txt"),
+    "manylangs": (*PICKLES, "word.dic", "char.dic", "small.json", "config.json"),
+    "manylangs-zipped": PICKLES,
+    "native": ("config.json", "model.safetensors", "lm_head.safetensors", "optimizer.safetensors", "vocab.txt"),
+    "mixes": ("config.json", "model.safetensors"),
+    "symbols": ("config.json", "model.safetensors", "characters.json", "vocab.txt"),
+    "bilm.zip": ("",),
+}
+"""The files of each model that are damaged; "" is the model itself, where it is one file."""
+
+
+def build(root: Path) -> dict[str, Path]:
+    """A model of every kind in PARTS."""
+    write_bilm(root / "bilm", make_bilm())
+    write_bilm(root / "words", make_bilm(words=True))
+    write_tensorflow(root / "tensorflow", make_bilm(softmax=True))
+    write_manylangs(root / "manylangs", make_manylangs())
+    write_manylangs(root / "manylangs-zipped", make_manylangs(), zipped=True)
+    convert_model(root / "tensorflow", root / "native", to="elmokit")
+    Elmo.load(root / "bilm", mixes=2).save(root / "mixes")
+    convert_model(root / "manylangs", root / "symbols", to="elmokit")
+    write_zip(root / "bilm.zip", root / "bilm", top="136/")
+    return {kind: root / kind for kind in PARTS}
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """One to four random changes of bytes."""
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        out = bytearray(data)
+        at = rng.randrange(len(out) + 1) if rng.random() < 0.7 else rng.randrange(min(len(out), 600) + 1)
+        size = rng.choice((1, 1, 2, 4, 8, 32, 300))
+        match rng.randrange(8):
+            case 0 if at < len(out):
+                out[at] ^= 1 << rng.randrange(8)
+            case 1:
+                out[at : at + size] = rng.choice(NUMBERS).to_bytes(8, rng.choice(("little", "big")))[:size]
+            case 2:
+                out[at : at + size] = rng.randbytes(size)
+            case 3:
+                out[at : at + size] = b""
+            case 4:
+                out[at:at] = rng.randbytes(size)
+            case 5:
+                other = rng.randrange(len(out) + 1)
+                out[at : at + size] = out[other : other + size]
+            case 6:
+                del out[at:]
+            case _:
+                out[at : at + size] = bytes(min(size, len(out) - at))
+        data = bytes(out)
+    return data
+
+
+def damaged_json(data: bytes, rng: random.Random) -> bytes:
+    """Some value, deep or shallow, replaced by another kind of value, or a key taken away."""
+    values = json.loads(data)
+    place: Any = values
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            break
+        key = rng.choice(keys)
+        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.8:
+            place = place[key]
+        elif rng.random() < 0.2:
+            del place[key]
+            break
+        else:
+            place[key] = rng.choice(VALUES)
+            break
+    return json.dumps(values).encode()
+
+
+def outcome(path: Path) -> str:
+    """Load and encode: "vectors" or "refused"; any other exception goes through."""
+    try:
+        elmo = Elmo.load(path)
+        vectors = elmo.encode(SENTENCES)
+    except ElmoError as error:
+        message = str(error)
+    else:
+        message = None
+    if message is not None:
+        assert "\n" not in message
+        assert len(message) > 10
+        return "refused"
+    # A flipped exponent may make a weight of 1e38, which is a number, and vectors that are none.
+    if all(float(value.abs().max()) < 1e4 for value in elmo.state_dict().values() if value.numel()):
+        assert all(np.isfinite(array).all() for array in vectors)
+    return "vectors"
+
+
+def run_case(path: Path, name: str, seed: int) -> str:
+    """Damage a file, load the model, mend the file."""
+    file = path / name if name else path
+    original = file.read_bytes()
+    rng = random.Random(f"{path.name}/{name}/{seed}")
+    damage = damaged_json if name.endswith(".json") and rng.random() < 0.7 else damaged
+    try:
+        file.write_bytes(damage(original, rng))
+        return outcome(path)
+    finally:
+        file.write_bytes(original)
+
+
+def main(wanted: str, start: int, count: int) -> None:
+    """Run cases and tell of every surprise; should the process die, the last line names the case that killed it."""
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, path in build(Path(folder)).items():
+            for name in PARTS[kind]:
+                if wanted not in f"{kind}/{name}":
+                    continue
+                tally: Counter[str] = Counter()
+                for seed in range(start, start + count):
+                    signal.alarm(60)  # a case that hangs ends the run
+                    print(f"\r{kind}/{name} {seed} ", end="", file=sys.stderr, flush=True)
+                    try:
+                        tally[run_case(path, name, seed)] += 1
+                    except Exception:  # noqa: BLE001 - these are what the run is after
+                        tally["surprise"] += 1
+                        traceback.print_exc()
+                signal.alarm(0)
+                print(f"{kind}/{name}: {dict(tally)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,248 @@
+"""The command line as a person meets it: what it prints, what it writes, how it says no."""
+
+import gzip
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from elmokit import Elmo, __version__
+from elmokit.cli import main
+from elmokit.output import read_vectors
+
+TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
+
+
+def elmo(*arguments: object, stdin: bytes = b"", **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "elmokit", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, **options)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    return path
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return stop.value.code, captured.out, captured.err
+
+
+def test_version_and_help(capsys):
+    assert call(capsys, "--version")[:2] == (0, f"elmokit {__version__}\n")
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    for name in ("embed", "info", "convert"):
+        assert name in out
+
+
+def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
+    status, out, _ = call(capsys, "embed", "the bank", "a\x07river 😀", "--model", model_folder)
+    assert status == 0
+    lines = out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("[2 x 12]")
+    assert lines[0].endswith("the bank")
+    assert lines[1].endswith("a\ufffdriver 😀")
+    first = Elmo.load(model_folder).encode(["the bank"])[0][0, 0]
+    assert f"{first:+.4f}" in lines[0]
+
+
+def test_standard_input_and_bad_bytes(model_folder):
+    result = elmo("embed", "--model", model_folder, stdin="the bank\nélan\n".encode() + b"bad \xff byte")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.decode().splitlines()) == 3
+    assert (
+        result.stderr.decode()
+        .strip()
+        .endswith("1 line was not UTF-8 (the first is line 3); bad bytes were read as U+FFFD")
+    )
+
+
+@pytest.mark.parametrize("ending", ["h5", "npz", "parquet", "jsonl"])
+@pytest.mark.parametrize(("layer", "pool"), [("mix", "none"), ("all", "none"), ("1", "mean"), ("all", "max")])
+def test_every_file_holds_what_encode_gives(capsys, tmp_path, model_folder, text_file, ending, layer, pool):
+    output = tmp_path / f"vectors.{ending}"
+    status, _, err = call(
+        capsys,
+        "embed",
+        "--model",
+        model_folder,
+        "--input",
+        text_file,
+        "--output",
+        output,
+        "--layer",
+        layer,
+        "--pool",
+        pool,
+    )
+    assert status == 0, err
+    assert "5 sentences, 18 tokens" in err
+    model = Elmo.load(model_folder)
+    chosen = int(layer) if layer.isdigit() else layer
+    expected = list(model.stream(TEXT, layer=chosen, pool=None if pool == "none" else pool))
+    found = list(read_vectors(output))
+    assert [tokens for tokens, _ in found] == [line.split() for line in TEXT]
+    for (_, vectors), array in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(vectors, array)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["model", "text.txt", output.name])
+
+
+def test_the_layouts_of_older_systems(capsys, tmp_path, model_folder, text_file):
+    layers = Elmo.load(model_folder).encode(TEXT, output="layers")
+    for layout in ("bilm", "allennlp"):
+        output = tmp_path / f"{layout}.hdf5"
+        call(capsys, "embed", "--model", model_folder, "--input", text_file, "--output", output, "--format", layout)
+        with h5py.File(output) as file:
+            for number, array in enumerate(layers):
+                np.testing.assert_array_equal(file[str(number)][...], array)
+            if layout == "allennlp":
+                index = json.loads(file["sentence_to_index"][0])
+                assert index["a bank raised money"] == "2"
+                assert file["sentence_to_index"].shape == (1,)
+
+
+def test_packed_input_and_segmenters(capsys, tmp_path, model_folder):
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(b"It's the bank.\n"))
+    output = tmp_path / "v.jsonl"
+    call(capsys, "embed", "--model", model_folder, "--input", packed, "--output", output, "--segment", "english")
+    assert json.loads(output.read_text())["tokens"] == ["It", "'s", "the", "bank", "."]
+
+
+def start_and_stop(arguments: list[object], folder: Path, stop: signal.Signals) -> tuple[int, bytes]:
+    """Run `elmo` until it has written some vectors, then send it a signal."""
+    before = sum(path.stat().st_size for path in folder.glob("vectors*")) if folder.exists() else 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elmokit", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not folder.exists() or sum(path.stat().st_size for path in folder.glob("vectors*")) <= before:
+        assert time.monotonic() < deadline, "nothing was written"
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(stop)
+    _, err = process.communicate()
+    return process.returncode, err
+
+
+def test_stopped_killed_and_resumed_loses_nothing_and_doubles_nothing(tmp_path, model_folder):
+    text = tmp_path / "text.txt"
+    lines = [f"the bank number {n} of {n * 7919 % 1000} rivers ." for n in range(6000)]
+    text.write_text("\n".join(lines), encoding="utf-8")
+    output, partial = tmp_path / "vectors.h5", tmp_path / "vectors.h5.partial"
+    arguments = ["embed", "--model", model_folder, "--input", text, "--output", output, "--batch-tokens", 64]
+    status, err = start_and_stop(arguments, partial, signal.SIGINT)
+    assert status == 130
+    assert b"--resume goes on from here" in err
+    refused = elmo(*arguments)
+    assert refused.returncode == 2
+    assert b"--resume" in refused.stderr
+    assert start_and_stop([*arguments, "--resume"], partial, signal.SIGKILL)[0] == -signal.SIGKILL
+    assert not output.exists()
+    resumed = elmo(*arguments, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert b"by an earlier run" in resumed.stderr
+    assert not partial.exists()
+    found = [(tokens, len(vectors)) for tokens, vectors in read_vectors(output)]
+    assert found == [(line.split(), len(line.split())) for line in lines]
+
+
+def test_a_terminal_sees_a_progress_bar(tmp_path, model_folder, text_file):
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "elmokit", "embed", "--model", model_folder, "--input", text_file]
+    result = subprocess.run(
+        [*map(str, command), "--output", str(tmp_path / "v.npz")],
+        stderr=follower,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert result.returncode == 0
+    assert "5 sentences" in shown
+    assert "sentences/s" in shown or "sentences," in shown
+
+
+def test_a_reader_that_leaves_ends_it_quietly(model_folder):
+    many = b"the bank of the river\n" * 3000
+    command = f"{sys.executable} -m elmokit embed --model {model_folder} | head -1"
+    result = subprocess.run(["bash", "-c", command], input=many, capture_output=True, check=False)
+    assert result.stdout.count(b"\n") == 1
+    assert result.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embed", "x"], "--model is needed"),
+        (["embed", "x", "--model", "nowhere"], "nowhere does not exist"),
+        (["embed", "x", "--model", "{model}", "--layer", "9"], "layer must be mix, top, all or 0 to 2, got 9"),
+        (["embed", "x", "--model", "{model}", "--layer", "best"], "--layer must be mix, top, all or a number"),
+        (["embed", "x", "--model", "{model}", "--pool", "sum"], "--pool"),
+        (["embed", "x", "--model", "{model}", "--input", "f"], "not both"),
+        (["embed", "--model", "{model}", "--input", "nofile"], "nofile"),
+        (["embed", "--model", "{model}", "--input", "{text}", "--output", "v.csv"], "--output must end in one of"),
+        (["embed", "--model", "{model}", "--input", "{text}", "--output", "no/v.h5"], "must exist"),
+        (
+            ["embed", "--model", "{model}", "--input", "{text}", "--output", "v.npz", "--format", "bilm"],
+            "layout of HDF5",
+        ),
+        (["embed", "--model", "{model}", "--input", "{text}", "--format", "bilm"], "add --output"),
+        (["embed", "x", "--model", "{model}", "--resume"], "--resume goes with"),
+        (["embed", "x", "--model", "{model}", "--batch-tokens", "0"], "--batch-tokens"),
+        (["embed", "x", "--model", "{model}", "--device", "abacus"], "the device 'abacus' cannot be used here"),
+        (["embed", "--nonsense"], "No such option: --nonsense"),
+        (["frobnicate"], "frobnicate"),
+        (["info"], "MODEL"),
+        (["convert", "{model}", "{model}"], "not empty"),
+        (["convert", "{model}", "{text}"], "DST must be a folder"),
+        (["convert", "{model}", "out", "--to", "tokens"], "let DST end in .hdf5"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(
+    capsys, monkeypatch, tmp_path, model_folder, text_file, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    filled = [argument.format(model=model_folder, text=text_file) for argument in arguments]
+    status, out, err = call(capsys, *filled)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("elmo: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing may be left behind"
+
+
+def test_info_and_convert(capsys, tmp_path, model_folder):
+    status, out, _ = call(capsys, "info", model_folder)
+    assert status == 0
+    assert "2 x 13, projected to 6, both directions" in out
+    assert "softmax" in out
+    status, out, _ = call(capsys, "convert", model_folder, tmp_path / "old", "--to", "bilm")
+    assert (status, out) == (0, f"wrote {tmp_path / 'old'}\n")
+    assert json.loads((tmp_path / "old" / "options.json").read_text())["char_cnn"]["n_characters"] == 262
+    ours, theirs = (Elmo.load(path).encode(["the bank"])[0] for path in (model_folder, tmp_path / "old"))
+    np.testing.assert_array_equal(ours, theirs)
+    tokens = tmp_path / "tokens.hdf5"
+    call(capsys, "convert", model_folder, tokens, "--to", "tokens")
+    elmo_words = Elmo.load(model_folder, token_embeddings=tokens, vocab=model_folder / "vocab.txt")
+    plain = Elmo.load(model_folder)
+    np.testing.assert_array_equal(
+        elmo_words.encode(["the bank"], output="layers")[0], plain.encode(["the bank"], output="layers")[0]
+    )

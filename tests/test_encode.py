@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+import torch
+
+from elmokit.encode import WINDOW_BATCHES, batches, encode_stream, run_halving
+from tiny_models import tiny_config
+
+ODD = [
+    "😀 👩‍👩‍👧 🇩🇪",
+    "e\u0301 n\u0303",
+    "\ud800 \udfff a\ud800b",
+    "nul\x00inside \x00",
+    "x" * 10_000 + " short",
+    "中文 字 字字字字字字字字字字字字字字字字字字",
+    "\u200b\u200d",
+]
+
+
+def test_batches_hold_every_sentence_once_within_the_budget():
+    lengths = [5, 40, 3, 100, 7, 7, 1, 60]
+    found = list(batches(lengths, 64))
+    assert sorted(index for batch in found for index in batch) == list(range(8))
+    for batch in found:
+        assert len(batch) == 1 or sum(lengths[i] for i in batch) <= 64
+
+
+def test_order_is_restored_and_reading_ahead_is_bounded():
+    taken = []
+
+    def source():
+        for number in range(2000):
+            taken.append(number)
+            yield ["w"] * (number * 7 % 23)
+
+    results = encode_stream(source(), lambda batch: [len(tokens) for tokens in batch], batch_tokens=50)
+    for number, result in enumerate(results):
+        assert result == number * 7 % 23
+        assert len(taken) - number <= 50 * WINDOW_BATCHES
+
+
+def test_empty_sentences_do_not_make_endless_windows():
+    assert list(encode_stream(([] for _ in range(5000)), lambda batch: [0] * len(batch), batch_tokens=8)) == [0] * 5000
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+)
+def test_memory_running_out_halves_the_batch_and_goes_on(error, caplog):
+    sizes = []
+
+    def run(batch):
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise error
+        return [len(tokens) for tokens in batch]
+
+    assert run_halving([["a"] * n for n in range(9)], run) == list(range(9))
+    assert max(sizes) == 9
+    assert "going on with 4" in caplog.text
+
+
+def test_other_errors_and_single_sentences_are_not_retried():
+    def broken(batch):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        run_halving([["a"], ["b"]], broken)
+
+    def hungry(batch):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_halving([["a"]], hungry)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_any_text_gives_finite_vectors(make_elmo, text):
+    vectors = make_elmo().encode([text])[0]
+    assert len(vectors) == len(text.split())
+    assert np.isfinite(vectors).all()
+
+
+def test_a_very_long_sentence_is_exact_in_both_directions(make_elmo):
+    """The first and last tokens of 50,000 are those of the same text cut where the state is passed on."""
+    elmo = make_elmo(tiny_config(), scale=1.0)
+    words = [f"w{n % 97}" for n in range(50_000)]
+    layers = elmo.encode([words], output="layers")[0]
+    assert layers.shape == (3, 50_000, 12)
+    start = elmo.encode([words[:300]], output="layers")[0]
+    np.testing.assert_array_equal(layers[:, :300, :6], start[:, :, :6])  # forward: the future cannot matter
+    end = elmo.encode([words[-300:]], output="layers")[0]
+    np.testing.assert_array_equal(layers[:, -300:, 6:], end[:, :, 6:])  # backward: nor the past
+
+
+def test_streaming_takes_any_iterable(make_elmo):
+    elmo = make_elmo()
+    stream = elmo.stream(iter(["the bank", "a"]), layer="all", pool="mean")
+    assert [array.shape for array in stream] == [(3, 12), (3, 12)]

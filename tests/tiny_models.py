@@ -1,0 +1,45 @@
+"""Tiny models made of random numbers, for tests that need the pieces and not only an Elmo."""
+
+from __future__ import annotations
+
+import torch
+
+from elmokit import BiLM, ElmoConfig
+from elmokit.config import CharacterConfig, LstmConfig, WordConfig
+from elmokit.formats.checkpoint import Checkpoint
+from elmokit.model.lm_head import LmHead
+from elmokit.text.vocab import Vocabulary
+
+WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "money", "of", "a", "."]
+
+
+def tiny_config(**changes) -> ElmoConfig:
+    """Awkward sizes on purpose: nothing is a multiple of 16."""
+    characters = CharacterConfig(filters=((1, 3), (2, 5), (3, 7)), embedding_size=5, n_highway=1)
+    values = {"lstm": LstmConfig(cell_size=13, output_size=6), "characters": characters, **changes}
+    return ElmoConfig(**values)
+
+
+def word_config(**changes) -> ElmoConfig:
+    values = {"lstm": LstmConfig(cell_size=13, output_size=6), "words": WordConfig(len(WORDS), 6), **changes}
+    return ElmoConfig(**{"token_projection": False, **values})
+
+
+def tiny_checkpoint(
+    config: ElmoConfig | None = None, *, head: bool = False, seed: int = 0, scale: float = 2.0
+) -> Checkpoint:
+    """A model whose numbers are large enough that clips clip and mistakes show."""
+    config = config or tiny_config()
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.randn(value.shape, generator=generator) * scale / max(1, value.shape[-1]) ** 0.5
+        for name, value in BiLM(config).state_dict().items()
+    }
+    for name in weights:
+        if name.endswith(("embedding.weight", "words.weight")):
+            weights[name][0] = 0
+    vocab = Vocabulary(WORDS) if head or config.words else None
+    softmax = {
+        name: torch.randn(value.shape, generator=generator) for name, value in LmHead(10, 6).state_dict().items()
+    }
+    return Checkpoint(config, weights, kind="elmokit", where="memory", vocab=vocab, head=softmax if head else {})
