@@ -60,8 +60,9 @@ def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
     assert f"{first:+.4f}" in lines[0]
 
 
-def test_standard_input_and_bad_bytes(model_folder):
-    result = elmo("embed", "--model", model_folder, stdin="the bank\nélan\n".encode() + b"bad \xff byte")
+@pytest.mark.parametrize("dash", [[], ["-"], ["--input", "-"]])
+def test_standard_input_and_bad_bytes(model_folder, dash):
+    result = elmo("embed", *dash, "--model", model_folder, stdin="the bank\nélan\n".encode() + b"bad \xff byte")
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.decode().splitlines()) == 3
     assert (

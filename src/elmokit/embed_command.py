@@ -94,7 +94,7 @@ def _tokeniser(name: SegmenterName) -> Callable[[str], list[str]]:
 
 @contextmanager
 def _lines(request: EmbedRequest) -> Iterator[Iterable[str]]:
-    if request.texts:
+    if request.texts and request.texts != ["-"]:
         yield request.texts
         return
     if request.input is None and sys.stdin.isatty():

@@ -101,7 +101,7 @@ def test_a_vocabulary_that_does_not_fit(tmp_path, vocabulary, part, apart):
 def test_a_vocabulary_that_is_no_text(tmp_path):
     folder = write_bilm(tmp_path, make_bilm(words=True))
     (folder / "vocab.txt").write_bytes(b"<S>\n\xff\n")
-    refusal(folder, f"{folder / 'vocab.txt'} must be UTF-8", "byte 4")
+    assert refusal(folder, "byte 4").startswith(f"{folder / 'vocab.txt'} must be UTF-8")
     (folder / "vocab.txt").unlink()
     refusal(folder, f"{folder / 'weights.hdf5'} reads words and has no vocabulary", "vocab=")
     refusal(folder, str(folder), "no file", vocab=folder)

@@ -56,8 +56,8 @@ def test_a_pickle_with_code_is_not_run(folder, tmp_path, name, way):
     [
         ([torch.zeros(2)], "must hold named tensors, got list"),
         (torch.zeros(2), "must hold named tensors, got Tensor"),
-        ({"a": 5}, "must hold named tensors, got dict"),
-        ({"a": {"b": torch.zeros(2)}}, "must hold named tensors, got dict"),
+        ({"a": 5}, "must hold named tensors, got int as 'a'"),
+        ({"a": {"b": torch.zeros(2)}}, "must hold named tensors, got dict as 'a'"),
         ({}, "lacks "),
         ({"a": np.zeros(2)}, "must hold tensors only"),
     ],
@@ -97,7 +97,7 @@ def test_tensors_that_are_missing_misshapen_or_not_finite(folder, name):
     refusal(folder, f"{folder / file}: {name} must have the shape {tuple(value.shape)}")
     value.view(-1)[0] = torch.nan
     torch.save({**tensors, name: value}, folder / file)
-    refusal(folder, str(folder), "not finite")
+    refusal(folder, f"{folder / file} has 1 values in {name} that are not finite")
 
 
 @pytest.mark.parametrize("kind", ["sparse", "complex", "int", "meta", "stretched"])

@@ -108,7 +108,9 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
     for row in rows(config, file.family):
         found = next((name for name in row.theirs if name in file.names), None)
         if found is None:
-            raise ElmoError(f"{file.where} lacks {row.theirs[0]}, which {options_where} asks for")
+            raise ElmoError(
+                f"{file.where} lacks {row.theirs[0]}, which {options_where} asks for: they do not belong together"
+            )
         weights.update(zip(row.ours, row.read(file.read(found, row.shape)), strict=True))
         if f"{found}/Adagrad" in file.names:
             slot = row.read(file.read(f"{found}/Adagrad", row.shape))
@@ -162,7 +164,9 @@ def _refuse_left_over(file: _File, config: ElmoConfig, options_where: str) -> No
         local = name.removeprefix(file.scope)
         identity = local.startswith("CNN_proj/") or local.endswith(("/W_P_0", "/projection/kernel"))
         if local.startswith(("CNN", "RNN_", "rnn/")) and not identity and not _is_slot(name):
-            raise ElmoError(f"{file.where} holds {name}, which {options_where} does not ask for: they do not fit")
+            raise ElmoError(
+                f"{file.where} holds {name}, which {options_where} does not ask for: they do not belong together"
+            )
 
 
 def _read_head(
@@ -192,7 +196,8 @@ def _read_head(
 
 def read_vocabulary(source: Source, name: str) -> Vocabulary:
     """vocab.txt of the bilm family."""
+    text = read_text(source, name)
     try:
-        return Vocabulary.from_text(read_text(source, name))
+        return Vocabulary.from_text(text)
     except ElmoError as error:
         raise ElmoError(f"{source.describe(name)}: {error}") from error

@@ -49,7 +49,7 @@ class Checkpoint:
         expected = self._expected_shapes()
         for name, shape in expected.items():
             if name not in self.weights:
-                raise ElmoError(f"{self.where} lacks the weights {name}")
+                raise ElmoError(f"{self.where} lacks the weights {name}: it does not belong to its configuration")
             if tuple(self.weights[name].shape) != shape:
                 got = tuple(self.weights[name].shape)
                 raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration asks for {shape}")
@@ -85,7 +85,7 @@ class Checkpoint:
             with torch.device("meta"):
                 return {name: tuple(value.shape) for name, value in BiLM(self.config).state_dict().items()}
         except RuntimeError as error:
-            raise ElmoError(f"{self.where}: its configuration is of a network larger than any memory") from error
+            raise ElmoError(f"{self.where}: its config.json describes a network larger than any memory") from error
 
     def _check_symbols(self) -> None:
         characters = self.config.characters
@@ -130,14 +130,16 @@ def check_plain(value: Tensor, name: str, where: str) -> None:
     """Refuse a tensor that is not a model's: whole numbers, complex, packed, sparse, or without memory of its own."""
     plain = value.layout is torch.strided and not value.is_nested and not value.is_meta and value.dtype in _FLOATS
     if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise ElmoError(f"{where}: {name} must be a plain tensor of floats, got {value.dtype}, {value.layout}")
+        raise ElmoError(f"{where}: {name} must be a plain tensor of floats, all of them in the file, got {value.dtype}")
 
 
 def check_finite(value: Tensor, name: str, where: str) -> None:
     """Refuse NaN and infinity, which would turn every vector into NaN."""
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         count = int((~torch.isfinite(value)).sum())
-        raise ElmoError(f"{where} has {count} values in {name} that are not finite numbers; the file is damaged")
+        raise ElmoError(
+            f"{where} has {count} values in {name} that are not finite numbers; the file is damaged: fetch it again"
+        )
 
 
 def check_shape(got: tuple[int, ...], expected: tuple[int, ...], name: str, where: str) -> None:

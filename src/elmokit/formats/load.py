@@ -55,7 +55,7 @@ def _file(path: str | Path) -> tuple[Source, str]:
     except OSError as error:
         raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
     if not found:
-        raise ElmoError(f"{path} does not exist or is no file")
+        raise ElmoError(f"{path} does not exist or is no file; check the name")
     return FolderSource(path.parent), path.name
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.checkpoint import Checkpoint, check_plain, check_shape
+from elmokit.formats.checkpoint import Checkpoint, check_finite, check_plain, check_shape
 from elmokit.formats.options import read_clip
 from elmokit.formats.source import FolderSource, Source, read_json, read_text
 from elmokit.text.chars import SymbolTable
@@ -60,9 +60,12 @@ def read_manylangs(source: Source) -> Checkpoint:
         tensors = load_tensors(source, name)
         for theirs, shape, ours in table:
             if theirs not in tensors:
-                raise ElmoError(f"{source.describe(name)} lacks {theirs}, which {where} asks for")
+                raise ElmoError(
+                    f"{source.describe(name)} lacks {theirs}, which {where} asks for: the two do not belong together"
+                )
             check_shape(tuple(tensors[theirs].shape), shape, theirs, source.describe(name))
             check_plain(tensors[theirs], theirs, source.describe(name))
+            check_finite(tensors[theirs], theirs, source.describe(name))
             weights.update(ours(tensors[theirs].to(torch.float32, copy=True)))  # a pickle's tensors may share memory
     return Checkpoint(
         config,
@@ -89,8 +92,11 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
         except _DAMAGE as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
             raise ElmoError(f"{where} is not a whole PyTorch file ({reason}); fetch it again") from error
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise ElmoError(f"{where} must hold named tensors, got {type(tensors).__name__}")
+    if not isinstance(tensors, Mapping):
+        raise ElmoError(f"{where} must hold named tensors, got {type(tensors).__name__}; fetch it again")
+    for key, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise ElmoError(f"{where} must hold named tensors, got {type(value).__name__} as {key!r}; fetch it again")
     return tensors
 
 
@@ -249,7 +255,8 @@ def _read_words(source: Source) -> Vocabulary:
 
 
 def _read_symbols(source: Source) -> SymbolTable:
+    ids = _read_dic(source, "char.dic")
     try:
-        return SymbolTable(_read_dic(source, "char.dic"))
+        return SymbolTable(ids)
     except ElmoError as error:
         raise ElmoError(f"{source.describe('char.dic')}: {error}") from error

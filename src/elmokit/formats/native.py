@@ -153,9 +153,10 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
     specials = values.get("specials", [BEGIN, END, UNKNOWN])
     if not (isinstance(specials, list) and len(specials) == 3 and all(isinstance(word, str) for word in specials)):
         raise ElmoError(f"{source.describe('config.json')}: specials must be three words, got {specials!r}")
+    # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
+    words = read_text(source, "vocab.txt").split("\n")[:-1]
     try:
-        # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
-        return Vocabulary(read_text(source, "vocab.txt").split("\n")[:-1], specials=tuple(specials))
+        return Vocabulary(words, specials=tuple(specials))
     except ElmoError as error:
         raise ElmoError(f"{source.describe('vocab.txt')}: {error}") from error
 

@@ -8,15 +8,17 @@ from typing import Any
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
 
+_KINDS: dict[type, str] = {int: "a whole number", str: "a word", list: "a list", Mapping: "an object with named values"}
 
-def _get(options: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:  # noqa: ANN401
+
+def _get(options: Mapping[str, Any], key: str, kind: type, where: str) -> Any:  # noqa: ANN401
     value: Any = options
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise ElmoError(f"{where} needs the key {key}")
+            raise ElmoError(f"{where} needs the key {key}; take the options.json that came with the weights")
         value = value[part]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ElmoError(f"{where}: {key} has the wrong type, got {value!r}")
+        raise ElmoError(f"{where}: {key} must be {_KINDS[kind]}, got {value!r}")
     return value
 
 

@@ -138,7 +138,9 @@ def read_text(source: Source, name: str) -> str:
     try:
         return read_bytes(source, name).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ElmoError(f"{source.describe(name)} must be UTF-8, got {error.reason} at byte {error.start}") from error
+        raise ElmoError(
+            f"{source.describe(name)} must be UTF-8, got {error.reason} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def read_json(source: Source, name: str) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def read_json(source: Source, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}") from error
+        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}; mend it or fetch it again") from error
     if not isinstance(value, dict):
-        raise ElmoError(f"{source.describe(name)} must hold a JSON object, got {type(value).__name__}")
+        raise ElmoError(f"{source.describe(name)} must hold a JSON object, got {type(value).__name__}; fetch it again")
     return value

@@ -42,19 +42,19 @@ def lstm(
         width = filled(running[start])
         stop = min(len(running), start + max(1, BLOCK_TOKENS // width))
         products = _input_products(x, rows, lengths[order], weights.input, bias, (start, stop, width), reverse=reverse)
-        for step in range(start, stop):
+        for step, product in enumerate(products.unbind(0), start=start):
             n, before = running[step], running[max(step - 1, 0)]
             if n < before:
                 ended.append((h[n:before], c[n:before]))
             width = filled(n)
-            h, c = h[:width], c[:width]
-            z = _add_recurrent(products[step - start, :width], h, weights.recurrent)  # [width, 4H]
+            h, c = _first(h, width), _first(c, width)
+            z = _add_recurrent(_first(product, width), h, weights.recurrent)  # [width, 4H]
             i, f, g, o = z.chunk(4, dim=-1)
             c = clip(torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g), weights.cell_clip)
             h = torch.sigmoid(o) * torch.tanh(c)
             if weights.projection is not None:
                 h = clip(linear(h, weights.projection), weights.projection_clip)
-            steps.append(h[:n])
+            steps.append(_first(h, n))
         start = stop
 
     out = x.new_zeros(batch, x.shape[1], h.shape[1])
@@ -65,6 +65,11 @@ def lstm(
     back = torch.argsort(order).to(x.device)
     last_h, last_c = (torch.cat(states)[back] for states in zip(*reversed(ended), strict=True))
     return out, last_h, last_c
+
+
+def _first(values: Tensor, n: int) -> Tensor:
+    """The first n rows; all of them without a slice, whose gradient would be a copy."""
+    return values if len(values) == n else values[:n]
 
 
 def _add_recurrent(products: Tensor, h: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""README and docs as a user meets them: every command and every example is run."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from elmokit import Elmo
+from model_files import make_manylangs, write_manylangs
+from tiny_models import tiny_checkpoint
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# A block behind `<!-- before -->` is the code of another system, shown for comparison.
+BLOCK = re.compile(r"(?P<before><!-- before -->\n)?```(?P<kind>bash|python)\n(?P<body>.*?)```", re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [(match["kind"], match["body"]) for match in found if not match["before"]]
+
+
+@pytest.fixture
+def user_folder(tmp_path, monkeypatch) -> Path:
+    """What the pages assume: models of several kinds, a text, and the folder that `make demo` leaves."""
+    elmo = Elmo(tiny_checkpoint(head=True))
+    elmo.save(tmp_path / "examples" / "tiny-model")
+    elmo.save(tmp_path, format="bilm")
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.write(tmp_path / "weights.hdf5", "model.hdf5")
+        archive.write(tmp_path / "options.json", "options.json")
+    write_manylangs(tmp_path / "manylangs", make_manylangs())
+    (tmp_path / "sentences.txt").write_text("The bank raised rates .\nA river bank .\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_and_command_runs(page, user_folder):
+    """In the order of the page: a command may write what an example reads."""
+    namespace: dict[str, object] = {}
+    for number, (kind, body) in enumerate(blocks(page)):
+        if kind == "python":
+            exec(compile(body, f"{page.name} block {number}", "exec"), namespace)
+        else:
+            for line in body.replace("\\\n", " ").splitlines():
+                if command := line.split(" #")[0].strip():
+                    run(command)
+
+
+def run(command: str) -> None:
+    if command.startswith(("make ", "pip ", "git ", "cd ")):
+        check_set_up(command)
+        return
+    assert command.startswith("elmo "), f"the test does not know the command: {command}"
+    # `elmo` of this environment, whether or not it is on the path.
+    shell = f'elmo() {{ {sys.executable} -m elmokit "$@"; }}; {command}'
+    result = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert result.returncode == 0, f"{command}\n{result.stderr}"
+
+
+def check_set_up(command: str) -> None:
+    """Set-up cannot be run inside the tests it runs; its targets and extras must exist."""
+    if command.startswith("make ") and shutil.which("make"):
+        subprocess.run(["make", "-n", "-C", str(ROOT), command.split()[1]], check=True, capture_output=True)
+    for extra in re.findall(r"elmokit\[(\w+)\]", command):
+        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_readme_opens_with_the_two_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("make demo") < text.index("make test") < 1200
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
