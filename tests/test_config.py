@@ -22,9 +22,11 @@ def test_sizes():
     [
         (lambda: LstmConfig(0, 4), "cell_size must be a whole number of at least 1, got 0"),
         (lambda: LstmConfig(8, 4.0), "output_size must be a whole number"),
-        (lambda: LstmConfig(10**12, 4), "cell_size must be a whole number"),
+        (lambda: LstmConfig(10**12, 4), "cell_size must be at most 2147483647"),
+        (lambda: LstmConfig(8, 4, cell_clip=2**70), "cell_clip must be a positive number up to"),
+        (lambda: CharacterConfig(filters=((1, 2),), max_characters=10**6), "max_characters must be at most 65536"),
         (lambda: LstmConfig(8, 4, projection=False), "must be the cell_size 8 where there is no projection"),
-        (lambda: LstmConfig(8, 4, cell_clip=-1), "cell_clip must be a positive number or absent, got -1"),
+        (lambda: LstmConfig(8, 4, cell_clip=-1), "cell_clip must be a positive number up to 1e.18 or absent, got -1"),
         (lambda: LstmConfig(8, 4, projection_clip=float("inf")), "projection_clip must be"),
         (lambda: LstmConfig(8, 4, forget_bias=0.5), "forget_bias must be 0 or 1"),
         (lambda: LstmConfig(8, 4, skip_connections=1), "skip_connections must be true or false"),

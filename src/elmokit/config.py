@@ -18,11 +18,17 @@ Activation = Literal["relu", "tanh"]
 Alphabet = Literal["bytes", "symbols"]
 
 _LARGEST = 2**31 - 1
+_MOST_CHARACTERS = 2**16
+"""Beyond this a damaged file would turn each word into millions of ids."""
+_LARGEST_CLIP = 1e18
+"""torch clamps to no whole number above 2**63."""
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+def _whole(name: str, value: object, least: int, most: int = _LARGEST) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ElmoError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if value > most:
+        raise ElmoError(f"{name} must be at most {most}, got {value}")
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -38,8 +44,8 @@ def _flag(name: str, value: object) -> None:
 def _clip(name: str, value: object) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ElmoError(f"{name} must be a positive number or absent, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST_CLIP:
+        raise ElmoError(f"{name} must be a positive number up to {_LARGEST_CLIP:g} or absent, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class CharacterConfig:
         object.__setattr__(self, "filters", tuple(tuple(pair) for pair in self.filters))
         if not self.filters:
             raise ElmoError("filters must name at least one convolution, got none")
-        _whole("max_characters", self.max_characters, 3)
+        _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
         for pair in self.filters:
             if len(pair) != 2:
                 raise ElmoError(f"filters must be pairs of width and count, got {pair!r}")
@@ -107,7 +113,7 @@ class WordConfig:
         _whole("n_words", self.n_words, 1)
         _whole("embedding_size", self.embedding_size, 1)
         if self.max_characters is not None:
-            _whole("max_characters", self.max_characters, 3)
+            _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
 
 
 @dataclass(frozen=True)

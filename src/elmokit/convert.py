@@ -27,7 +27,10 @@ def convert_model(
     overwrite: bool = False,
 ) -> Path:
     """Convert the model at `source` and return what was written."""
-    _check_target(target, to, overwrite=overwrite)
+    try:
+        _check_target(target, to, overwrite=overwrite)
+    except OSError as error:
+        raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
     checkpoint = read_checkpoint(source, options=options, vocab=vocab)
     if to == "elmokit":
         write_native(checkpoint, target)

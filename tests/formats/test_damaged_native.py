@@ -51,7 +51,7 @@ CONFIG = [
     ("model.lstm", KeyError, "needs the key lstm"),
     ("model.lstm", 7, "lstm must be an object"),
     ("model.lstm.cell_size", "7", "cell_size must be a whole number"),
-    ("model.lstm.cell_size", 10**12, "cell_size must be a whole number"),
+    ("model.lstm.cell_size", 10**12, "cell_size must be at most"),
     ("model.lstm.cell_size", KeyError, "lstm needs the key cell_size"),
     ("model.lstm.colour", "red", "lstm has no key colour"),
     ("model.lstm.forget_bias", 0.5, "forget_bias must be 0 or 1"),

@@ -16,8 +16,6 @@ from elmokit.model.bilm import BiLM
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
 from elmokit.text.vocab import Vocabulary
 
-_MOST_CHARACTERS = 1 << 16  # or a word would become a list of a billion ids
-_MOST_CLIP = 1e18  # torch takes no whole number above 2**63
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -45,7 +43,6 @@ class Checkpoint:
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
 
     def __post_init__(self) -> None:
-        self._check_bounds()
         expected = self._expected_shapes()
         for name, shape in expected.items():
             if name not in self.weights:
@@ -65,16 +62,6 @@ class Checkpoint:
                 check_finite(value, f"{part}{name}", self.where)
         self._check_symbols()
         self.use_vocabulary(self.vocab)
-
-    def _check_bounds(self) -> None:
-        """Refuse what no weight depends on, so that only encoding would tell."""
-        lstm, parts = self.config.lstm, (self.config.characters, self.config.words)
-        longest = max(part.max_characters or 0 for part in parts if part)
-        if longest > _MOST_CHARACTERS:
-            raise ElmoError(f"{self.where}: max_characters must be at most {_MOST_CHARACTERS}, got {longest}")
-        clip = max(lstm.cell_clip or 0, lstm.projection_clip or 0)
-        if clip > _MOST_CLIP:
-            raise ElmoError(f"{self.where}: a clip must be at most {_MOST_CLIP:g}, got {clip}")
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of BiLM's parameters, found without memory for them."""
