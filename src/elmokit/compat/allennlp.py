@@ -208,8 +208,13 @@ class ElmoTokenEmbedder(nn.Module):
         """Numbers in a vector."""
         return self.output_dim
 
-    def forward(self, elmo_tokens: Tensor, word_inputs: Tensor | None = None) -> Tensor:
-        """elmo_tokens [..., T, 50], word_inputs [..., T] → [..., T, D]."""
+    def forward(
+        self, elmo_tokens: Tensor | None = None, word_inputs: Tensor | None = None, *, inputs: Tensor | None = None
+    ) -> Tensor:
+        """elmo_tokens [..., T, 50], which AllenNLP 0.9 called `inputs`, and word_inputs [..., T] → [..., T, D]."""
+        elmo_tokens = inputs if elmo_tokens is None else elmo_tokens
+        if elmo_tokens is None:
+            raise ConfigurationError("ElmoTokenEmbedder takes character ids [B, T, 50], got none")
         vectors: Tensor = self._elmo(elmo_tokens, word_inputs)["elmo_representations"][0]
         return vectors if self._projection is None else self._projection(vectors)
 

@@ -134,7 +134,7 @@ class _ElmoCharacterEncoder(nn.Module):
 
     @property
     def _device(self) -> torch.device:
-        return next(self.token_encoder.parameters()).device
+        return self.token_encoder.device
 
 
 class _ElmoLstm(nn.Module):
@@ -152,6 +152,9 @@ class _ElmoLstm(nn.Module):
         for name in ("forward_lstm", "backward_lstm")[: checkpoint.config.n_directions]:
             _fill(getattr(self.bilm, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)
         self.stateful = stateful
+        lstm = checkpoint.config.lstm
+        self.input_size = self.hidden_size = lstm.output_size
+        self.cell_size, self.num_layers = lstm.cell_size, lstm.n_layers
         self._states: tuple[Tensor, Tensor] | None = None
         self.rows = lstm_rows(checkpoint.config)
         keep_names(self)

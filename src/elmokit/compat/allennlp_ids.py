@@ -58,6 +58,11 @@ class ELMoCharacterMapper:
     def __init__(self, tokens_to_add: Mapping[str, int] | None = None) -> None:
         self.tokens_to_add = dict(tokens_to_add or {})
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ELMoCharacterMapper) and self.tokens_to_add == other.tokens_to_add
+
+    __hash__ = None  # type: ignore[assignment]
+
     def convert_word_to_char_ids(self, word: str) -> list[int]:
         """The ids of one word."""
         ids = chars.byte_ids(word, WIDTH)

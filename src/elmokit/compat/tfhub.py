@@ -5,9 +5,8 @@ Change `import tensorflow_hub as hub` to `from elmokit.compat import tfhub as hu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -55,47 +54,101 @@ class Module(nn.Module):
         """Sentences, split at spaces, or with `signature="tokens"` padded tokens and `sequence_len`.
 
         Returns `default` [B, D], the mean over each sentence's own tokens, or with `as_dict` every output:
-        `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D] and `default`.
+        `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D], `default`, and `sequence_len` [B].
         """
         if signature not in (None, "default", "tokens"):
             raise ElmoError(f"signature must be default or tokens, got {signature!r}")
         out = self._tokens(inputs) if signature == "tokens" else self._default(inputs)
         if not as_dict:
             return out["default"]
-        return {name: value for name, value in out.items() if name in _KEYS or name.startswith("lstm_outputs")}
+        kept = {name: value for name, value in out.items() if name in _KEYS or name.startswith("lstm_outputs")}
+        return kept | {"sequence_len": out["sequence_len"].int()}
+
+    @property
+    def signatures(self) -> dict[str, Callable[..., dict[str, Tensor]]]:
+        """`hub.load(path).signatures["default"](sentences)` and `["tokens"](tokens=…, sequence_len=…)`."""
+
+        def default(sentences: object = None, **named: object) -> dict[str, Tensor]:
+            outputs: dict[str, Tensor] = self(named or sentences, as_dict=True)
+            return outputs
+
+        def tokens(tokens: object, sequence_len: object) -> dict[str, Tensor]:
+            inputs = {"tokens": tokens, "sequence_len": sequence_len}
+            outputs: dict[str, Tensor] = self(inputs, signature="tokens", as_dict=True)
+            return outputs
+
+        return {"default": default, "tokens": tokens}
 
     def _default(self, inputs: object) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
-            inputs = next(iter(inputs.values()))
-        if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
-            raise ElmoError("the default signature takes a list of sentences, got a single value")
+            inputs = next(iter(inputs.values()), None)
         # At spaces alone, as TF-Hub did: other white space stays inside a token.
-        sentences = [[token for token in _text(sentence).split(" ") if token] for sentence in inputs]
+        sentences = [[token for token in _text(sentence).split(" ") if token] for sentence in _items(inputs)]
         return self.elmo(tokens=sentences)  # type: ignore[no-any-return]
 
     def _tokens(self, inputs: object) -> dict[str, Any]:
         if not isinstance(inputs, Mapping) or not {"tokens", "sequence_len"} <= set(inputs):
             raise ElmoError('the tokens signature takes {"tokens": [[…]], "sequence_len": […]}')
-        rows = [[_text(token) for token in row] for row in inputs["tokens"]]
-        return self.elmo(tokens=rows, sequence_len=inputs["sequence_len"])  # type: ignore[no-any-return]
+        rows = [[_text(token) for token in _items(row)] for row in _items(inputs["tokens"])]
+        lengths = [int(length) for length in _items(inputs["sequence_len"])]
+        return self.elmo(tokens=rows, sequence_len=lengths)  # type: ignore[no-any-return]
 
 
-def load(handle: str | Path, tags: object = None, **arguments: Any) -> SimpleNamespace:  # noqa: ANN401 - Module's
-    """`hub.load(path)`: `.signatures["default"](sentences)` and `.signatures["tokens"](tokens=…, sequence_len=…)`."""
-    module = Module(handle, tags=tags, **arguments)
+class KerasLayer(Module):
+    """`hub.KerasLayer(path, signature=…, output_key=…)`, called on sentences; it is no layer of a Keras model."""
 
-    def default(sentences: Sequence[str]) -> dict[str, Tensor]:
-        outputs: dict[str, Tensor] = module(sentences, as_dict=True)
-        return outputs
+    def __init__(
+        self,
+        handle: str | Path,
+        trainable: bool = False,
+        arguments: object = None,
+        _sentinel: None = None,
+        tags: object = None,
+        signature: Signature | None = None,
+        signature_outputs_as_dict: bool | None = None,
+        output_key: str | None = None,
+        output_shape: object = None,
+        *,
+        options: str | Path | None = None,
+        device: str | None = None,
+        **keras: object,
+    ) -> None:
+        """As in TF-Hub; what concerns Keras alone (`arguments`, `output_shape`, `input_shape`, `dtype`) is ignored."""
+        super().__init__(handle, trainable, tags=tags, options=options, device=device)
+        self._signature: Signature | None = signature
+        self._as_dict, self._output_key = bool(signature_outputs_as_dict), output_key
 
-    def tokens(tokens: Sequence[Sequence[str]], sequence_len: Sequence[int]) -> dict[str, Tensor]:
-        outputs: dict[str, Tensor] = module(
-            {"tokens": tokens, "sequence_len": sequence_len}, signature="tokens", as_dict=True
-        )
-        return outputs
+    def forward(
+        self, inputs: object = None, _sentinel: None = None, signature: Signature | None = None, as_dict: bool = False
+    ) -> Any:  # noqa: ANN401 - a tensor, or a dict of them
+        """Sentences or tokens, as the signature given to the constructor says → the output asked for there."""
+        outputs = super().forward(inputs, signature=signature or self._signature, as_dict=True)
+        if as_dict or self._as_dict:
+            return outputs
+        key = self._output_key or "default"
+        if key not in outputs:
+            raise ElmoError(f"output_key must be one of {', '.join(outputs)}, got {key!r}")
+        return outputs[key]
 
-    signatures: dict[str, Callable[..., dict[str, Tensor]]] = {"default": default, "tokens": tokens}
-    return SimpleNamespace(signatures=signatures, module=module)
+
+def load(handle: str | Path, tags: object = None, **arguments: Any) -> Module:  # noqa: ANN401 - Module's
+    """`hub.load(path)`: the module, with `.signatures`."""
+    return Module(handle, tags=tags, **arguments)
+
+
+def _items(values: object) -> list[Any]:
+    """The parts of a list or array, TensorFlow's eager tensors among them."""
+    if hasattr(values, "numpy"):
+        values = values.numpy()
+    try:
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise TypeError
+        return list(values)
+    except TypeError as error:  # TensorFlow's symbolic tensors raise it when they are read
+        raise ElmoError(
+            f"ELMo takes a list or an array of values, got {type(values).__name__}: compute the vectors first and feed "
+            "them to a Keras model or a session as numbers"
+        ) from error
 
 
 def _text(value: object) -> str:

@@ -93,8 +93,10 @@ class BiLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.parameters()).device
+        """Where the weights lie; asked of a weight by name, since the copies of DataParallel list no parameters."""
+        bias = self.forward_lstm.layers[0].bias
+        assert isinstance(bias, Tensor)
+        return bias.device
 
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
         """ids [U, M] and/or words [U] → token vectors [U, P], which know no context."""
@@ -125,8 +127,8 @@ class BiLM(nn.Module):
     def zero_state(self, batch: int) -> State:
         """The state that every sentence starts from unless one is given."""
         weight, lstm = self.forward_lstm.layers[0].bias, self.config.lstm
-        shape = (self.config.n_directions, lstm.n_layers, batch)
         assert isinstance(weight, Tensor)
+        shape = (self.config.n_directions, lstm.n_layers, batch)
         return State(weight.new_zeros(*shape, lstm.output_size), weight.new_zeros(*shape, lstm.cell_size))
 
 

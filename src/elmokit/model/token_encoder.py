@@ -26,6 +26,13 @@ class TokenEncoder(nn.Module):
         if config.token_projection:
             self.projection = nn.Linear(config.parts_size, config.lstm.output_size)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        table = self.words if self.char_cnn is None else self.char_cnn.embedding
+        assert table is not None
+        return table.weight.device
+
     def forward(self, characters: Tensor | None, words: Tensor | None) -> Tensor:
         """characters [U, M], words [U] → [U, P]."""
         parts: list[Tensor] = []
