@@ -16,7 +16,9 @@ import pytest
 
 from elmokit import Elmo, __version__
 from elmokit.cli import main
+from elmokit.embed_command import fingerprint, readable
 from elmokit.output import read_vectors
+from elmokit.text.vocab import Vocabulary
 
 TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
 
@@ -46,6 +48,7 @@ def test_version_and_help(capsys):
     assert status == 0
     for name in ("embed", "info", "convert"):
         assert name in out
+    assert call(capsys) == (0, out, "")
 
 
 def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
@@ -148,7 +151,7 @@ def test_stopped_killed_and_resumed_loses_nothing_and_doubles_nothing(tmp_path, 
     arguments = ["embed", "--model", model_folder, "--input", text, "--output", output, "--batch-tokens", 64]
     status, err = start_and_stop(arguments, partial, signal.SIGINT)
     assert status == 130
-    assert b"--resume goes on from here" in err
+    assert err.endswith(b"elmo: interrupted; --resume goes on from here\n")
     refused = elmo(*arguments)
     assert refused.returncode == 2
     assert b"--resume" in refused.stderr
@@ -207,6 +210,11 @@ def test_a_reader_that_leaves_ends_it_quietly(model_folder):
         (["embed", "x", "--model", "{model}", "--resume"], "--resume goes with"),
         (["embed", "x", "--model", "{model}", "--batch-tokens", "0"], "--batch-tokens"),
         (["embed", "x", "--model", "{model}", "--device", "abacus"], "the device 'abacus' cannot be used here"),
+        (["embed", "x", "--model", ""], "--model must not be empty"),
+        (["embed", "--model", "{model}", "--input", ""], "--input must not be empty"),
+        (["embed", "x", "--model", "{model}", "--output", ""], "--output must not be empty"),
+        (["info", ""], "MODEL must not be empty"),
+        (["embed", "x", "--model", "{model}", "--output", "x" * 250 + ".h5"], "File name too long"),
         (["embed", "--nonsense"], "No such option: --nonsense"),
         (["frobnicate"], "frobnicate"),
         (["info"], "MODEL"),
@@ -247,3 +255,135 @@ def test_info_and_convert(capsys, tmp_path, model_folder):
     np.testing.assert_array_equal(
         elmo_words.encode(["the bank"], output="layers")[0], plain.encode(["the bank"], output="layers")[0]
     )
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+@pytest.mark.parametrize("option", ["input", "model", "vocab"])
+def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder, link, option):
+    weights = next(path for path in model_folder.iterdir() if path.suffix == ".safetensors")
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(b"the bank\n")
+    if option == "model":
+        source = model_folder / "v.npz"
+        source.write_bytes(weights.read_bytes())
+    output = source
+    if link:
+        output = tmp_path / "other.npz"
+        link(source, output)
+    before = source.read_bytes()
+    arguments = {"model": model_folder, "input": source, **({} if option == "input" else {option: source})}
+    if option == "model":
+        arguments = {"model": model_folder, "input": tmp_path / "source.jsonl"}
+    given = [part for name, value in arguments.items() if value for part in (f"--{name}", value)]
+    status, _, err = call(capsys, "embed", *given, "--output", output)
+    assert status == 2
+    assert "--output must not be a file that" in err
+    assert source.read_bytes() == before
+
+
+def test_the_fingerprint_covers_all_that_decides_the_vectors(model_folder):
+    names = set()
+    for change in ("nothing", "no vocabulary", "a word", "layer norm", "a number"):
+        model = Elmo.load(model_folder)
+        if change == "no vocabulary":
+            model.vocab = None
+        elif change == "a word":
+            model.vocab = Vocabulary([*model.vocab, "another"])
+        elif change == "layer norm":
+            model.mixes[0].layer_norm = "sentence"
+        elif change == "a number":
+            model.mixes[0].gamma.data += 1
+        names.add(fingerprint(model))
+    assert len(names) == 5
+    assert fingerprint(Elmo.load(model_folder)) in names
+
+
+@pytest.mark.parametrize("kind", ["standard input", "arguments"])
+def test_resume_of_any_kind_of_input(tmp_path, model_folder, kind):
+    output, lines = tmp_path / "v.npz", [f"the bank {n}" for n in range(3000)]
+    given = lines if kind == "arguments" else []
+    arguments = ["embed", *given, "--model", model_folder, "--output", output, "--batch-tokens", 64]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elmokit", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process.stdin as pipe:
+        pipe.write(b"" if given else "\n".join(lines).encode())
+    partial = tmp_path / "v.npz.partial" / "vectors.bin"
+    while process.poll() is None and not (partial.exists() and partial.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 130, err
+    resumed = elmo(*arguments, "--resume", stdin=b"" if given else "\n".join(lines).encode())
+    assert resumed.returncode == 0, resumed.stderr
+    assert b"by an earlier run" in resumed.stderr
+    assert [" ".join(tokens) for tokens, _ in read_vectors(output)] == lines
+
+
+def shell(command: str, **options) -> subprocess.CompletedProcess:
+    whole = command.replace("elmo ", f"{sys.executable} -m elmokit ", 1)
+    return subprocess.run(["bash", "-c", whole], capture_output=True, check=False, **options)
+
+
+def test_closed_streams(tmp_path, model_folder):
+    for dash in ("", "--input -", "-"):
+        result = shell(f"elmo embed {dash} --model {model_folder} <&-")
+        assert result.returncode == 2
+        assert result.stderr.startswith(b"elmo: nothing to embed")
+    result = shell(f"elmo embed 'the bank' --model {model_folder} --output {tmp_path / 'v.h5'} 2>&-")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+    assert [tokens for tokens, _ in read_vectors(tmp_path / "v.h5")] == [["the", "bank"]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+@pytest.mark.parametrize("command", ["--help", "--version", "info {model}", "embed x --model {model}"])
+def test_a_stdout_that_cannot_be_written_is_one_sentence(model_folder, command):
+    result = shell(f"elmo {command.format(model=model_folder)} >/dev/full")
+    assert result.returncode == 2
+    assert result.stderr == b"elmo: standard output cannot be written: No space left on device\n"
+
+
+def test_a_stdout_that_is_not_utf8(model_folder):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = elmo("embed", "the élan", "--model", model_folder, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(b"the ?lan\n")
+
+
+def test_each_line_shows_as_it_comes(model_folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elmokit", "embed", "--model", str(model_folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        for word in (b"a", b"bank"):
+            process.stdin.write(word + b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"  " + word + b"\n")  # while standard input is still open
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_readable_keeps_what_shapes_letters_and_nothing_that_moves_them():
+    shown = "👩\u200d🚀 می\u200cخواهم e\u0301"
+    assert readable([shown], np.zeros((1, 2), np.float32)).endswith(f"  {shown}")
+    for control in "\u202e\u2066\u200f\x1b\x00\ud800":
+        assert readable([f"a{control}b"], np.zeros((1, 2), np.float32)).endswith("  a\ufffdb")
+
+
+def test_one_is_singular(capsys, tmp_path, model_folder):
+    _, _, err = call(capsys, "embed", "bank", "--model", model_folder, "--output", tmp_path / "v.npz")
+    assert err.endswith(": 1 sentence, 1 token\n")
+
+
+def test_ctrl_c_before_anything_is_kept_says_no_more(capsys, monkeypatch, tmp_path, model_folder):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Elmo, "load", interrupted)
+    status, _, err = call(capsys, "embed", "x", "--model", model_folder, "--output", tmp_path / "v.h5")
+    assert (status, err) == (130, "elmo: interrupted\n")

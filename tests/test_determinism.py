@@ -7,12 +7,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elmokit.config import CharacterConfig, LstmConfig
+from elmokit.ops.linear import linear
 from tiny_models import tiny_config, word_config
 
 tokens = st.text(max_size=12).filter(lambda text: text not in ("<S>", "</S>"))
 sentences = st.lists(st.lists(tokens, max_size=9), min_size=1, max_size=9)
+
+
+def rows_are_exact() -> bool:
+    """Whether this machine's matrix products treat a row alike in any batch (docs/determinism.md says which do)."""
+    generator = torch.Generator().manual_seed(0)
+    for size_in, size_out in ((16, 64), (64, 256), (1024, 128)):
+        x, weight = (torch.randn(n, size_in, generator=generator) for n in (96, size_out))
+        whole = linear(x, weight)
+        if not all(torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in range(1, 96)):
+            return False
+    return True
+
+
+EXACT = rows_are_exact()
 # An LSTM whose weights are this large is chaotic: a difference in the last digit would grow a thousandfold.
-WILD = 6.0
+WILD = 6.0 if EXACT else 1.0
+
+
+def assert_same(one, other) -> None:
+    if EXACT:
+        assert np.array_equal(one, other)
+    else:
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
 CONFIGS = {
     "awkward": tiny_config(),
     "words": word_config(),
@@ -33,8 +57,8 @@ def test_alone_in_any_batch_in_any_order(make_elmo, name, batch, seed):
     order = np.random.default_rng(seed).permutation(len(batch))
     shuffled = elmo.encode([batch[i] for i in order], output="layers", batch_tokens=1 + seed % 40)
     for place, index in enumerate(order):
-        assert np.array_equal(shuffled[place], together[index])
-        assert np.array_equal(elmo.encode([batch[index]], output="layers")[0], together[index])
+        assert_same(shuffled[place], together[index])
+        assert_same(elmo.encode([batch[index]], output="layers")[0], together[index])
 
 
 @same
@@ -44,9 +68,9 @@ def test_call_equals_encode_whatever_the_padding(make_elmo, batch):
     longest = max(len(row) for row in batch) + 3
     out = elmo(tokens=[row + [""] * (longest - len(row)) for row in batch], sequence_len=[len(row) for row in batch])
     for row, vectors in enumerate(elmo.encode(batch)):
-        assert np.array_equal(out["elmo"][row, : len(vectors)].detach().numpy(), vectors)
+        assert_same(out["elmo"][row, : len(vectors)].detach().numpy(), vectors)
     with_more = elmo([*batch, ["x"] * longest])
-    assert torch.equal(with_more["elmo"][0, : len(batch[0])], out["elmo"][0, : len(batch[0])])
+    assert_same(with_more["elmo"][0, : len(batch[0])].detach(), out["elmo"][0, : len(batch[0])].detach())
 
 
 def test_earlier_calls_leave_no_trace(make_elmo):
@@ -54,21 +78,23 @@ def test_earlier_calls_leave_no_trace(make_elmo):
     first = elmo.encode(["the bank of money"])[0]
     elmo(["something else entirely", "and more"])
     elmo.encode(["x y z"] * 20)
-    assert np.array_equal(elmo.encode(["the bank of money"])[0], first)
+    assert_same(elmo.encode(["the bank of money"])[0], first)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_any_number_of_threads(make_elmo, threads):
+def test_any_number_of_threads(make_elmo):
     before = torch.get_num_threads()
-    elmo = make_elmo(CONFIGS["round"], scale=WILD)
+    config = tiny_config(lstm=LstmConfig(512, 64), characters=CharacterConfig(filters=((1, 64), (3, 256)), n_highway=1))
+    elmo = make_elmo(config, scale=1.0)
     text = [f"a sentence with number {n} in it" for n in range(30)]
-    once = elmo.encode(text)
-    torch.set_num_threads(threads)
+    found = []
     try:
-        for one, other in zip(once, elmo.encode(text), strict=True):
-            assert np.array_equal(one, other)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(elmo.encode(text))
     finally:
         torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        assert_same(one, other)
 
 
 def test_carried_state_goes_on_slot_by_slot(make_elmo):

@@ -69,7 +69,9 @@ def test_tokens_with_their_lengths(make_elmo):
     elmo = make_elmo()
     out = elmo(tokens=[["dogs", "are", "in", "the", "fog", ""], ["a", "", "", "", "", ""]], sequence_len=[5, 1])
     assert out["sequence_len"].tolist() == [5, 1]
-    torch.testing.assert_close(out["elmo"], elmo(["dogs are in the fog", "a"])["elmo"])
+    assert out["elmo"].shape == (2, 6, 12), "as wide as the rows came"
+    assert out["elmo"][:, 5].abs().max() == 0
+    torch.testing.assert_close(out["elmo"][:, :5], elmo(["dogs are in the fog", "a"])["elmo"])
     with pytest.raises(ElmoError, match="sequence_len must lie between 0 and the 1 tokens of its row, got 2"):
         elmo(tokens=[["a"]], sequence_len=[2])
     with pytest.raises(ElmoError, match="one of the two"):
@@ -157,6 +159,8 @@ def test_mistakes_in_the_constructor(make_elmo, arguments, message):
         ({"layer": -1}, "layer must be"),
         ({"output": "vectors"}, "output must be tokens, layers or sentence"),
         ({"output": "sentence", "pool": "sum"}, "pool must be one of"),
+        ({"pool": "max"}, "pool goes with output='sentence'"),
+        ({"output": "layers", "layer": 99}, "layer must be"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
     ],
 )
@@ -165,8 +169,51 @@ def test_mistakes_in_encode(make_elmo, arguments, message):
         make_elmo().encode(["a"], **arguments)
 
 
+def test_whole_numbers_of_numpy_are_whole_numbers(make_elmo):
+    elmo = make_elmo(head=True)
+    assert elmo.encode(["a"], layer=np.int64(1), batch_tokens=np.int64(5))[0].shape == (1, 12)
+    assert len(elmo.substitutes(["the", "bank"], np.int64(1), k=np.int64(2))) == 2
+
+
+def test_double_precision_is_saved_and_loaded_exactly(model_folder, tmp_path):
+    elmo = Elmo.load(model_folder, dtype="float64")
+    with torch.no_grad():
+        elmo.bilm.forward_lstm.layers[0].bias[0] = 1 / 3
+    elmo.save(tmp_path / "double")
+    again = Elmo.load(tmp_path / "double", dtype="float64")
+    assert again.bilm.forward_lstm.layers[0].bias[0].item() == 1 / 3
+
+
+def test_a_trained_mix_that_bilm_cannot_hold_is_mentioned(make_elmo, tmp_path, caplog):
+    elmo = make_elmo()
+    elmo.save(tmp_path / "fresh", format="bilm")
+    assert caplog.text == ""
+    with torch.no_grad():
+        elmo.mixes[0].gamma.fill_(2)
+    elmo.save(tmp_path / "trained", format="bilm")
+    assert "holds no mixes" in caplog.text
+
+
+def test_layer_norm_in_half_precision_and_at_padding(make_elmo):
+    elmo = make_elmo(layer_norm=True, scale=1.0).half()
+    out = elmo([["the", "bank"] * 40, ["a"]] * 40)["elmo"]
+    assert torch.isfinite(out).all()
+    assert out[1, 1:].abs().max() == 0
+
+
+def test_asking_does_not_move_the_carried_state(make_elmo):
+    elmo = make_elmo(head=True, state="carry")
+    elmo.encode(["the bank"])
+    assert elmo.substitutes("the bank", 1) == elmo.substitutes("the bank", 1)
+    elmo.half().encode(["the bank"])
+
+
 def test_wrong_sentences_are_named(make_elmo):
     elmo = make_elmo()
+    with pytest.raises(ElmoError, match="stream takes an iterable of sentences, got str"):
+        elmo.stream("one sentence")
+    with pytest.raises(ElmoError, match="sequence_len must be a list"):
+        elmo(tokens=[["a"]], sequence_len=5)
     with pytest.raises(ElmoError, match="a token must be a string, got 3"):
         elmo.encode([["a", 3]])
     with pytest.raises(ElmoError, match="a sentence must be a string or a list of tokens, got int"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -17,7 +18,6 @@ app = typer.Typer(
     name="elmo",
     help="ELMo on today's Python: load every released model, turn words in context into vectors.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -35,24 +35,59 @@ Segment = Literal["none", "english", "jieba", "chars"]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
+    _prepare_streams()
     logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
+    if not (sys.argv[1:] if arguments is None else arguments):
+        arguments = ["--help"]
     try:
         status = app(arguments, standalone_mode=False)
+        sys.stdout.flush()  # an error must show here, not while Python exits
     except ElmoError as error:
         _stop(str(error), 2)
     except usage_error as error:
         _stop(f"{error.format_message()} (elmo --help shows the usage)", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone (`elmo embed … | head`); leave quietly, and keep Python from flushing into the pipe.
+    except OSError as error:
+        if not _stdout_fails():
+            raise
+        # Keep Python from flushing into it once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        if isinstance(error, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
+            sys.exit(141)
+        _stop(f"standard output cannot be written: {error.strerror or error}", 2)
     if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
-        _stop("interrupted; where --output was given, --resume goes on from here", _INTERRUPTED)
+        _stop("interrupted", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _prepare_streams() -> None:
+    """Let stdout take any text, and put something in the place of a stream that the shell closed (`2>&-`)."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- open till the end, as stdout is
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _stdout_fails() -> bool:
+    """Whether an error came from stdout: what it could not write is still in its buffer and fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _refuse_empty(**values: str | None) -> None:
+    """An unset shell variable arrives as an empty string, which as a path would mean the current folder."""
+    for name, value in values.items():
+        if value is not None and not value.strip():
+            shown = name if name.isupper() else f"--{name}"
+            raise ElmoError(f"{shown} must not be empty: is a shell variable unset?")
 
 
 def _stop(message: str, status: int) -> None:
@@ -107,6 +142,7 @@ def embed(
     """Turn sentences into vectors: shown line by line, or written to a file."""
     from elmokit.embed_command import EmbedRequest, run_embed
 
+    _refuse_empty(model=model, options=options, vocab=vocab, input=input, output=output)
     if model is None:
         raise ElmoError("--model is needed: this version of elmokit brings no model of its own")
     if layer is None:
@@ -141,6 +177,7 @@ def info(
     from elmokit.formats.card import describe
     from elmokit.formats.load import read_checkpoint
 
+    _refuse_empty(MODEL=model, options=options, vocab=vocab)
     checkpoint = read_checkpoint(model, options=options, vocab=vocab)
     rows = [("file", checkpoint.where), *describe(checkpoint)]
     width = max(len(name) for name, _ in rows)
@@ -155,10 +192,13 @@ def convert(
     to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
     options: Options = None,
     vocab: Vocab = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what DST holds.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of a model that DST holds.")
+    ] = False,
 ) -> None:
     """Convert a model to elmokit's folder, to options.json + weights.hdf5, or to token embeddings."""
     from elmokit.convert import convert_model
 
+    _refuse_empty(SRC=source, DST=target, options=options, vocab=vocab)
     written = convert_model(Path(source), Path(target), to=to, options=options, vocab=vocab, overwrite=overwrite)
     print(f"wrote {written}")

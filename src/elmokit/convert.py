@@ -14,8 +14,6 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.formats.token_embeddings import write_token_embeddings
 
-_CHUNK = 4096
-
 
 def convert_model(
     source: Path,
@@ -47,17 +45,7 @@ def convert_model(
 def token_embeddings(elmo: Elmo) -> torch.Tensor:
     """The context-free vector of each word of the vocabulary, [V, P]."""
     assert elmo.vocab is not None
-    words = list(elmo.vocab)
-    parts = []
-    for start in range(0, len(words), _CHUNK):
-        ids = elmo.indexer(words[start : start + _CHUNK])
-        parts.append(
-            elmo.bilm.encode_types(
-                None if ids.characters is None else torch.from_numpy(ids.characters),
-                None if ids.words is None else torch.from_numpy(ids.words),
-            )
-        )
-    return torch.cat(parts)
+    return elmo.encode_types(list(elmo.vocab))
 
 
 def _check_target(target: Path, to: str, *, overwrite: bool) -> None:

@@ -5,10 +5,12 @@ text → tokens → ids → token encoder → two LSTM stacks → layers → mix
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -29,11 +31,13 @@ from elmokit.placement import choose_device, choose_dtype
 from elmokit.pooling import Pool, check_pool, pool_tokens
 from elmokit.text.sentences import Sentence, many, padded, tokens_of
 
+log = logging.getLogger(__name__)
+
 Vectors = NDArray[np.float32]
 Layer = Literal["mix", "top", "all"] | int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layers:
     """All layers of a batch."""
 
@@ -51,6 +55,11 @@ class Layers:
         lengths = self.lengths - 2
         inner = Layers(self.values[:, :, 1:-1], lengths)
         return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
+
+    def widened(self, width: int) -> Layers:
+        """The same with zeros up to so many positions."""
+        missing = max(0, width - self.values.shape[2])
+        return Layers(nn.functional.pad(self.values, (0, 0, 0, missing)), self.lengths)
 
 
 class Elmo(nn.Module):
@@ -82,7 +91,7 @@ class Elmo(nn.Module):
         super().__init__()
         if state not in ("zero", "carry"):
             raise ElmoError(f"state must be zero or carry, got {state!r}")
-        if not 0 <= dropout < 1:
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
             raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}")
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
@@ -144,25 +153,28 @@ class Elmo(nn.Module):
         if (sentences is None) == (tokens is None):
             raise ElmoError("Elmo takes sentences or tokens=, one of the two")
         if tokens is not None:
-            rows = many(tokens) if sequence_len is None else padded(tokens, [int(n) for n in sequence_len])
+            rows = many(tokens) if sequence_len is None else padded(tokens, sequence_len)
         elif sequence_len is not None:
             raise ElmoError("sequence_len goes with tokens=, not with sentences")
         else:
             assert sentences is not None
             rows = many(sentences)
-        layers = self.run(rows)
+        layers = self.layers_of(rows)
         if not self.boundaries:
             layers = layers.without_boundaries()
+        if tokens is not None:  # as wide as the rows came, as in TF-Hub
+            layers = layers.widened(max((len(row) for row in tokens), default=0) + 2 * self.boundaries)
         mask = layers.mask
-        mixes = [self.dropout(mix(layers.values, mask)) for mix in self.mixes]
         kept = mask.unsqueeze(-1)
+        # A layer norm shifts padded positions as well; they are 0 in every output.
+        mixes = [self.dropout(mix(layers.values, mask) * kept) for mix in self.mixes]
         lengths = layers.lengths.to(self.device)
         outputs = {f"lstm_outputs{number}": layer for number, layer in enumerate(layers.values[1:], start=1)}
         return {
             "word_emb": layers.values[0, :, :, : self.config.lstm.output_size],
             **outputs,
             "elmo": mixes[0],
-            "default": (mixes[0] * kept).sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
+            "default": mixes[0].sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
             "sequence_len": lengths,
             "layers": layers.values,
             "mask": mask,
@@ -175,18 +187,21 @@ class Elmo(nn.Module):
         *,
         output: Literal["tokens", "layers", "sentence"] = "tokens",
         layer: Layer = "mix",
-        pool: Pool = "mean",
+        pool: Pool | None = None,
         batch_tokens: int = BATCH_TOKENS,
     ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
         """Sentences → a list of float32 arrays [T, D]; a string is split on white space, a list is taken as tokens.
 
         `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
-        or a number from 0; `pool` ("mean", "max", "first", "last") never counts padding.
+        or a number from 0; `pool` ("mean", the default, "max", "first", "last") never counts padding.
         """
         if output not in ("tokens", "layers", "sentence"):
             raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
+        if pool is not None and output != "sentence":
+            raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
+        self._check_layer(layer)
         rows = many(sentences)
-        pooling = pool if output == "sentence" else None
+        pooling = (pool or "mean") if output == "sentence" else None
         stream = self.stream(
             rows, layer="all" if output == "layers" else layer, pool=pooling, batch_tokens=batch_tokens
         )
@@ -211,19 +226,21 @@ class Elmo(nn.Module):
         """
         self._check_layer(layer)
         check_pool(pool)
-        if not isinstance(batch_tokens, int) or batch_tokens < 1:
+        if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
             raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
         rows = (tokens_of(sentence) for sentence in sentences)
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[Vectors]:
-            return self._arrays(self.run(batch), layer, pool)
+            return self._arrays(self.layers_of(batch), layer, pool)
 
         if self.state == "carry":
             return iter(run(list(rows)))
         return encode_stream(rows, run, batch_tokens)
 
-    def run(self, sentences: Sequence[Sequence[str]]) -> Layers:
+    def layers_of(self, sentences: Sequence[Sequence[str]], *, keep_state: bool = True) -> Layers:
         """Lists of tokens → all layers with the boundaries in, each distinct word encoded once."""
         types: dict[str, int] = {self.indexer.begin: 0, self.indexer.end: 1}
         rows = []
@@ -232,16 +249,23 @@ class Elmo(nn.Module):
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
         longest = max(map(len, rows), default=2)
         places = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
-        ids = self.indexer(list(types))
-        table = self.bilm.encode_types(
+        table = self.encode_types(list(types))  # [U, P]
+        tokens_in = table[places.reshape(len(rows), longest).to(self.device)]  # [B, T, P]
+        carry = self.state == "carry" and keep_state
+        before = self._carried.resized(len(rows)).like(tokens_in) if carry and self._carried else None
+        values, last = self.bilm.contextualise(tokens_in, lengths, before)
+        if carry:
+            # Slots that a smaller batch did not use keep the state they have.
+            self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
+        return Layers(values, lengths)
+
+    def encode_types(self, words: Sequence[str]) -> Tensor:
+        """Distinct words → their vectors without context, [U, P]."""
+        ids = self.indexer(words)
+        return self.bilm.encode_types(
             None if ids.characters is None else torch.from_numpy(ids.characters),
             None if ids.words is None else torch.from_numpy(ids.words),
-        )  # [U, P]
-        tokens_in = table[places.reshape(len(rows), longest).to(self.device)]  # [B, T, P]
-        values, last = self.bilm.contextualise(tokens_in, lengths, self._initial_state(len(rows)))
-        if self.state == "carry":
-            self._keep(last)
-        return Layers(values, lengths)
+        )
 
     def reset_state(self) -> None:
         """Forget what `state="carry"` has carried: the next call starts from zero."""
@@ -253,7 +277,7 @@ class Elmo(nn.Module):
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
-            layers = self.run(batch)
+            layers = self.layers_of(batch)
             return [
                 model.log_probs(tokens, layers.values[-1, row, : len(tokens) + 2]) for row, tokens in enumerate(batch)
             ]
@@ -269,18 +293,27 @@ class Elmo(nn.Module):
     def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
         """The k words that both directions expect most in place of token `index`, with probabilities."""
         words = tokens_of(tokens)
-        if not -len(words) <= index < len(words):
-            raise ElmoError(f"index must name one of the {len(words)} tokens, got {index}")
-        if k < 1:
-            raise ElmoError(f"k must be at least 1, got {k}")
-        return self._language_model().substitutes(index % len(words), self.run([words]).values[-1, 0], k)
+        if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
+            raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")
+        if not isinstance(k, SupportsIndex) or k < 1:
+            raise ElmoError(f"k must be a whole number of at least 1, got {k!r}")
+        return self._language_model().substitutes(
+            index % len(words), self.layers_of([words], keep_state=False).values[-1, 0], k
+        )
 
     def save(self, folder: str | Path, *, format: Literal["elmokit", "bilm"] = "elmokit") -> None:
         """Write the model: our own folder, or options.json and weights.hdf5 that the older systems read."""
         if format not in ("elmokit", "bilm"):
             raise ElmoError(f"format must be elmokit or bilm, got {format!r}")
-        write = write_native if format == "elmokit" else write_bilm
-        write(self.checkpoint(), Path(folder))
+        if not str(folder):
+            raise ElmoError("the folder to save to must not be empty")
+        if format == "elmokit":
+            write_native(self.checkpoint(), Path(folder))
+            return
+        fresh = ScalarMix(self.config.n_outputs).state_dict()
+        if any(not torch.equal(v.float().cpu(), fresh[k]) for mix in self.mixes for k, v in mix.state_dict().items()):
+            log.warning("the bilm format holds no mixes: the trained ones of this model are not in %s", folder)
+        write_bilm(self.checkpoint(), Path(folder))
 
     def checkpoint(self) -> Checkpoint:
         """The model as the formats take it."""
@@ -288,7 +321,7 @@ class Elmo(nn.Module):
             self.config,
             {name: value.detach() for name, value in self.bilm.state_dict().items()},
             kind=self.kind,
-            where=self.where,
+            where=f"the model in memory (from {self.where})",
             vocab=self.vocab,
             symbols=self.symbols,
             head={} if self.head is None else {name: value.detach() for name, value in self.head.state_dict().items()},
@@ -324,25 +357,21 @@ class Elmo(nn.Module):
     def _check_layer(self, layer: Layer) -> None:
         if layer in ("mix", "top", "all"):
             return
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.config.n_outputs:
+        if (
+            isinstance(layer, bool | str)
+            or not isinstance(layer, SupportsIndex)
+            or not 0 <= layer < self.config.n_outputs
+        ):
             raise ElmoError(f"layer must be mix, top, all or 0 to {self.config.n_outputs - 1}, got {layer!r}")
 
     def _language_model(self) -> LanguageModel:
         return LanguageModel(self.head, self.vocab, bidirectional=self.config.bidirectional)
 
-    def _initial_state(self, batch: int) -> State | None:
-        if self._carried is None or self.state == "zero":
-            return None
-        return self._carried.resized(batch).to(self.device)
-
-    def _keep(self, last: State) -> None:
-        """Each batch slot goes on from its own last state; slots that a smaller batch did not use keep theirs."""
-        last = last.detach()
-        self._carried = last if self._carried is None else last.over(self._carried)
-
 
 def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:
-    module.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)
+    # Half precision is a way to store; double stays, so that what was saved in it comes back exactly.
+    full = {name: value if value.dtype == torch.float64 else value.float() for name, value in weights.items()}
+    module.load_state_dict(full, assign=True)
     module.requires_grad_(trainable)
 
 

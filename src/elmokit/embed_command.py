@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,12 +19,17 @@ from tqdm import tqdm
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError
 from elmokit.output import InputLines, check_output, embed_lines, read_lines, writer_for
+from elmokit.output.spool import partial_folder
+from elmokit.output.strings import counted
 from elmokit.pooling import Pool
 from elmokit.text.tokens import SegmenterName, segmenter, words
 
 _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
 _LOG_EVERY = 10_000
+_INTERRUPTED = 130
+# They would turn around what a terminal shows after them.
+_BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,24 @@ class EmbedRequest:
 
 
 def run_embed(request: EmbedRequest) -> None:
-    """Check what can be checked at once, load the model, embed."""
+    """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
+    try:
+        _run(request)
+    except KeyboardInterrupt:
+        kept = request.output and partial_folder(check_output(request.output)).exists()
+        print(f"elmo: interrupted{'; --resume goes on from here' if kept else ''}", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+
+
+def _run(request: EmbedRequest) -> None:
     layer = parse_layer(request.layer)
     tokenise = _tokeniser(request.segment)
     if request.texts and request.input:
         raise ElmoError("give sentences as arguments or with --input, not both")
-    if request.resume and (not request.output or not request.input or request.input == "-"):
-        raise ElmoError("--resume goes with --input FILE and --output FILE")
+    if request.resume and not request.output:
+        raise ElmoError("--resume goes with --output FILE: it continues the file of an interrupted run")
     if request.output:
+        _refuse_own_sources(request, check_output(request.output))
         writer_for(check_output(request.output), request.format)
     elif request.format != "elmokit":
         raise ElmoError(f"--format {request.format} is the layout of a file: add --output FILE.h5")
@@ -78,6 +95,30 @@ def run_embed(request: EmbedRequest) -> None:
             )
 
 
+def _refuse_own_sources(request: EmbedRequest, output: Path) -> None:
+    """The finished output replaces the file of its name, which must not be one that this run reads."""
+    if not output.exists():
+        return
+    sources = {
+        "--input": None if request.input == "-" else request.input,
+        "--model": request.model,
+        "--options": request.options,
+        "--vocab": request.vocab,
+    }
+    for option, source in sources.items():
+        if source is not None and any(_same(file, output) for file in (Path(source), *Path(source).glob("*"))):
+            raise ElmoError(
+                f"--output must not be a file that {option} reads, got {request.output}: it would be written over"
+            )
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:  # what cannot be found or read is for its reader to refuse
+        return False
+
+
 def parse_layer(layer: str) -> Layer:
     """mix, top, all or a number."""
     if layer in ("mix", "top", "all"):
@@ -97,7 +138,8 @@ def _lines(request: EmbedRequest) -> Iterator[Iterable[str]]:
     if request.texts and request.texts != ["-"]:
         yield request.texts
         return
-    if request.input is None and sys.stdin.isatty():
+    closed = request.input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
+    if closed or (request.input is None and sys.stdin.isatty()):
         raise ElmoError("nothing to embed: give sentences as arguments, or --input FILE, or - for standard input")
     with read_lines(request.input or "-") as lines:
         yield lines
@@ -131,9 +173,8 @@ def _to_file(
             on_progress=on_progress,
         )
     resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
-    print(
-        f"wrote {request.output}: {summary.sentences:,} sentences, {summary.tokens:,} tokens{resumed}", file=sys.stderr
-    )
+    done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
+    print(f"wrote {request.output}: {done}{resumed}", file=sys.stderr)
 
 
 @contextmanager
@@ -143,7 +184,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         with tqdm(unit=" sentences", file=sys.stderr) as bar:
 
             def update(sentences: int, tokens: int) -> None:
-                bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)
+                bar.set_postfix_str(counted(tokens, "token"), refresh=False)
                 bar.update(sentences - bar.n)
 
             yield update
@@ -151,7 +192,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
     def log(sentences: int, tokens: int) -> None:
         if sentences % _LOG_EVERY == 0:
-            print(f"{sentences:,} sentences, {tokens:,} tokens", file=sys.stderr, flush=True)
+            print(f"{counted(sentences, 'sentence')}, {counted(tokens, 'token')}", file=sys.stderr, flush=True)
 
     yield log
 
@@ -161,16 +202,14 @@ def _to_screen(
     tokenise: Callable[[str], list[str]],
     encode: Callable[[Iterable[list[str]]], Iterator[NDArray[np.float32]]],
 ) -> None:
-    """One readable line a sentence: shape, the first numbers, the text."""
-    shown: list[list[str]] = []
+    """One readable line a sentence: shape, the first numbers, the text.
 
-    def tokens() -> Iterator[list[str]]:
-        for line in lines:
-            shown.append(tokenise(line))
-            yield shown[-1]
-
-    for vectors in encode(tokens()):
-        print(readable(shown.pop(0), vectors), flush=True)
+    Each is encoded alone, so that it shows before the next one has come through a pipe.
+    """
+    for line in lines:
+        tokens = tokenise(line)
+        for vectors in encode([tokens]):
+            print(readable(tokens, vectors), flush=True)
 
 
 def readable(tokens: list[str], vectors: NDArray[np.float32]) -> str:
@@ -179,13 +218,25 @@ def readable(tokens: list[str], vectors: NDArray[np.float32]) -> str:
     numbers = " ".join(f"{value:+.4f}" for value in vectors.reshape(-1)[:_SHOWN_NUMBERS])
     text = " ".join(tokens)
     text = text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-    printable = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    printable = "".join(c if _showable(c) else "\ufffd" for c in text)
     return f"[{shape}]  {numbers}{' …' if vectors.size > _SHOWN_NUMBERS else ''}  {printable}"
 
 
+def _showable(character: str) -> bool:
+    """Printable, or of the invisible kind that joins emoji and shapes letters."""
+    return character.isprintable() or (unicodedata.category(character) == "Cf" and character not in _BIDI_CONTROLS)
+
+
 def fingerprint(elmo: Elmo) -> str:
-    """A short name that two models share only if all their numbers are equal."""
-    digest = hashlib.blake2b(json.dumps(elmo.config.to_dict(), sort_keys=True).encode(), digest_size=16)
+    """A short name that two models share only if they give every word the same ids and all their numbers are equal."""
+    vocab, symbols = elmo.vocab, elmo.symbols
+    facts = {
+        "config": elmo.config.to_dict(),
+        "vocabulary": None if vocab is None else {"words": list(vocab), "specials": vocab.specials},
+        "symbols": None if symbols is None or symbols.ids is None else dict(symbols.ids),
+        "layer_norm": [mix.layer_norm for mix in elmo.mixes],
+    }
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     state: dict[str, Any] = {**elmo.bilm.state_dict(), **elmo.mixes.state_dict()}
     for name in sorted(state):
         digest.update(name.encode())

@@ -88,7 +88,7 @@ MISFITS = [
     ("model.bidirectional", False, "does not name: backward_lstm"),
     ("mixes", [], "does not name: mixes.0"),
     ("mixes", [{}, {}, {}], "gamma of mix 2, got the shapes [None, None]"),
-    ("specials", ["<bos>", "<eos>", "<oov>"], "vocab.txt: a vocabulary needs the entry <bos>"),
+    ("specials", ["<bos>", "<eos>", "<oov>"], "a vocabulary needs the entry <bos>"),
 ]
 
 

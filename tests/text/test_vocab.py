@@ -23,10 +23,11 @@ def test_text_and_back():
     assert Vocabulary.from_text(vocab.to_text()) == vocab
 
 
-def test_the_first_of_two_equal_words_counts():
-    assert Vocabulary(["<S>", "</S>", "<UNK>", "x", "x"]).index("x") == 3
+def test_the_last_of_two_equal_words_and_empty_lines_count_as_in_bilm_tf():
+    assert Vocabulary(["<S>", "</S>", "<UNK>", "x", "x"]).index("x") == 4
+    assert Vocabulary.from_text("<S>\n</S>\n<UNK>\n\u3000\nx\n").index("x") == 4
 
 
 def test_missing_specials_are_named():
     with pytest.raises(ElmoError, match="needs the entry <UNK>"):
-        Vocabulary(["<S>", "</S>", "the"])
+        Vocabulary(["<S>", "</S>", "the"]).require_specials()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -15,15 +16,16 @@ from elmokit.errors import ElmoError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place, flushed to disk, once the block has ended well."""
+    # Not mkstemp, whose files only their owner can read.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
     except OSError as error:
         raise _cannot_write(path, error) from error
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's own mode would hide the file from other users
+        temporary.chmod(mode)  # a writer that makes the file anew may have hidden it from other users
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
@@ -79,14 +81,10 @@ def _cannot_write(path: Path, error: OSError) -> ElmoError:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows can neither open nor flush a folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -48,7 +48,7 @@ def find_options(source: Source, weights: str) -> str:
         if name in names:
             return name
     raise ElmoError(
-        f"{source.describe(weights)} needs its options file: put options.json beside it or name it with options="
+        f"{source.describe(weights)} needs its options file: put options.json beside it or name it with options= (--options)"
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from elmokit.formats.checkpoint import Checkpoint
 
+CARD_TITLE = "# An ELMo model in elmokit's format"
+
 
 def model_card(checkpoint: Checkpoint) -> str:
     """A short model card in Markdown."""
-    lines = ["# An ELMo model in elmokit's format", ""]
+    lines = [CARD_TITLE, ""]
     lines += [f"- {'read from' if name == 'format' else name}: {value}" for name, value in describe(checkpoint)]
     lines += [
         "",

@@ -90,6 +90,11 @@ class Checkpoint:
     def use_vocabulary(self, vocab: Vocabulary | None) -> None:
         """Take a vocabulary, once it is known to fit the word table and the softmax."""
         self.vocab = vocab
+        if vocab is not None and (self.config.words is not None or self.head):
+            try:
+                vocab.require_specials()
+            except ElmoError as error:
+                raise ElmoError(f"{self.where}: {error}") from error
         sizes = {"word table": self.config.words.n_words if self.config.words else None}
         sizes["softmax"] = len(self.head["bias"]) if self.head else None
         for part, size in sizes.items():
@@ -103,7 +108,7 @@ class Checkpoint:
         """What turns tokens into this model's ids."""
         characters, words = self.config.characters, self.config.words
         if words is not None and self.vocab is None:
-            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab=")
+            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab= (--vocab)")
         longest = characters.max_characters if characters else words.max_characters if words else None
         if longest is not None and (words is not None or self.symbols is not None):
             return SymbolIndexer(self.symbols, self.vocab if words else None, longest)

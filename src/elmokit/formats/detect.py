@@ -47,7 +47,9 @@ def detect(path: str | Path) -> Found:
     'bilm'
     """
     try:
-        return _find(Path(path))
+        if not str(path):
+            raise ElmoError("the path of a model must not be empty")
+        return _find(Path(path).expanduser())
     except OSError as error:
         raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -149,7 +151,7 @@ def _newest_checkpoint(source: Source) -> str | None:
 
 def _step(prefix: str) -> tuple[int, str]:
     number = prefix.rpartition("-")[2]
-    return (int(number) if number.isascii() and number.isdigit() else -1, prefix)
+    return (int(number) if number.isascii() and number.isdigit() and len(number) < 20 else -1, prefix)
 
 
 def _is_index(source: Source, name: str) -> bool:

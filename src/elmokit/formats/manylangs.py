@@ -249,7 +249,9 @@ def _read_words(source: Source) -> Vocabulary:
     for word, index in ids.items():
         words[index] = word
     try:
-        return Vocabulary(words, specials=_SPECIALS)
+        vocab = Vocabulary(words, specials=_SPECIALS)
+        vocab.require_specials()
+        return vocab
     except ElmoError as error:
         raise ElmoError(f"{source.describe('word.dic')}: {error}") from error
 

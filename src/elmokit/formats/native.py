@@ -25,7 +25,7 @@ from torch import Tensor
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import filling, replacing, write_text
-from elmokit.formats.card import model_card
+from elmokit.formats.card import CARD_TITLE, model_card
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.text.chars import SymbolTable
@@ -88,7 +88,19 @@ def read_native(source: Source) -> Checkpoint:
 def write_native(checkpoint: Checkpoint, folder: Path) -> None:
     """Write our own folder; config.json comes last, so that a folder with one is whole."""
     with filling(folder, last="config.json", optional=_OPTIONAL) as staging:
-        _write(checkpoint, staging, card=not (folder / "README.md").exists())
+        if (folder / "encoder.pkl").exists():
+            raise ElmoError(
+                f"{folder} holds an ELMoForManyLangs model, which would lose its config.json: save elsewhere"
+            )
+        _write(checkpoint, staging, card=_card_is_ours(folder / "README.md"))
+
+
+def _card_is_ours(path: Path) -> bool:
+    """Whether a model card may be written: there is none, or one that was written here."""
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        return file.read(len(CARD_TITLE)) == CARD_TITLE.encode()
 
 
 def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
@@ -131,6 +143,7 @@ def _load(source: Source, name: str) -> dict[str, Tensor]:
     if name not in source.names():
         raise ElmoError(f"{where} is missing; the folder is not a whole model")
     path = source.path(name)
+    source.open(name).close()  # says so where it cannot be read; the next line would call the file missing
     try:
         tensors = load_file(path) if path else load_safetensors(read_bytes(source, name))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
@@ -154,7 +167,7 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
     if not (isinstance(specials, list) and len(specials) == 3 and all(isinstance(word, str) for word in specials)):
         raise ElmoError(f"{source.describe('config.json')}: specials must be three words, got {specials!r}")
     # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
-    words = read_text(source, "vocab.txt").split("\n")[:-1]
+    words = read_text(source, "vocab.txt").removesuffix("\n").split("\n")
     try:
         return Vocabulary(words, specials=tuple(specials))
     except ElmoError as error:

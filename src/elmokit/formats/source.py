@@ -94,6 +94,7 @@ class ZipSource:
         parents = {PurePosixPath(info.filename).parent for info in infos}
         prefix = "" if len(parents) != 1 else f"{parents.pop()}/".removeprefix("./")
         self._members = {info.filename.removeprefix(prefix): info for info in infos}
+        self._last: tuple[str, bytes] = ("", b"")  # a reader asks for the same file several times in a row
 
     def names(self) -> list[str]:
         """The names of the files, sorted."""
@@ -109,9 +110,12 @@ class ZipSource:
                 f"{self.describe(name)} says that its {info.compress_size} bytes unpack to {info.file_size}, "
                 "which no model does; do not trust it"
             )
+        if self._last[0] == name:
+            return io.BytesIO(self._last[1])
         try:
             with zipfile.ZipFile(self.zip_path) as archive:
-                return io.BytesIO(archive.read(info))
+                self._last = (name, archive.read(info))
+                return io.BytesIO(self._last[1])
         except _DAMAGE as error:
             raise ElmoError(f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again") from error
 

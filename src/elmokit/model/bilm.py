@@ -12,8 +12,11 @@ from elmokit.errors import ElmoError
 from elmokit.model.lstm import LstmStack
 from elmokit.model.token_encoder import TokenEncoder
 
+TYPES = 1024
+"""Tokens that go through the character convolutions together."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class State:
     """Where the LSTMs stand after a batch; direction 0 is forward, 1 backward."""
 
@@ -24,9 +27,9 @@ class State:
         """The same numbers, cut off from the gradients of the batch."""
         return State(self.h.detach(), self.c.detach())
 
-    def to(self, device: torch.device) -> State:
-        """The same numbers on another device."""
-        return State(self.h.to(device), self.c.to(device))
+    def like(self, values: Tensor) -> State:
+        """The same numbers on the device and in the number type of a tensor."""
+        return State(self.h.to(values), self.c.to(values))
 
     def resized(self, batch: int) -> State:
         """The first `batch` slots; slots that were not there start from zero."""
@@ -40,7 +43,7 @@ class State:
     def over(self, older: State) -> State:
         """These slots, followed by the older state's slots beyond them."""
         slots = self.h.shape[2]
-        older = older.to(self.h.device)
+        older = older.like(self.h)
         return State(
             torch.cat([self.h, older.h[:, :, slots:]], dim=2), torch.cat([self.c, older.c[:, :, slots:]], dim=2)
         )
@@ -99,11 +102,18 @@ class BiLM(nn.Module):
         return bias.device
 
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
-        """ids [U, M] and/or words [U] → token vectors [U, P], which know no context."""
-        tokens: Tensor = self.token_encoder(
-            None if ids is None else ids.to(self.device), None if words is None else words.to(self.device)
-        )
-        return tokens
+        """ids [U, M] and/or words [U] → token vectors [U, P], which know no context.
+
+        So many at a time, to bound the memory of the convolutions however many different words a text has.
+        """
+        count = len(ids) if ids is not None else len(words) if words is not None else 0
+        parts = [
+            self.token_encoder(
+                *(None if part is None else part[start : start + TYPES].to(self.device) for part in (ids, words))
+            )
+            for start in range(0, max(count, 1), TYPES)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D] and the state after each sentence's last token."""

@@ -55,8 +55,10 @@ class ScalarMix(nn.Module):
         if mask is None:
             mask = torch.ones(layers.shape[1:3], dtype=torch.bool, device=layers.device)
         over = (2, 3) if self.layer_norm == "sentence" else (1, 2, 3)
-        kept = mask.to(layers.dtype)[None, :, :, None]
-        count = (kept.sum(dim=over, keepdim=True) * layers.shape[-1]).clamp(min=1)
-        mean = (layers * kept).sum(dim=over, keepdim=True) / count
-        variance = ((layers - mean) * kept).square().sum(dim=over, keepdim=True) / count
-        return (layers - mean) / torch.sqrt(variance + 1e-12)
+        # Half precision can neither count to 65,536 nor hold 1e-12.
+        values = layers if layers.dtype == torch.float64 else layers.float()
+        kept = mask.to(values.dtype)[None, :, :, None]
+        count = (kept.sum(dim=over, keepdim=True) * values.shape[-1]).clamp(min=1)
+        mean = (values * kept).sum(dim=over, keepdim=True) / count
+        variance = ((values - mean) * kept).square().sum(dim=over, keepdim=True) / count
+        return ((values - mean) / torch.sqrt(variance + 1e-12)).to(layers.dtype)

@@ -67,17 +67,16 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def explained(output: Path, spool: Path) -> Iterator[None]:
-    """Turn an error of the disk into one sentence that says how to go on."""
+def explained(output: Path, spool: Path, *, kept: bool) -> Iterator[None]:
+    """Turn an error of the disk into one sentence that says how to go on; kept: whether the spool holds sentences."""
     try:
         yield
     except OSError as error:
+        again = f"with --resume, which continues from what is kept in {spool}" if kept else "again"
         if error.errno in FULL:
             raise ElmoError(
-                f"no space is left on the disk for {output}: free some and run the same command with --resume, "
-                f"which continues from what is kept in {spool}"
+                f"no space is left on the disk for {output}: free some and run the same command {again}"
             ) from error
         raise ElmoError(
-            f"cannot write {output} ({error.strerror or error}): once that is mended, run the same command with "
-            f"--resume, which continues from what is kept in {spool}"
+            f"cannot write {output} ({error.strerror or error}): once that is mended, run the same command {again}"
         ) from error

@@ -1,6 +1,7 @@
 """From lines of text to one finished file of vectors, in a way that a crash can interrupt but not spoil."""
 
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from elmokit.errors import ElmoError
-from elmokit.output.spool import Spool
+from elmokit.output.spool import Spool, partial_folder
 from elmokit.output.writers import writer_for
 
 Encode = Callable[[Iterable[list[str]]], Iterator[npt.NDArray[Any]]]
@@ -29,12 +30,18 @@ class Summary:
 
 def check_output(output: str | Path) -> Path:
     """The file to write, links followed; raises an ElmoError for a path that could not be written in the end."""
-    path = Path(output).resolve()
-    if path.is_dir():
+    try:
+        path = Path(output).resolve()
+        mode = _mode(path)
+        _mode(partial_folder(path))  # its name is longer and must fit too
+    except (OSError, RuntimeError, ValueError) as error:  # before Python 3.13 a loop of links is a RuntimeError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ElmoError(f"--output cannot be used, got {output} ({reason}): choose another file") from error
+    if mode is not None and stat.S_ISDIR(mode):
         raise ElmoError(
             f"--output must be a file, got the folder {output}: add a file name such as {path / 'vectors.h5'}"
         )
-    if path.exists() and not path.is_file():
+    if mode is not None and not stat.S_ISREG(mode):
         raise ElmoError(
             f"--output must be an ordinary file, got {output}: the file is built aside and then put in its place"
         )
@@ -45,6 +52,14 @@ def check_output(output: str | Path) -> Path:
             f"the folder of --output must be writable, got {path.parent}: choose another or change its mode"
         )
     return path
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of file this is, None where there is none; other than Path.exists it says what is in the way."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def embed_lines(

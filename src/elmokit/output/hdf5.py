@@ -9,6 +9,7 @@ elmokit   one flat array, made for slicing:
           A sentence is one contiguous read; tokens come before layers for that reason.
 bilm      a dataset for each sentence, named "0", "1", ...: [L+1, T, D], or [T, D] for one layer.
 allennlp  as bilm, and sentence_to_index [1]: JSON {sentence: "index"}, where the last of equal sentences counts.
+          That one string is built in memory, which grows with the text of the input in this layout alone.
 
 All have the attributes pooled, and settings as JSON, which readers of the old layouts never see.
 

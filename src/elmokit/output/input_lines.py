@@ -56,7 +56,11 @@ class InputLines(Iterator[str]):
         try:
             raw = self._raw(source)
             head = b""
-            while len(head) < _HEAD and (more := raw.read(_HEAD - len(head))):
+            # No kind has a line end in its first bytes: a short first line decides without waiting for a second one.
+            while len(head) < _HEAD and b"\n" not in head:
+                more = raw.read1(_HEAD - len(head))  # type: ignore[attr-defined]  # typeshed's IO lacks it
+                if not more:
+                    break
                 head += more
         except OSError as error:
             raise ElmoError(

@@ -16,7 +16,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,11 +31,17 @@ from elmokit.output.disk import OffsetFile, explained, replace_text, sync
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
+from elmokit.output.strings import counted
 
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
 # Removed in this order: the journal outlives the data it describes, and the settings mark the folder as ours till late.
 FILES = (RESULT, VECTORS, TEXTS, JOURNAL, SETTINGS, SETTINGS + ".tmp", LOCK)
+
+
+def partial_folder(output: Path) -> Path:
+    """Where the vectors of an output wait, links in its path already followed."""
+    return output.with_name(output.name + ".partial")
 
 
 class Spool:
@@ -48,7 +54,7 @@ class Spool:
         self, output: Path, *, settings: Mapping[str, object], pooled: bool = False, resume: bool = False
     ) -> None:
         self.output = output
-        self.folder = output.with_name(output.name + ".partial")
+        self.folder = partial_folder(output)
         self.pooled = pooled
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
         self.finished = False
@@ -59,13 +65,17 @@ class Spool:
         self._journal_end = 0
         self._files: list[OffsetFile] = []
         self._removed = False
-        with explained(output, self.folder):
+        with self._explained():
             self._lock = self._acquire()
             try:
                 self._open(resume)
             except BaseException:
                 self._close()
                 raise
+
+    def _explained(self) -> AbstractContextManager[None]:
+        # Sentences that are not committed count where a commit still follows, which is everywhere but in a commit.
+        return explained(self.output, self.folder, kept=self.sentences > 0)
 
     def _acquire(self) -> int | None:
         while True:
@@ -94,8 +104,8 @@ class Spool:
             last = None
         if last and not resume:
             raise ElmoError(
-                f"{self.folder} holds {last.sentences} sentences of an earlier run: add --resume to continue it, "
-                f"or delete that folder to start again"
+                f"{self.folder} holds {counted(last.sentences, 'sentence')} of an earlier run: add --resume to "
+                f"continue it, or delete that folder to start again"
             )
         if last:
             self._compare(earlier)
@@ -201,8 +211,8 @@ class Spool:
     def input_changed(self) -> ElmoError:
         """The error for an input that is not the one this spool was filled from."""
         return ElmoError(
-            f"--resume needs the same input, but it has changed within or after the {self.sentences} lines already "
-            f"done: bring it back, or delete {self.folder} to start anew"
+            f"--resume needs the same input, but it has changed within or after the {counted(self.sentences, 'line')} "
+            f"already done: bring it back, or delete {self.folder} to start anew"
         )
 
     def append(self, text: str, tokens: list[str], vectors: npt.NDArray[Any]) -> None:
@@ -215,7 +225,7 @@ class Spool:
         line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
         digest = self._digest.copy()
         _add_line(digest, text)
-        with explained(self.output, self.folder):
+        with self._explained():
             vector_bytes = state.vector_bytes
             if rows.size:
                 vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
@@ -237,7 +247,7 @@ class Spool:
         if self._state == self._committed:
             return
         state = self._state
-        with explained(self.output, self.folder):
+        with explained(self.output, self.folder, kept=self._committed.sentences > 0):
             self._vectors.sync()
             self._texts.sync()
             self._note(state)
@@ -258,7 +268,7 @@ class Spool:
         """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
         self.commit()
         result = self.folder / RESULT
-        with explained(self.output, self.folder):
+        with self._explained():
             try:
                 write(self.stored(), result)
                 sync(result)
@@ -276,7 +286,7 @@ class Spool:
         """Delete the spool's files and, if nothing else lies in it, its folder."""
         for file in self._files:
             file.close()
-        with explained(self.output, self.folder):
+        with self._explained():
             for name in FILES:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(OSError):  # a file of somebody else's keeps the folder

@@ -1,4 +1,4 @@
-"""Text that a file format can hold: some formats cannot store every Python string."""
+"""Text that a file format can hold, for some cannot store every Python string; and counts as text."""
 
 import re
 
@@ -13,3 +13,8 @@ def without_surrogates(text: str) -> str:
 def without_nul(text: str) -> str:
     """The text with U+2400 for NUL, where HDF5 would end the string, and without surrogates."""
     return without_surrogates(text).replace("\0", "\u2400")
+
+
+def counted(number: int, noun: str) -> str:
+    """The number and the noun: 1 sentence, 2,000 sentences."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import SupportsInt
 
 from elmokit.errors import ElmoError
 
@@ -34,9 +35,11 @@ def many(sentences: Sentence | Iterable[Sentence]) -> list[list[str]]:
     return [tokens_of(sentence) for sentence in sentences]
 
 
-def padded(tokens: Sequence[Sequence[str]], sequence_len: Sequence[int]) -> list[list[str]]:
+def padded(tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt]) -> list[list[str]]:
     """Rows of tokens filled up to one length, cut to their true ones (TF-Hub's `tokens` signature)."""
     rows = [tokens_of(row) for row in tokens]
+    if not isinstance(sequence_len, Iterable):
+        raise ElmoError(f"sequence_len must be a list of lengths, got {sequence_len!r}")
     lengths = [int(length) for length in sequence_len]
     if len(rows) != len(lengths):
         raise ElmoError(f"sequence_len must have a length for each of the {len(rows)} sentences, got {len(lengths)}")

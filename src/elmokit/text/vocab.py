@@ -11,23 +11,28 @@ _SKIPPED_LINE = "!!!MAXTERMID"
 
 
 class Vocabulary(Sequence[str]):
-    """Words in file order; a word's index is its row in the softmax and, plus one, in a word table."""
+    """Words in file order; a word's index is its row in the softmax and, plus one, in a word table.
+
+    A model that reads words or has a softmax needs the three `specials` among them (`require_specials`).
+    """
 
     def __init__(self, words: Iterable[str], *, specials: tuple[str, str, str] = (BEGIN, END, UNKNOWN)) -> None:
         self._words = list(words)
-        self._index: dict[str, int] = {}
-        for number, word in enumerate(self._words):
-            self._index.setdefault(word, number)
-        if missing := [special for special in specials if special not in self._index]:
-            raise ElmoError(f"a vocabulary needs the entry {missing[0]}, and it is not among its {len(self)} words")
+        # Of equal words the last one counts, as in bilm-tf.
+        self._index = {word: number for number, word in enumerate(self._words)}
         self.specials = specials
-        self.begin, self.end, self.unknown = (self._index[special] for special in specials)
+        self.begin, self.end, self.unknown = (self._index.get(special, -1) for special in specials)
 
     @classmethod
     def from_text(cls, text: str) -> Vocabulary:
-        """Read vocab.txt: a token a line, bilm-tf's `!!!MAXTERMID` left out."""
-        lines = (line.rstrip("\r").strip() for line in text.removeprefix("\ufeff").split("\n"))
-        return cls(line for line in lines if line and line != _SKIPPED_LINE)
+        """Read vocab.txt: a token a line, bilm-tf's `!!!MAXTERMID` left out; an empty line counts, as it did there."""
+        lines = (line.strip() for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n"))
+        return cls(line for line in lines if line != _SKIPPED_LINE)
+
+    def require_specials(self) -> None:
+        """Refuse a word list without the sentence boundaries and the unknown word."""
+        if missing := [special for special in self.specials if special not in self._index]:
+            raise ElmoError(f"a vocabulary needs the entry {missing[0]}, and it is not among its {len(self)} words")
 
     def to_text(self) -> str:
         """The vocabulary as vocab.txt."""
