@@ -63,6 +63,13 @@ def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
     assert f"{first:+.4f}" in lines[0]
 
 
+def test_it_can_say_what_it_chose(model_folder):
+    result = elmo("--verbose", "embed", "the bank", "--model", model_folder)
+    assert result.returncode == 0
+    assert b"elmo: device " in result.stderr
+    assert b"device" not in elmo("embed", "the bank", "--model", model_folder).stderr
+
+
 @pytest.mark.parametrize("dash", [[], ["-"], ["--input", "-"]])
 def test_standard_input_and_bad_bytes(model_folder, dash):
     result = elmo("embed", *dash, "--model", model_folder, stdin="the bank\nélan\n".encode() + b"bad \xff byte")
@@ -258,27 +265,21 @@ def test_info_and_convert(capsys, tmp_path, model_folder):
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
-@pytest.mark.parametrize("option", ["input", "model", "vocab"])
-def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder, link, option):
-    weights = next(path for path in model_folder.iterdir() if path.suffix == ".safetensors")
-    source = tmp_path / "source.jsonl"
-    source.write_bytes(b"the bank\n")
-    if option == "model":
-        source = model_folder / "v.npz"
-        source.write_bytes(weights.read_bytes())
+@pytest.mark.parametrize("option", ["--input", "--vocab", "--options", "--model", "a file in --model"])
+def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder, text_file, link, option):
+    source = (model_folder if option == "a file in --model" else tmp_path) / "source.npz"
+    source.write_bytes(b"precious")
     output = source
     if link:
-        output = tmp_path / "other.npz"
+        output = tmp_path / "link.npz"
         link(source, output)
-    before = source.read_bytes()
-    arguments = {"model": model_folder, "input": source, **({} if option == "input" else {option: source})}
-    if option == "model":
-        arguments = {"model": model_folder, "input": tmp_path / "source.jsonl"}
-    given = [part for name, value in arguments.items() if value for part in (f"--{name}", value)]
-    status, _, err = call(capsys, "embed", *given, "--output", output)
+    given = {"--model": model_folder, "--input": text_file}
+    if option in ("--input", "--vocab", "--options", "--model"):
+        given[option] = source
+    status, _, err = call(capsys, "embed", *(part for pair in given.items() for part in pair), "--output", output)
     assert status == 2
-    assert "--output must not be a file that" in err
-    assert source.read_bytes() == before
+    assert f"--output must not be a file that {option.split()[-1]} reads" in err
+    assert source.read_bytes() == b"precious"
 
 
 def test_the_fingerprint_covers_all_that_decides_the_vectors(model_folder):

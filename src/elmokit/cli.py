@@ -74,9 +74,9 @@ def _prepare_streams() -> None:
 
 
 def _stdout_fails() -> bool:
-    """Whether an error came from stdout: what it could not write is still in its buffer and fails again."""
+    """Whether an error came from stdout, which then fails again; an empty line does no harm before a traceback."""
     try:
-        sys.stdout.flush()
+        print(flush=True)
     except OSError:
         return True
     return False
@@ -106,8 +106,11 @@ def elmo(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is chosen, and why.")] = False,
 ) -> None:
     """ELMo on today's Python: load every released model, turn words in context into vectors."""
+    if verbose:
+        logging.getLogger().setLevel(logging.INFO)
 
 
 @app.command()

@@ -120,7 +120,12 @@ class Elmo(nn.Module):
         token_embeddings: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "float32",
-        **arguments: Any,  # noqa: ANN401 - the constructor's
+        mixes: int | None = None,
+        trainable: bool = False,
+        dropout: float = 0.0,
+        layer_norm: LayerNorm | None = None,
+        state: Literal["zero", "carry"] = "zero",
+        boundaries: bool = False,
     ) -> Self:
         """Load a model of any format in docs/formats.md, detected from its files.
 
@@ -131,7 +136,16 @@ class Elmo(nn.Module):
             raise ElmoError("this version of elmokit brings no model of its own: give the path of one")
         chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
         checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings)
-        return cls(checkpoint, **arguments).to(device=chosen_device, dtype=chosen_dtype)
+        elmo = cls(
+            checkpoint,
+            mixes=mixes,
+            trainable=trainable,
+            dropout=dropout,
+            layer_norm=layer_norm,
+            state=state,
+            boundaries=boundaries,
+        )
+        return elmo.to(device=chosen_device, dtype=chosen_dtype)
 
     @property
     def device(self) -> torch.device:

@@ -1,9 +1,11 @@
 """The driver pairs lines with vectors, commits in time, and leaves nothing half done."""
 
+import errno
 import os
 import signal
 import stat
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,6 +166,10 @@ def test_the_output_has_the_usual_mode(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
+def denied(path, **_):
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
 def test_outputs_that_cannot_be(tmp_path, monkeypatch):
     unread = iter(lambda: pytest.fail("read"), None)
     with pytest.raises(ElmoError, match="must be a file, got the folder"):
@@ -174,6 +180,20 @@ def test_outputs_that_cannot_be(tmp_path, monkeypatch):
         check_output("/dev/null")
     with pytest.raises(ElmoError, match="must end in one of"):
         embed(unread, tmp_path / "o.txt")
+    for name in ("loop.npz", "other.npz"):
+        (tmp_path / name).symlink_to(tmp_path / ("other.npz" if name == "loop.npz" else "loop.npz"))
+    with pytest.raises(ElmoError, match=r"cannot be used, got .*loop\.npz \("):
+        embed(unread, tmp_path / "loop.npz")
+    for name in ("loop.npz", "other.npz"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ElmoError, match="File name too long"):
+        embed(unread, tmp_path / f"{'o' * 250}.npz")
+    with pytest.raises(ElmoError, match="File name too long"):  # only that of the folder .partial is
+        embed(unread, tmp_path / f"{'o' * 244}.npz")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", denied)
+        with pytest.raises(ElmoError, match=r"got .* \(Permission denied\): choose"):
+            check_output(tmp_path / "o.npz")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ElmoError, match="must be writable"):
         embed(unread, tmp_path / "o.npz")

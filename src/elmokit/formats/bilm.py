@@ -1,4 +1,4 @@
-"""bilm-tf's models: options.json with weights.hdf5, or with a TensorFlow checkpoint; and the writer of the first.
+"""bilm-tf's models: options.json with weights.hdf5, or with a TensorFlow checkpoint.
 
 One table of names serves both. The forget bias of 1 is in no file of this family: `LstmConfig.forget_bias` adds it.
 """
@@ -48,7 +48,7 @@ def find_options(source: Source, weights: str) -> str:
         if name in names:
             return name
     raise ElmoError(
-        f"{source.describe(weights)} needs its options file: put options.json beside it or name it with options= (--options)"
+        f"{source.describe(weights)} needs its options file: put options.json beside it or give options= (--options)"
     )
 
 

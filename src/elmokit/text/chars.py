@@ -53,7 +53,8 @@ def byte_ids(token: str, max_characters: int) -> list[int]:
     elif token == END:
         raw = [WORD_BEGIN, SENTENCE_END, WORD_END]
     else:
-        # Four bytes are the most a character takes, so cutting the string first is exact and keeps huge tokens cheap.
+        # A character has a byte or more, so cutting the string first is exact and keeps huge tokens cheap, unless
+        # lone surrogates, which have none, were among what is left.
         data = token[:max_characters].encode("utf-8", "ignore")[: max_characters - 2]
         if len(data) < max_characters - 2 and len(token) > max_characters:
             data = token.encode("utf-8", "ignore")[: max_characters - 2]
