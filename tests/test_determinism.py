@@ -7,34 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elmokit.config import CharacterConfig, LstmConfig
-from elmokit.ops.linear import linear
+from exactness import EXACT, assert_same
 from tiny_models import tiny_config, word_config
 
 tokens = st.text(max_size=12).filter(lambda text: text not in ("<S>", "</S>"))
 sentences = st.lists(st.lists(tokens, max_size=9), min_size=1, max_size=9)
 
 
-def rows_are_exact() -> bool:
-    """Whether this machine's matrix products treat a row alike in any batch (docs/determinism.md says which do)."""
-    generator = torch.Generator().manual_seed(0)
-    for size_in, size_out in ((16, 64), (64, 256), (1024, 128)):
-        x, weight = (torch.randn(n, size_in, generator=generator) for n in (96, size_out))
-        whole = linear(x, weight)
-        if not all(torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in range(1, 96)):
-            return False
-    return True
-
-
-EXACT = rows_are_exact()
 # An LSTM whose weights are this large is chaotic: a difference in the last digit would grow a thousandfold.
 WILD = 6.0 if EXACT else 1.0
-
-
-def assert_same(one, other) -> None:
-    if EXACT:
-        assert np.array_equal(one, other)
-    else:
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 CONFIGS = {

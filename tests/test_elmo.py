@@ -204,7 +204,10 @@ def test_layer_norm_in_half_precision_and_at_padding(make_elmo):
 def test_asking_does_not_move_the_carried_state(make_elmo):
     elmo = make_elmo(head=True, state="carry")
     elmo.encode(["the bank"])
-    assert elmo.substitutes("the bank", 1) == elmo.substitutes("the bank", 1)
+    carried = elmo.substitutes("the bank", 1)
+    assert elmo.substitutes("the bank", 1) == carried
+    elmo.reset_state()
+    assert elmo.substitutes("the bank", 1) != carried, "it starts from the state, and leaves it as it is"
     elmo.half().encode(["the bank"])
 
 

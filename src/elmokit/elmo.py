@@ -265,10 +265,9 @@ class Elmo(nn.Module):
         places = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
         table = self.encode_types(list(types))  # [U, P]
         tokens_in = table[places.reshape(len(rows), longest).to(self.device)]  # [B, T, P]
-        carry = self.state == "carry" and keep_state
-        before = self._carried.resized(len(rows)).like(tokens_in) if carry and self._carried else None
+        before = None if self._carried is None else self._carried.resized(len(rows)).like(tokens_in)
         values, last = self.bilm.contextualise(tokens_in, lengths, before)
-        if carry:
+        if self.state == "carry" and keep_state:
             # Slots that a smaller batch did not use keep the state they have.
             self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
         return Layers(values, lengths)

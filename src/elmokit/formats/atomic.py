@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from elmokit.durable import sync
 from elmokit.errors import ElmoError
 
 
@@ -26,9 +27,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(mode)  # a writer that makes the file anew may have hidden it from other users
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
@@ -57,7 +58,7 @@ def filling(folder: Path, last: str, optional: Collection[str]) -> Iterator[Path
             (folder / name).unlink(missing_ok=True)
         for file in files:
             file.replace(folder / file.name)
-        _sync(folder)
+        sync(folder)
         done = True
     except OSError as error:
         raise _cannot_write(folder, error) from error
@@ -78,13 +79,3 @@ def write_text(path: Path, text: str) -> None:
 def _cannot_write(path: Path, error: OSError) -> ElmoError:
     reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
     return ElmoError(f"{path} cannot be written: {reason}")
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows can neither open nor flush a folder
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

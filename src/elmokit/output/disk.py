@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elmokit.durable import sync
 from elmokit.errors import ElmoError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,17 +43,6 @@ class OffsetFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows can neither open nor flush a folder
-    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def replace_text(path: Path, text: str) -> None:

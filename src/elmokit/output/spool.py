@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.output import lock
-from elmokit.output.disk import OffsetFile, explained, replace_text, sync
+from elmokit.output.disk import OffsetFile, explained, replace_text
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
