@@ -26,7 +26,7 @@ CONFIG = ElmoConfig(
     lstm=LstmConfig(cell_size=96, output_size=48),
     characters=CharacterConfig(filters=((1, 16), (2, 16), (3, 32), (4, 32)), embedding_size=16, n_highway=1),
 )
-BATCH, STEPS, MOST_SECONDS, RATE = 32, 2200, 95.0, 5e-3
+BATCH, STEPS, MOST_SECONDS, RATE = 32, 2200, 110.0, 5e-3
 
 
 def train(corpus: Path, folder: Path, *, steps: int = STEPS, seconds: float = MOST_SECONDS, seed: int = 0) -> Elmo:
@@ -47,8 +47,9 @@ def train(corpus: Path, folder: Path, *, steps: int = STEPS, seconds: float = MO
     start, losses, step, done = time.monotonic(), [], 0, 0.0
     while done < 1:
         for batch in _batches(sentences):
+            # The rate falls with the steps alone, so that the same machine trains the same model again.
+            optimizer.param_groups[0]["lr"] = RATE * max(0.02, 1 - step / steps)
             done = max(step / steps, (time.monotonic() - start) / seconds)
-            optimizer.param_groups[0]["lr"] = RATE * max(0.02, 1 - done)
             loss = _loss(bilm, head, types, vocab, batch)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
