@@ -24,7 +24,7 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elmokit needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,zstd]'
 	@touch $@
 
 clean:

@@ -22,11 +22,12 @@ FLOORS = [
     {"model"},
     {"formats", "encode", "pooling", "placement", "language_model", "fetch", "output"},
     {"elmo"},
-    {"convert", "embed_command", "compat"},
+    {"pretrain"},
+    {"convert", "embed_command", "vocab_command", "train_command", "eval_command", "compat"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-EXTRAS = ("jieba", "pyarrow", "matplotlib", "sklearn", "gensim", "tensorflow", "allennlp")
+EXTRAS = ("jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "triton", "tensorflow", "allennlp")
 
 
 def room(module: str) -> str:

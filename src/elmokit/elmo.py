@@ -96,7 +96,7 @@ class Elmo(nn.Module):
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
-        self.kind, self.where = checkpoint.kind, checkpoint.where
+        self.kind, self.where, self.notes = checkpoint.kind, checkpoint.where, checkpoint.notes
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
         self._carried: State | None = None
@@ -343,6 +343,7 @@ class Elmo(nn.Module):
                 for mix in self.mixes
                 if isinstance(mix, ScalarMix)
             ],
+            notes=self.notes,
         )
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> list[Vectors]:

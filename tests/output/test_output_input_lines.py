@@ -92,7 +92,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path, packing):
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b"\x28\xb5\x2f\xfd....", "got zstd"), (b"PK\x03\x04....", "zip"), ("a\n".encode("utf-16"), "UTF-16")],
+    [(b"PK\x03\x04....", "zip"), ("a\n".encode("utf-16"), "UTF-16")],
 )
 def test_other_kinds_of_file_are_refused(tmp_path, data, said):
     (tmp_path / "f").write_bytes(data)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elmokit.formats.checkpoint import Checkpoint
 
 CARD_TITLE = "# An ELMo model in elmokit's format"
+_NOTES_BEGIN, _NOTES_END = "<!-- notes: kept when the model is saved again -->", "<!-- end of the notes -->"
 
 
 def model_card(checkpoint: Checkpoint) -> str:
@@ -21,6 +24,44 @@ def model_card(checkpoint: Checkpoint) -> str:
         "```",
         "",
     ]
+    if notes := checkpoint.notes.strip("\n"):
+        # A mark within the notes would end them early the next time.
+        for mark in (_NOTES_BEGIN, _NOTES_END):
+            notes = notes.replace(mark, "")
+        lines += [_NOTES_BEGIN, "", notes, "", _NOTES_END, ""]
+    return "\n".join(lines)
+
+
+def notes_in(card: str) -> str:
+    """The notes of a model card, empty where it has none."""
+    _, begun, rest = card.replace("\r\n", "\n").partition(_NOTES_BEGIN)
+    notes, ended, _ = rest.partition(_NOTES_END)
+    return notes.strip("\n") if begun and ended else ""
+
+
+def training_section(facts: Mapping[str, str]) -> str:
+    """How a model was trained, as Markdown for `Checkpoint.notes`.
+
+    A fact is a line, one of several lines a list below its name, and `command` a block to copy.
+
+    >>> print(training_section({"data": "news.txt, 1,000 sentences", "command": "elmo train news.txt --output m"}))
+    ## Training
+    <BLANKLINE>
+    - data: news.txt, 1,000 sentences
+    <BLANKLINE>
+    ```bash
+    elmo train news.txt --output m
+    ```
+    """
+    lines = ["## Training", ""]
+    for name, value in facts.items():
+        first, *more = value.strip().splitlines() or [""]
+        if name == "command" or not first:
+            continue
+        lines += [f"- {name}:", *(f"  - {line.strip()}" for line in (first, *more))] if more else [f"- {name}: {first}"]
+    if command := facts.get("command", "").strip():
+        fence = "```" if "```" not in command else "~~~~"
+        lines += ["", f"{fence}bash", command, fence]
     return "\n".join(lines)
 
 

@@ -41,6 +41,8 @@ class Checkpoint:
     """`weights`, `gamma` and `layer_norm` of saved mixes."""
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
+    notes: str = ""
+    """Markdown for the model card, such as how the model was trained; it stays with the model."""
 
     def __post_init__(self) -> None:
         expected = self._expected_shapes()

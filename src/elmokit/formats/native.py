@@ -8,12 +8,13 @@
 | characters.json | code points and their ids, for an alphabet of the model's own |
 | lm_head.safetensors | the softmax: `weight` [V, P], `bias` [V] |
 | optimizer.safetensors | Adagrad accumulators of an imported training run |
-| README.md | a model card |
+| README.md | a model card, with notes that are read back |
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import filling, replacing, write_text
-from elmokit.formats.card import CARD_TITLE, model_card
+from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.text.chars import SymbolTable
@@ -82,6 +83,7 @@ def read_native(source: Source) -> Checkpoint:
         head=head,
         mixes=mixes,
         optimizer=optional["optimizer"],
+        notes=_read_notes(source) if "README.md" in names else "",
     )
 
 
@@ -172,6 +174,12 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
         return Vocabulary(words, specials=tuple(specials))
     except ElmoError as error:
         raise ElmoError(f"{source.describe('vocab.txt')}: {error}") from error
+
+
+def _read_notes(source: Source) -> str:
+    with suppress(ElmoError):  # a model is whole without its card
+        return notes_in(read_text(source, "README.md"))
+    return ""
 
 
 def _read_symbols(source: Source) -> SymbolTable:

@@ -14,6 +14,8 @@ from elmokit.model.token_encoder import TokenEncoder
 
 TYPES = 1024
 """Tokens that go through the character convolutions together."""
+TRAINING_TYPES = 8192
+"""The same in training, where they fill a GPU and all are kept for the gradients anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +109,21 @@ class BiLM(nn.Module):
         So many at a time, to bound the memory of the convolutions however many different words a text has.
         """
         count = len(ids) if ids is not None else len(words) if words is not None else 0
+        size = TRAINING_TYPES if self.training and torch.is_grad_enabled() else TYPES
         parts = [
-            self.token_encoder(
-                *(None if part is None else part[start : start + TYPES].to(self.device) for part in (ids, words))
-            )
-            for start in range(0, max(count, 1), TYPES)
+            self._encode(*(None if part is None else part[start : start + size] for part in (ids, words)))
+            for start in range(0, max(count, 1), size)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _encode(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
+        """ids [U, M] and/or words [U] → token vectors [U, P], on the device of the weights."""
+        characters = self.token_encoder.char_cnn
+        if ids is not None and characters is not None:
+            ids = characters.trim(ids)
+        parts = (None if part is None else _moved(part, self.device) for part in (ids, words))
+        tokens: Tensor = self.token_encoder(*parts)
+        return tokens
 
     def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D] and the state after each sentence's last token."""
@@ -149,3 +159,10 @@ def lengths_of(mask: Tensor) -> Tensor:
     if not torch.equal(mask.cpu(), expected):
         raise ElmoError("padded tokens must come after the last token of a sentence, got one between two tokens")
     return lengths
+
+
+def _moved(part: Tensor, device: torch.device) -> Tensor:
+    """The same on a device; from the CPU to a GPU without waiting for the work that the GPU still has."""
+    if device.type == "cuda" and part.device.type == "cpu":
+        return part.pin_memory().to(device, non_blocking=True)
+    return part.to(device)

@@ -6,9 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import CharacterConfig
+from elmokit.ops.convolve import convolve, convolve_together
 from elmokit.ops.linear import linear
 
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+PARTS = (0.5, 0.8, 0.95)
+"""Where words sorted by their length are divided, so that each part is computed only as long as its own longest."""
+LEAST_SORTED = 256
+"""Fewer words than this are not worth dividing."""
 
 
 class Highway(nn.Module):
@@ -41,24 +46,49 @@ class CharCnn(nn.Module):
         """ids [U, M] → [U, F]."""
         if not len(ids):
             return self.embedding.weight.new_zeros(0, self.config.n_filters)
-        characters = self.embedding(self._trim(ids))  # [U, M, c]
-        activation = _ACTIVATIONS[self.config.activation]
-        x = torch.cat([activation(_convolve(characters, conv).amax(dim=1)) for conv in self.convolutions], dim=1)
+        x = _ACTIVATIONS[self.config.activation](self._filters(ids))
         for highway in self.highways:
             x = highway(x)
         return x
 
-    def _trim(self, ids: Tensor) -> Tensor:
-        """Leave out columns of padding: all windows that lie wholly in it are equal, so one of each width is enough."""
-        used = (ids != self.config.padding_character).any(dim=0).nonzero()
+    def trim(self, ids: Tensor) -> Tensor:
+        """Leave out columns of padding: all windows that lie wholly in it are equal, so one of each width is enough.
+
+        Ids on a GPU are taken as they are: to look at them would make the host wait for it.
+        """
+        if ids.device.type != "cpu":
+            return ids
+        used = (
+            (ids.numpy() != self.config.padding_character).any(axis=0).nonzero()[0]
+        )  # torch's any takes 10 times as long
         longest = int(used[-1]) + 1 if len(used) else 0
-        widest = max(width for width, _ in self.config.filters)
-        return ids[:, : min(self.config.max_characters, longest + widest)]
+        return ids[:, : min(self.config.max_characters, longest + self._widest)]
+
+    @property
+    def _widest(self) -> int:
+        return max(width for width, _ in self.config.filters)
+
+    def _filters(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U, F]: each filter's largest product over all positions."""
+        filters = [_numbers(conv) for conv in self.convolutions]
+        if not torch.is_grad_enabled():
+            characters = self.embedding(self.trim(ids))  # [U, M, c]
+            return torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1)
+        number = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+        lengths = ((ids != self.config.padding_character) * number).amax(dim=1)
+        if ids.device.type != "cpu":
+            return convolve_together(self.embedding(ids), filters, lengths)
+        order = lengths.argsort(stable=True)
+        stops = [int(part * len(ids)) for part in PARTS] if len(ids) >= LEAST_SORTED else []
+        parts = []
+        for start, stop in zip([0, *stops], [*stops, len(ids)], strict=True):
+            characters = self.embedding(self.trim(ids[order[start:stop]]))
+            parts.append(torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1))
+        return torch.cat(parts).index_select(0, order.argsort())
 
 
-def _convolve(characters: Tensor, conv: nn.Module) -> Tensor:
-    """characters [U, M, c] → [U, M − width + 1, count], as one product over all windows of all tokens."""
+def _numbers(conv: nn.Module) -> tuple[Tensor, Tensor]:
+    """The weight [count, c, width] and the bias [count] of a convolution."""
     assert isinstance(conv, nn.Conv1d)
-    windows = characters.unfold(1, conv.kernel_size[0], 1)  # [U, positions, c, width]
-    products = linear(windows.flatten(0, 1).flatten(1), conv.weight.flatten(1), conv.bias)
-    return products.view(*windows.shape[:2], -1)
+    assert conv.bias is not None
+    return conv.weight, conv.bias

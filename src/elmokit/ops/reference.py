@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,3 +46,23 @@ def lstm_reference(
         last_h.append(h_b)
         last_c.append(c_b)
     return torch.stack(sentences), torch.cat(last_h), torch.cat(last_c)
+
+
+def lstm_windows_reference(
+    x: Tensor, keep: Tensor, weights: Sequence[LstmWeights], h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
+
+    Where `keep` is 0 a token starts from zero. No gradient goes through the states at the window's two ends.
+    """
+    outputs, last_h, last_c = [], [], []
+    for d, w in enumerate(weights):
+        h_d, c_d = h[d].detach(), c[d].detach()
+        steps = []
+        for t, goes_on in enumerate(keep.to(x.dtype).unsqueeze(-1)):
+            h_d, c_d = lstm_step(x[d, t], goes_on * h_d, goes_on * c_d, w)
+            steps.append(h_d)
+        outputs.append(torch.stack(steps))
+        last_h.append(h_d.detach())
+        last_c.append(c_d.detach())
+    return torch.stack(outputs), torch.stack(last_h), torch.stack(last_c)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from elmokit.errors import ElmoError
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
-_SKIPPED_LINE = "!!!MAXTERMID"
+SKIPPED_LINE = "!!!MAXTERMID"
 
 
 class Vocabulary(Sequence[str]):
@@ -27,7 +27,7 @@ class Vocabulary(Sequence[str]):
     def from_text(cls, text: str) -> Vocabulary:
         """Read vocab.txt: a token a line, bilm-tf's `!!!MAXTERMID` left out; an empty line counts, as it did there."""
         lines = (line.strip() for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n"))
-        return cls(line for line in lines if line != _SKIPPED_LINE)
+        return cls(line for line in lines if line != SKIPPED_LINE)
 
     def require_specials(self) -> None:
         """Refuse a word list without the sentence boundaries and the unknown word."""

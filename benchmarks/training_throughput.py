@@ -1,0 +1,215 @@
+"""Tokens a second of `elmo train`, end to end, for each preset, against the plain loop of torch operations.
+
+Everything of an update is counted: reading windows, the character part, both directions, the full softmax, clipping,
+the optimiser. The reference runs the same weights and batches through the equations step by step under autograd, with
+a softmax over the whole batch; before anything is timed, the two losses and gradients must agree. A token is one
+prediction of each direction, as bilm-tf counts.
+
+    python benchmarks/training_throughput.py                  # CPU: tiny
+    python benchmarks/training_throughput.py --device cuda    # small, medium, original in bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from elmokit.model.bilm import State
+from elmokit.ops.reference import lstm_windows_reference
+from elmokit.pretrain.corpus.prepare import prepare
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.vocabulary import build_vocabulary
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.loop import Training
+from elmokit.pretrain.network import LanguageModelNetwork
+from elmokit.pretrain.prefetch import prefetched
+from elmokit.pretrain.recipe import Recipe, make_recipe
+from elmokit.pretrain.run_files import RunFolder
+from elmokit.pretrain.setup import data_of
+from elmokit.pretrain.start import new_start
+from elmokit.pretrain.type_table import Batch
+from elmokit.pretrain.watching import Unwatched
+
+SENTENCES, TYPES = 100_000, 120_000
+
+
+def made_corpus(folder: Path) -> PreparedCorpus:
+    """Random sentences whose words have the frequencies and lengths of a language (Zipf; rarer words are longer)."""
+    random = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    lengths = np.minimum(20, 1 + np.log2(np.arange(1, TYPES + 1)) / 2 + random.poisson(2, TYPES)).astype(int)
+    words = ["".join(random.choice(letters, n)) for n in lengths]
+    chances = 1 / (np.arange(TYPES) + 2.7) ** 1.1
+    drawn = random.choice(TYPES, size=(SENTENCES, 24), p=chances / chances.sum())
+    sizes = random.integers(5, 25, SENTENCES)
+    return PreparedCorpus.from_sentences(([words[i] for i in row[:n]] for row, n in zip(drawn, sizes)), folder)  # noqa: B905
+
+
+def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, folder: Path) -> Training:
+    vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=1)
+    start = new_start(recipe, vocab)
+    data = data_of(recipe, start, corpus, None)
+    return Training(recipe, start.network, data, RunFolder(folder), Unwatched(), device=device, processes=Processes())
+
+
+def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:
+    """Tokens a second, and distinct words a token, once the first updates are over."""
+    batches = prefetched(training._batches())
+    words = 0
+    try:
+        for _ in range(warm_up):
+            training._update(next(batches)[0], 1e-4)
+        _wait(training.device)
+        start, updates = time.perf_counter(), 0
+        while updates < 3 or time.perf_counter() - start < seconds:
+            parts, _ = next(batches)
+            words += sum(_distinct(part) for part in parts)
+            training._update(parts, 1e-4)
+            updates += 1
+            if updates % 20 == 0:
+                _wait(training.device)  # the queue of a GPU is long; the clock must not run ahead of it
+        _wait(training.device)
+        spent = time.perf_counter() - start
+    finally:
+        batches.close()
+    return updates * training.step_predictions / spent, words / (updates * training.step_predictions)
+
+
+def measure_reference(training: Training, seconds: float) -> float:
+    """Tokens a second of the plain loop with the same batches and optimiser."""
+    batches = prefetched(training._batches())
+    state = training.states[0]
+    try:
+        start, updates = 0.0, -1
+        while updates < 2 or time.perf_counter() - start < seconds:
+            if updates == 0:
+                _wait(training.device)
+                start = time.perf_counter()
+            batch = next(batches)[0][0].to(training.device)
+            training.optimizer.zero_grad()
+            reference_loss(training.network, batch, state, training.precision).backward()
+            torch.nn.utils.clip_grad_norm_(training.trained, training.recipe.clip_norm)
+            training.optimizer.step()
+            updates += 1
+        _wait(training.device)
+        return updates * training.step_predictions / (time.perf_counter() - start)
+    finally:
+        batches.close()
+
+
+def reference_loss(network: LanguageModelNetwork, batch: Batch, state: State, precision: torch.dtype) -> torch.Tensor:
+    """The loss of a batch by the equations, every step and the whole softmax under autograd."""
+    bilm = network.bilm
+    with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
+        x = F.embedding(batch.inputs, bilm.token_encoder(batch.characters, batch.words))
+        assert bilm.backward_lstm is not None
+        for number in range(bilm.config.lstm.n_layers):
+            x = F.dropout(x, network.dropout, network.training)
+            weights = [stack.layers[number].weights() for stack in (bilm.forward_lstm, bilm.backward_lstm)]  # type: ignore[operator]
+            y, _, _ = lstm_windows_reference(x, batch.keep, weights, state.h[:, number], state.c[:, number])
+            x = x + y if number and bilm.config.lstm.skip_connections else y
+        x = F.dropout(x, network.dropout, network.training)
+        logits = F.linear(x.flatten(0, 2), network.softmax_weight(), network.head.bias)
+        return F.cross_entropy(logits.float(), batch.targets.flatten())
+
+
+def check(training: Training) -> tuple[float, float]:
+    """How far the loss and the gradients of one batch are from the reference's, relative."""
+    batches = prefetched(training._batches())
+    batch = next(batches)[0][0].to(training.device)
+    batches.close()
+    network, state = training.network.eval(), training.states[0]
+    found = []
+    for loss in (
+        reference_loss(network, batch, state, training.precision),
+        network(batch, state, None, training.precision)[0],
+    ):
+        gradients = torch.autograd.grad(loss, training.trained, allow_unused=True)
+        found.append((loss.item(), torch.cat([g.float().flatten() for g in gradients if g is not None])))
+    (a, ga), (b, gb) = found
+    return abs(a - b) / abs(a), float((ga - gb).norm() / ga.norm())
+
+
+def _distinct(batch: Batch) -> int:
+    ids = batch.characters if batch.characters is not None else batch.words
+    assert ids is not None
+    return len(ids)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--presets", nargs="*")
+    parser.add_argument("--corpus", nargs="*", help="text to read; random words of natural frequencies without it")
+    parser.add_argument("--segment", default="none")
+    parser.add_argument("--split", default="none")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rows", type=int, help="rows of a batch")
+    parser.add_argument("--window", type=int, help="tokens of a row")
+    parser.add_argument("--words", type=int, help="words in the softmax")
+    parser.add_argument("--no-reference", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    cuda = device.type == "cuda"
+    presets = arguments.presets or (["small", "medium", "original"] if cuda else ["tiny"])
+    name = (
+        torch.cuda.get_device_name() if cuda else f"{platform.processor() or 'CPU'}, {torch.get_num_threads()} threads"
+    )
+    print(f"{name}; torch {torch.__version__}, Python {platform.python_version()}")
+    print(
+        "| preset | rows x window | words | distinct a token | tokens/s | plain loop | ratio | loss, gradients off by |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if arguments.corpus:
+            corpus = prepare(
+                arguments.corpus, segment=arguments.segment, split=arguments.split, folder=folder / "corpus"
+            )
+        else:
+            corpus = made_corpus(folder / "corpus")
+        for preset in presets:
+            changes = {
+                "batch_size": arguments.rows or (1024 if cuda else 32),
+                "window": arguments.window or 20,
+                "vocab_size": arguments.words or (50_000 if cuda else 10_000),
+                "loss": "full",
+                "steps": 1_000_000,
+                "heldout_fraction": 0.0,
+            }
+            recipe = make_recipe(preset=preset, changes=changes)
+            training = training_for(recipe, corpus, device, folder)
+            off = ("", "")
+            plain = ratio = "not run"
+            if not arguments.no_reference:
+                off = tuple(f"{value:.1e}" for value in check(training))
+            speed, distinct = measure(training, arguments.seconds, warm_up=10 if cuda else 2)
+            if not arguments.no_reference:
+                reference = measure_reference(training, arguments.seconds / 2)
+                plain, ratio = f"{reference:,.0f}", f"{speed / reference:.2f}"
+            n_words = len(training.network.head.bias)
+            size = f"{recipe.batch_size} x {recipe.window}"
+            print(
+                f"| {preset} | {size} | {n_words:,} | {distinct:.3f} | {speed:,.0f} | {plain} | {ratio} | "
+                f"{', '.join(off)} |",
+                flush=True,
+            )
+            del training
+            if cuda:
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""A file of static word vectors as a stream: word2vec text and binary, GloVe, fastText.
+
+| format | how it is known | a word's record |
+| --- | --- | --- |
+| word2vec text, fastText .vec | line 1 is "N D" and line 2 is text | word, D numbers, a line each |
+| word2vec binary | line 1 is "N D" and what follows is not text | word, space, D float32 little endian, perhaps "\\n" |
+| GloVe | no such line | word, D numbers, a line each |
+
+Any of them may be packed as .gz, .xz, .bz2, .zst or be the only file of a .zip. Only the numbers of wanted words are
+read; of the others the number of fields is checked. Where a word occurs twice, the first one counts.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from codecs import getincrementaldecoder
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+from elmokit.text.packed import BOM, DAMAGE, open_packed
+
+Format = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
+Row = NDArray[np.float32]
+
+_PEEK = 1 << 20
+_BLOCK = 1 << 22
+_LONGEST_WORD = 1 << 16
+_MOST_NUMBERS = 1 << 16
+_REFUSED = (
+    (re.compile(rb"\xba\x16\x4f\x2f"), "a fastText .bin model", "give the .vec file that fastText writes beside it"),
+    (re.compile(rb"\x80[\x02-\x05]"), "a pickle such as gensim saves", "write it with gensim's save_word2vec_format"),
+    (re.compile(rb"\x93NUMPY|\x89HDF"), "an array without words", "give a file that names the word of each vector"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
+)
+_HEADER = re.compile(rb"[ \t]*([0-9]{1,12})[ \t]+([0-9]{1,7})[ \t]*\r?\n")
+_NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_DAMAGED = (*DAMAGE, zipfile.BadZipFile)
+
+
+class VectorFile:
+    """An open file of word vectors, whatever its format; a context manager.
+
+    `size` and `format` are known at once, `n_words` and `n_unreadable` after `rows` has come to its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_words = self.n_unreadable = 0
+        self._open = ExitStack()
+        try:
+            self._file = self._unpacked()
+            self.format, self.size, self._promised = self._detect()
+        except _DAMAGED as error:
+            self._open.close()
+            raise _unreadable(path, error) from error
+        except BaseException:
+            self._open.close()
+            raise
+
+    def rows(self, wanted: Callable[[str], bool] | Container[str]) -> Iterator[tuple[str, Row]]:
+        """Each wanted word with its vector [size], in file order and once."""
+        want = wanted if callable(wanted) else wanted.__contains__
+        binary = self.format == "word2vec binary"
+        records, row_of = (
+            (self._binary_records(), self._binary_row) if binary else (self._text_records(), self._text_row)
+        )
+        done: set[str] = set()
+        try:
+            for number, raw, data, at in records:
+                self.n_words += 1
+                try:
+                    word = raw.decode("utf-8")
+                except UnicodeDecodeError:
+                    self.n_unreadable += 1
+                    continue
+                if not want(word) or word in done:
+                    continue
+                row = row_of(number, data, at)
+                if not np.isfinite(row).all():
+                    raise ElmoError(
+                        f"{self.path}, {'word' if binary else 'line'} {number:,}: the vector of {word!r} holds a value "
+                        "that is not a finite number: remove the word, or get the file again"
+                    )
+                done.add(word)
+                yield word, row
+        except _DAMAGED as error:
+            raise _unreadable(self.path, error) from error
+        if self._promised is not None and self.n_words < self._promised:
+            raise ElmoError(
+                f"{self.path} is cut short: its first line promises {self._promised:,} words and it holds "
+                f"{self.n_words:,}: get it again, or correct that line"
+            )
+
+    def _unpacked(self) -> io.BufferedReader:
+        packed: Any = self._only_member() if _is_zip(self.path) else open_packed(self.path, self._open)
+        # A buffer over a buffer fills itself to the brim, so that peek shows a whole MiB even of a pipe.
+        return self._open.enter_context(io.BufferedReader(packed, _PEEK))
+
+    def _only_member(self) -> IO[bytes]:
+        archive = self._open.enter_context(zipfile.ZipFile(self.path))
+        members = [info for info in archive.infolist() if not info.is_dir()]
+        if len(members) != 1:
+            raise ElmoError(
+                f"{self.path} must hold one file of word vectors, got {len(members)}: unpack it and name one of them"
+            )
+        return self._open.enter_context(archive.open(members[0]))
+
+    def _detect(self) -> tuple[Format, int, int | None]:
+        """The format, the size of a vector, and the number of words where the file states it."""
+        head = self._file.peek()
+        for start, kind, remedy in _REFUSED:
+            if start.match(head):
+                raise ElmoError(
+                    f"word vectors must be word2vec, GloVe or fastText .vec, got {kind} in {self.path}: {remedy}"
+                )
+        head = head.removeprefix(BOM)
+        if not head.strip():
+            raise ElmoError(f"{self.path} holds no word vectors, it is empty: get it again")
+        if header := _HEADER.match(head):
+            n_words, size = int(header[1]), int(header[2])
+            if not (n_words and 0 < size <= _MOST_NUMBERS):
+                raise ElmoError(
+                    f"{self.path}: the first line must promise words of 1 to {_MOST_NUMBERS} numbers, got "
+                    f"{n_words} words of {size}: it is no file of word vectors"
+                )
+            if _is_binary(head[header.end() :], size):
+                return "word2vec binary", size, n_words
+            named_vec = ".vec" in (suffix.lower() for suffix in self.path.suffixes)
+            return "fastText" if named_vec else "word2vec text", size, n_words
+        # A first word such as "1 000" would pass for a number more, so the first lines vote.
+        sizes = Counter(_trailing_numbers(line) for line in head.split(b"\n")[:10] if line.strip())
+        size = sizes.most_common(1)[0][0]
+        if not 0 < size <= _MOST_NUMBERS or _NOT_TEXT.search(head, 0, 1000):
+            raise ElmoError(
+                f"{self.path} is no file of word vectors: its lines must be a word and its numbers, as word2vec, GloVe "
+                "and fastText write them"
+            )
+        return "GloVe", size, None
+
+    def _text_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
+        """Each line's number, its word, the line, and where in it the numbers begin."""
+        size = self.size
+        for number, line in enumerate(self._file, 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+                if self._promised is not None:
+                    continue
+            line = line.rstrip()
+            spaces = line.count(b" ")
+            if spaces < size and b"\t" in line:
+                line = line.replace(b"\t", b" ")
+                spaces = line.count(b" ")
+            if spaces == size:
+                end = line.find(b" ")
+            elif spaces > size:  # some stand within the word, or several in a row
+                word, *numbers = line.rsplit(None, size)
+                end = len(word)
+                # A word of so many pieces is two lines that ran together.
+                if len(numbers) < size or word.count(b" ") >= max(size, 20):
+                    raise self._damaged_line(number)
+            elif not line:
+                continue
+            else:
+                raise self._damaged_line(number)
+            yield number, line[:end], line, end
+
+    def _text_row(self, number: int, line: bytes, at: int) -> Row:
+        try:
+            numbers = [float(field) for field in line[at:].split()]
+        except ValueError as error:
+            raise self._damaged_line(number) from error
+        if len(numbers) != self.size:
+            raise self._damaged_line(number)
+        with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused as such
+            return np.array(numbers, dtype=np.float32)
+
+    def _damaged_line(self, number: int) -> ElmoError:
+        return ElmoError(
+            f"{self.path}, line {number:,} is damaged: it must be a word and {self.size} numbers: remove it, or get "
+            "the file again"
+        )
+
+    def _binary_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
+        """Each record's number, its word, a block of the file, and where in it the numbers begin."""
+        assert self._promised is not None
+        self._file.readline()
+        width = 4 * self.size
+        block, start = b"", 0
+        for number in range(1, self._promised + 1):
+            end = block.find(b" ", start)
+            while end < 0 or end + 1 + width > len(block):
+                more = self._file.read(max(_BLOCK, width))
+                if not more and not block[start:].strip():
+                    return
+                block, start = block[start:] + more, 0
+                end = block.find(b" ", start, _LONGEST_WORD)
+                if not more or end < 0:
+                    raise self._damaged_record(number)
+            # The line end after the vector before it, which some files have and some have not.
+            word = block[start:end].lstrip(b"\n")
+            if b"\0" in word or end - start > _LONGEST_WORD:
+                raise self._damaged_record(number)
+            yield number, word, block, end + 1
+            start = end + 1 + width
+
+    def _binary_row(self, number: int, block: bytes, at: int) -> Row:
+        return np.frombuffer(block, dtype="<f4", count=self.size, offset=at).astype(np.float32)
+
+    def _damaged_record(self, number: int) -> ElmoError:
+        return ElmoError(
+            f"{self.path} is cut short or damaged at word {number:,} of {self._promised:,}: each must be a word, a "
+            f"space and {self.size} float32 numbers: get the file again"
+        )
+
+    def __enter__(self) -> VectorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+def _is_zip(path: Path) -> bool:
+    if not path.is_file():
+        return False  # a pipe, whose first bytes are not to be read twice
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _is_binary(body: bytes, size: int) -> bool:
+    """Whether what follows the line "N D" is word2vec's binary form and not text."""
+    if _trailing_numbers(body[: body.find(b"\n") % (len(body) + 1)]) >= size:
+        return False
+    # More than a vector, for a small one may happen to look like text.
+    start = body[: max(4 * size, 1 << 12)]
+    try:
+        getincrementaldecoder("utf-8")().decode(start)  # a character that the cut took apart is no matter
+    except UnicodeDecodeError:
+        return True
+    return _NOT_TEXT.search(start) is not None
+
+
+def _trailing_numbers(line: bytes) -> int:
+    """How many fields at the end of a line are numbers, the first field never one of them."""
+    fields = line.split() if not line.startswith((b" ", b"\t")) else [b"", *line.split()]
+    count = 0
+    for field in reversed(fields[1:]):
+        try:
+            float(field)
+        except ValueError:
+            break
+        count += 1
+    return count
+
+
+def _unreadable(path: Path, error: BaseException) -> ElmoError:
+    reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+    return ElmoError(f"the word vectors {path} cannot be read ({reason}): check the path, or get the file again")

@@ -1,0 +1,116 @@
+"""The largest product of each filter over the positions of a word, with a backward pass of its own.
+
+Only one position of each filter has a gradient: the forward pass keeps which one, and not the products themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from elmokit.ops import kernels
+from elmokit.ops.linear import linear
+
+LARGEST_WINDOW = 256
+"""Numbers of a window that the kernels take."""
+
+
+def convolve(characters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """characters [U, M, c], weight [count, c, width], bias [count] → [U, count], the largest over M − width + 1."""
+    found: Tensor = _Convolve.apply(*_computed_in(characters, weight, bias), ())  # type: ignore[no-untyped-call]
+    return found
+
+
+def convolve_together(characters: Tensor, filters: Sequence[tuple[Tensor, Tensor]], lengths: Tensor) -> Tensor:
+    """`convolve` for filters of several widths, (weight, bias) each, joined → [U, F], as one product over all of them.
+
+    All filters look at the windows of the widest, filled up with zero weights. After a word's `lengths` [U] its
+    characters are padding, all alike.
+    """
+    sizes = tuple((weight.shape[2], len(weight)) for weight, _ in filters)
+    widest = max(width for width, _ in sizes)
+    together = torch.cat([F.pad(weight, (0, widest - weight.shape[2])) for weight, _ in filters])
+    given = _computed_in(characters, together, torch.cat([bias for _, bias in filters]))
+    found: Tensor
+    small = characters.shape[2] * widest <= LARGEST_WINDOW
+    if kernels.serve(characters.device) and given[0].dtype in (torch.bfloat16, torch.float16) and small:
+        from elmokit.ops.convolve_triton import ConvolveWords
+
+        found = ConvolveWords.apply(*given, _widths(sizes, characters.device), lengths)  # type: ignore[no-untyped-call]
+        return found
+    outside, start, longest = [], 0, characters.shape[1]
+    for width, count in sizes:
+        outside.append((start, start + count, longest - width + 1))
+        start += count
+    ended = F.pad(given[0], (0, 0, 0, widest - 1))
+    found = _Convolve.apply(ended, *given[1:], tuple(outside))  # type: ignore[no-untyped-call]
+    return found
+
+
+@lru_cache(maxsize=8)
+def _widths(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The width of each filter [F]."""
+    return torch.tensor([width for width, count in sizes for _ in range(count)], dtype=torch.int32, device=device)
+
+
+def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in autocast's number type, where it is on."""
+    device = characters.device.type
+    if not torch.is_autocast_enabled(device):
+        return characters, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return characters.to(dtype), weight.to(dtype), bias.to(dtype)
+
+
+class _Convolve(torch.autograd.Function):
+    """Convolution and maximum as one node of the graph.
+
+    `outside` lists (first filter, filter after the last, position): from that position on they look at no window.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        characters: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        outside: tuple[tuple[int, int, int], ...],
+    ) -> Tensor:
+        with torch.autocast(characters.device.type, enabled=False):
+            windows = _windows(characters, weight)
+            products = linear(windows, weight.flatten(1), bias).view(len(characters), -1, len(weight))
+        for first, last, position in outside:
+            products[:, position:, first:last] = float("-inf")
+        if not any(ctx.needs_input_grad):
+            return products.amax(dim=1)
+        largest, where = products.max(dim=1)
+        ctx.positions = products.shape[1]
+        ctx.save_for_backward(characters, weight, where)
+        return largest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        characters, weight, where = ctx.saved_tensors
+        (words, _, size), width, positions = characters.shape, weight.shape[2], ctx.positions
+        with torch.autocast(gradient.device.type, enabled=False):
+            spread = gradient.new_zeros(words, positions, len(weight))
+            spread.scatter_(1, where.unsqueeze(1), gradient.unsqueeze(1))
+            flat = spread.flatten(0, 1)
+            dweight = (flat.T @ _windows(characters, weight)).view_as(weight)
+            dwindows = (flat @ weight.flatten(1)).view(words, positions, size, width)
+        dcharacters = torch.zeros_like(characters)
+        for offset in range(width):
+            dcharacters[:, offset : offset + positions] += dwindows[..., offset]
+        return dcharacters, dweight, gradient.sum(dim=0), None
+
+
+def _windows(characters: Tensor, weight: Tensor) -> Tensor:
+    """characters [U, M, c] → [U·positions, c·width], every window of every word."""
+    return characters.unfold(1, weight.shape[2], 1).flatten(0, 1).flatten(1)

@@ -1,0 +1,18 @@
+"""Whether the package's own GPU kernels serve a device; what they do not serve is computed with torch's operations."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+def serve(device: torch.device) -> bool:
+    """Kernels serve CUDA devices, where Triton is installed (torch brings it on Linux)."""
+    return device.type == "cuda" and _triton_is_installed()
+
+
+@cache
+def _triton_is_installed() -> bool:
+    return find_spec("triton") is not None

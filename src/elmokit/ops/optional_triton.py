@@ -1,0 +1,30 @@
+"""Triton where it is installed; elsewhere stand-ins that let the modules of kernels be imported, and never be run.
+
+Importing this imports Triton: code that may run without a GPU asks `elmokit.ops.kernels` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _modules() -> tuple[Any, Any]:
+    try:
+        import triton
+        import triton.language
+    except ModuleNotFoundError:
+        return None, None
+    return triton, triton.language
+
+
+triton, tl = _modules()
+
+
+def jit(*varying: str) -> Callable[[Callable[..., Any]], Any]:
+    """A kernel to be compiled at its first use, and not anew for each value of the arguments named here."""
+
+    def decorate(kernel: Callable[..., Any]) -> Any:  # noqa: ANN401
+        return kernel if triton is None else triton.jit(kernel, do_not_specialize=list(varying))
+
+    return decorate

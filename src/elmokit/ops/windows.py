@@ -1,0 +1,251 @@
+"""The recurrence of pre-training: windows of packed text, both directions at once, with a backward pass of its own.
+
+Only what one step needs of the step before happens step by step: the recurrent product, the gates, the projection.
+The products with the inputs, and the gradients of all weights, are large products over the whole window.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from elmokit.errors import ElmoError
+from elmokit.ops import kernels
+from elmokit.ops.bounds import Bounds
+from elmokit.ops.weights import LstmWeights
+
+SHAPES = 4
+"""Shapes of windows whose buffers are held ready."""
+
+
+def lstm_windows(
+    x: Tensor, keep: Tensor, weights: Sequence[LstmWeights], h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
+
+    `keep` is 1 where the state goes on into a token and 0 where the token starts from zero; there is one LstmWeights
+    a direction. The products are in x's number type; in a half precision the cell and the gates stay float32. The last
+    h and c are detached: no gradient goes through the states at the window's ends.
+    """
+    directions, time, batch, _ = x.shape
+    cell_size = weights[0].bias.shape[0] // 4
+    bounds = {Bounds(w.forget_bias, w.cell_clip, w.projection_clip) for w in weights}
+    if len(bounds) != 1 or len({w.projection is None for w in weights}) != 1:
+        raise ElmoError("both directions of a layer must have the same forget bias, clips and projection")
+    output_size = cell_size if weights[0].projection is None else weights[0].projection.shape[0]
+    expected = {"weights": (directions,), "keep": (time, batch), "h": (directions, batch, output_size)}
+    expected["c"] = (directions, batch, cell_size)
+    for name, shape in (("weights", (len(weights),)), ("keep", keep.shape), ("h", h.shape), ("c", c.shape)):
+        if tuple(shape) != expected[name]:
+            raise ElmoError(f"{name} must have the shape {list(expected[name])} for this window, got {list(shape)}")
+    if not time:
+        raise ElmoError("a window must have at least one token, got none")
+    flat = [tensor for w in weights for tensor in (w.input, w.recurrent, w.bias, w.projection)]
+    with torch.autocast(x.device.type, enabled=False):
+        found: tuple[Tensor, Tensor, Tensor] = _Windows.apply(  # type: ignore[no-untyped-call]
+            x, keep, h, c, bounds.pop(), *flat
+        )
+    return found
+
+
+class _Windows(torch.autograd.Function):
+    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) a direction."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        keep: Tensor,
+        h: Tensor,
+        c: Tensor,
+        bounds: Bounds,
+        *weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if kernels.serve(x.device):
+            from elmokit.ops import windows_cuda
+
+            y, last_h, last_c, ctx.kept = windows_cuda.forward(x, keep, h, c, bounds, weights)
+        else:
+            ctx.save_for_backward(x)  # which makes torch notice if it is written over
+            y, last_h, last_c, ctx.kept = _forward(x, keep, h, c, bounds, weights)
+        ctx.mark_non_differentiable(last_h, last_c)
+        return y, last_h, last_c
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        kept, ctx.kept = ctx.kept, None
+        if kept is None:
+            raise RuntimeError("a window's gradients can be taken once: they are written over what its forward kept")
+        with torch.autocast(dy.device.type, enabled=False):
+            if kernels.serve(dy.device):
+                from elmokit.ops import windows_cuda
+
+                dx, gradients = windows_cuda.backward(dy, kept, want_dx=ctx.needs_input_grad[0])
+            else:
+                _ = ctx.saved_tensors
+                dx, gradients = _backward(dy, kept, want_dx=ctx.needs_input_grad[0])
+        return (dx, None, None, None, None, *gradients)
+
+
+class _Buffers:
+    """What a window's forward pass leaves for its backward pass.
+
+    They are used again for the next window of the shape: to get this much memory anew from the system, page by page,
+    takes as long as half of the computation.
+    """
+
+    def __init__(self, like: Tensor, time: int, output: int) -> None:
+        directions, batch, size = like.shape
+        self.gates = like.new_empty(directions, time, batch, 4 * size)  # after their activations
+        self.cells = like.new_empty(directions, time, batch, size)  # before they are clipped
+        self.squashed = torch.empty_like(self.cells)  # tanh of the clipped cells
+        self.hidden = torch.empty_like(self.cells)  # before the projection
+        self.projected = like.new_empty(directions, time, batch, output)  # before it is clipped
+        self.entering = torch.empty_like(self.projected)  # the h that each step starts from, zero where it starts anew
+
+
+_idle: OrderedDict[Hashable, list[_Buffers]] = OrderedDict()
+
+
+@dataclass
+class _Kept:
+    """All that the backward pass needs of the forward pass."""
+
+    buffers: _Buffers
+    idle: list[_Buffers]  # where the buffers go back to
+    x: Tensor  # [D, T, B, P_in]
+    first_cell: Tensor  # [D, B, H] as given
+    keep: Tensor  # [T, B, 1]
+    goes_on: list[bool]  # [T] no row starts anew at this step
+    input: Tensor  # [D, 4H, P_in]
+    recurrent: Tensor  # [D, 4H, P]
+    projection: Tensor | None  # [D, P, H]
+    bounds: Bounds
+    dtypes: list[torch.dtype]  # of x, and of the weights
+
+    def __del__(self) -> None:
+        self.idle.append(self.buffers)
+
+
+def _take(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers]]:
+    """Buffers for cells like these [D, B, H], and where they go back to."""
+    key = (like.shape, like.dtype, time, output)
+    idle = _idle.setdefault(key, [])
+    _idle.move_to_end(key)
+    if len(_idle) > SHAPES:
+        _idle.popitem(last=False)
+    return idle.pop() if idle else _Buffers(like, time, output), idle
+
+
+def _forward(
+    x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, weights: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Tensor, _Kept]:
+    """With torch's operations, both directions in each; half precisions are computed in float32."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtypes = [x.dtype, *(w.dtype for w in weights if w is not None)]
+    time, size, output = x.shape[1], c.shape[2], h.shape[2]
+    kinds = 4 if weights[3] is not None else 3
+    stacks = [torch.stack([w for w in weights[n::4] if w is not None]).to(dtype) for n in range(kinds)]
+    input_weight, recurrent, bias = stacks[0], stacks[1], stacks[2].unsqueeze(1)
+    projection = stacks[3] if len(stacks) == 4 else None
+    bias[..., size : 2 * size] += bounds.forget_bias
+    x, h, c = x.to(dtype), h.to(dtype), c.to(dtype)
+    flags, goes_on = keep.to(dtype).unsqueeze(-1), (keep != 0).all(dim=1).tolist()
+    buffers, idle = _take(c, time, output)
+    kept = _Kept(buffers, idle, x, c, flags, goes_on, input_weight, recurrent, projection, bounds, dtypes)
+
+    torch.bmm(x.flatten(1, 2), input_weight.mT, out=buffers.gates.flatten(1, 2))
+    gates, cells, squashed, hidden, projected, entering = (
+        buffer.unbind(1)
+        for buffer in (
+            *(buffers.gates, buffers.cells, buffers.squashed),
+            *(buffers.hidden, buffers.projected, buffers.entering),
+        )
+    )
+    outputs = x.new_empty(*x.shape[:3], output)
+    recurrent_t, projection_t = recurrent.mT, None if projection is None else projection.mT
+    for t, y in enumerate(outputs.unbind(1)):
+        torch.mul(h, flags[t], out=entering[t])
+        if not goes_on[t]:
+            c = c * flags[t]
+        z = gates[t].baddbmm_(entering[t], recurrent_t).add_(bias)  # [D, B, 4H]
+        i, f, g, o = z.chunk(4, dim=-1)
+        # tanh(x) = 2σ(2x) − 1, and σ takes a quarter of the time of tanh.
+        g.mul_(2)
+        z.sigmoid_()
+        g.mul_(2).sub_(1)
+        torch.mul(f, c, out=cells[t]).addcmul_(i, g)
+        c = cells[t] if bounds.cell_clip is None else cells[t].clamp(-bounds.cell_clip, bounds.cell_clip)
+        torch.mul(c, 2, out=squashed[t]).sigmoid_().mul_(2).sub_(1)
+        torch.mul(squashed[t], o, out=hidden[t])
+        if projection_t is None:
+            y.copy_(hidden[t])
+        elif bounds.projection_clip is None:
+            torch.bmm(hidden[t], projection_t, out=y)
+        else:
+            torch.bmm(hidden[t], projection_t, out=projected[t])
+            torch.clamp(projected[t], -bounds.projection_clip, bounds.projection_clip, out=y)
+        h = y
+    return outputs.to(dtypes[0]), h.to(dtypes[0], copy=True), c.clone(), kept
+
+
+def _backward(dy: Tensor, kept: _Kept, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
+    """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights in their order."""
+    bounds, projection, saved = kept.bounds, kept.projection, kept.buffers
+    directions, time, batch, size = saved.cells.shape
+    bound = None if projection is None else bounds.projection_clip
+    arriving = dy.to(kept.x.dtype, memory_format=torch.contiguous_format, copy=True)
+    dh, dc = torch.zeros_like(arriving[:, 0]), torch.zeros_like(kept.first_cell)
+    dhidden, held = torch.empty_like(dc), torch.empty_like(dc)
+    gates = saved.gates.new_empty(directions, batch, 4 * size)
+    one = dc.new_ones(())
+    for t in reversed(range(time)):
+        step = arriving[:, t].add_(dh)
+        if bound is not None:
+            step.masked_fill_(saved.projected[:, t].abs() > bound, 0)
+        if projection is None:
+            dhidden = step
+        else:
+            torch.bmm(step, projection, out=dhidden)
+        squashed, before = saved.squashed[:, t], saved.cells[:, t - 1] if t else kept.first_cell
+        if t and bounds.cell_clip is not None:
+            before = before.clamp(-bounds.cell_clip, bounds.cell_clip)
+        dz = saved.gates[:, t]
+        i, f, g, o = gates.copy_(dz).chunk(4, dim=-1)
+        torch.addcmul(one, squashed, squashed, value=-1, out=held).mul_(o)
+        dc.addcmul_(dhidden, held)
+        if bounds.cell_clip is not None:
+            dc.masked_fill_(saved.cells[:, t].abs() > bounds.cell_clip, 0)
+        # Over the gates: first their own derivatives, then what arrives at each.
+        torch.addcmul(gates, gates, gates, value=-1, out=dz)
+        di, df, dg, do = dz.chunk(4, dim=-1)
+        torch.addcmul(one, g, g, value=-1, out=dg)
+        di.mul_(torch.mul(dc, g, out=held))
+        dg.mul_(torch.mul(dc, i, out=held))
+        do.mul_(torch.mul(dhidden, squashed, out=held))
+        torch.mul(dc, before, out=held)
+        df.mul_(held if kept.goes_on[t] else held.mul_(kept.keep[t]))
+        if t:
+            dc.mul_(f)
+            torch.bmm(dz, kept.recurrent, out=dh)
+            if not kept.goes_on[t]:
+                dc.mul_(kept.keep[t])
+                dh.mul_(kept.keep[t])
+    flat = saved.gates.flatten(1, 2)  # [D, T·B, 4H]
+    of_input, of_recurrent = (torch.bmm(flat.mT, values.flatten(1, 2)) for values in (kept.x, saved.entering))
+    of_projection = None if projection is None else torch.bmm(arriving.flatten(1, 2).mT, saved.hidden.flatten(1, 2))
+    of_bias = flat.sum(dim=1)
+    dtypes = iter(kept.dtypes[1:])
+    gradients: list[Tensor | None] = []
+    for d in range(directions):
+        gradients += [each[d].to(next(dtypes)) for each in (of_input, of_recurrent, of_bias)]
+        gradients.append(None if of_projection is None else of_projection[d].to(next(dtypes)))
+    dx = torch.bmm(flat, kept.input).view_as(kept.x).to(kept.dtypes[0]) if want_dx else None
+    return dx, gradients

@@ -1,0 +1,172 @@
+"""A corpus prepared for training: found in the cache, or built there once for all processes that ask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from elmokit.errors import ElmoError
+from elmokit.pretrain.corpus.building import VERSION, CorpusBuilder
+from elmokit.pretrain.corpus.encoding import chunks_of
+from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, is_prepared, listed
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.reading import read_pieces
+from elmokit.pretrain.corpus.report import Tally
+from elmokit.pretrain.corpus.sentences import Reading, SplitMode
+from elmokit.pretrain.corpus.storing import guarding, storing
+from elmokit.pretrain.corpus.workers import encode_all
+from elmokit.text.tokens import SegmenterName
+
+_WORTH_WORKERS = 2_000_000
+"""Bytes on disk; with fewer, other processes would take longer to start than they save."""
+_MOST_WORKERS = 32
+"""More could not be fed by the one process that reads."""
+
+
+class Progress(NamedTuple):
+    """How far the preparation has come."""
+
+    read: int
+    """Bytes taken from the disk."""
+    total: int | None
+    """Bytes there are; unknown for standard input."""
+    sentences: int
+    tokens: int
+
+
+def prepare(
+    sources: Sequence[str],
+    *,
+    segment: str = "none",
+    split: str = "none",
+    max_tokens: int = 1000,
+    max_types: int = 5_000_000,
+    folder: Path | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> PreparedCorpus:
+    """The prepared corpus of some files, opened at once where it has been prepared before.
+
+    Without a folder it is kept in corpora/ of the cache folder (ELMOKIT_CACHE, or ~/.cache/elmokit). It is the same
+    whatever the number of workers, which are processes; by default as many as there are processors. Words added to
+    jieba in this process are known to it alone: prepare with workers=1 where they matter. A single source that is the
+    folder of a prepared corpus is opened as it is, whatever the other arguments say.
+
+        corpus = prepare(["texts/", "more.txt.xz"], segment="english", split="line")
+        print(*corpus.report.lines(), sep="\\n")
+    """
+    if len(sources) == 1 and is_prepared(sources[0]):
+        return PreparedCorpus.open(Path(sources[0]).expanduser())
+    how = Reading(cast(SegmenterName, segment), cast(SplitMode, split), max_tokens)
+    settings = {**asdict(how), "max_types": max_types}
+    tally = Tally()
+    tally.max_tokens = max_tokens
+    inputs = find_inputs(sources, tally)
+    tally.files = len(inputs)
+    fingerprint = _fingerprint(inputs, settings)
+    if folder is None:
+        if fingerprint is None:
+            raise ElmoError("a corpus from standard input needs a folder to be prepared in: name one (--cache DIR)")
+        folder = _cache() / fingerprint
+    folder = Path(folder).expanduser().resolve()
+    if corpus := _whole(folder, fingerprint):
+        return corpus
+    _refuse_foreign(folder)
+    with guarding(folder) as alone:
+        if corpus := _whole(folder, fingerprint):  # another process has built it while this one waited
+            return corpus
+        with (
+            storing(folder, alone=alone) as temporary,
+            CorpusBuilder(temporary, shown=folder, max_types=max_types) as builder,
+        ):
+            _build(inputs, how, builder, tally, workers, on_progress)
+            _refuse_empty(sources, tally)
+            _refuse_changed(inputs)
+            builder.finish(tally.report(types=builder.n_types), settings, fingerprint)
+        return PreparedCorpus.open(folder)
+
+
+def _build(
+    inputs: Sequence[Input],
+    how: Reading,
+    builder: CorpusBuilder,
+    tally: Tally,
+    workers: int | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> None:
+    read = 0
+
+    def taken(count: int) -> None:
+        nonlocal read
+        read += count
+
+    known = all(each.name != STANDARD_INPUT for each in inputs)
+    total = sum(each.size for each in inputs) if known else None
+    if workers is None:
+        workers = 1 if total is not None and total < _WORTH_WORKERS else _processors()
+    chunks = chunks_of(read_pieces(inputs, paragraphs=how.paragraphs, on_bytes=taken))
+    # Closed at once, not when an error's traceback is forgotten: workers are processes.
+    with closing(encode_all(chunks, how, workers)) as parts:
+        for part in parts:
+            builder.add(part, tally)
+            if on_progress is not None:
+                on_progress(Progress(read, total, tally.sentences, tally.tokens))
+
+
+def _processors() -> int:
+    """As many as this process may run on, which in a container or a batch job are fewer than there are."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, _MOST_WORKERS)
+
+
+def _fingerprint(inputs: Sequence[Input], settings: dict[str, Any]) -> str | None:
+    """What tells a prepared corpus from others before it is read; None where only the reading shows it."""
+    if any(each.name == STANDARD_INPUT for each in inputs):
+        return None
+    facts: dict[str, Any] = {"version": VERSION, "files": [each.facts for each in inputs], "settings": settings}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit").expanduser() / "corpora"
+
+
+def _whole(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:
+    """The corpus of the folder, if it is whole and of these sources."""
+    if fingerprint is None or not (folder / DESCRIPTION).is_file():
+        return None
+    try:
+        corpus = PreparedCorpus.open(folder)
+    except ElmoError:
+        return None  # damaged, or of another version: it is built anew
+    return corpus if corpus.fingerprint == fingerprint else None
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.is_dir() and not (folder / DESCRIPTION).is_file() and any(folder.iterdir()):
+        raise ElmoError(
+            f"a corpus is prepared in a new folder, an empty one or that of a prepared corpus, and {folder} has other "
+            "files in it: name another"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ElmoError(f"a corpus is prepared in a folder, and {folder} is a file: name another")
+
+
+def _refuse_empty(sources: Sequence[str], tally: Tally) -> None:
+    if not tally.sentences:
+        skipped = "; ".join(tally.report().lines()[2:])
+        raise ElmoError(
+            f"the corpus {listed(sources)} has no sentence to train on" + (f" ({skipped})" if skipped else "")
+        )
+
+
+def _refuse_changed(inputs: Sequence[Input]) -> None:
+    for each in inputs:
+        if each.name != STANDARD_INPUT and not each.is_unchanged():
+            raise ElmoError(f"{each.name} was changed while it was read: run the command again once it stays as it is")

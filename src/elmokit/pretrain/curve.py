@@ -1,0 +1,162 @@
+"""curve.png: how perplexity fell during a training run, drawn from its metrics.jsonl."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.atomic import replacing
+from elmokit.pretrain.metrics import read_metrics
+from elmokit.pretrain.progress import perplexity, quantity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = NDArray[np.float64]
+
+# Told apart by lightness and line as well as by colour, for print and for eyes that see few colours.
+_TRAINING, _HELDOUT, _RATE = "#6f9fd8", "#16324f", "#666666"
+_FORWARD, _BACKWARD = "-", (0, (4, 1.6))
+_SMOOTHED_FROM = 40
+"""Fewer points than this are drawn as they are."""
+_TICKS = (
+    (1.0,),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0),
+    tuple(n / 10 for n in range(10, 100, 2)),
+)
+"""Figures before a power of ten that the perplexity axis may show, from sparse to dense."""
+_FEWEST_TICKS = 4
+_MOST_TICKS = 10
+
+
+def draw_curve(metrics_path: Path, png_path: Path) -> None:
+    """Draw a run's perplexity and learning rate over the tokens seen; the title is the name of the metrics' folder."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot", "the curve of a training run") from error
+    lines = read_metrics(metrics_path)
+    curves = _curves(lines)
+    if not any(np.isfinite(curve).any() for _, curve in curves.values()):
+        raise ElmoError(f"{metrics_path} holds no perplexity to draw: let the run go on for longer")
+    figure = Figure(figsize=(8, 5.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    _draw(figure, curves, metrics_path.absolute().parent.name)
+    with replacing(png_path) as temporary, warnings.catch_warnings():
+        # A folder may be named in a script that the font has no shapes for.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
+        figure.savefig(temporary, format="png")
+
+
+def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]:
+    """Tokens and values by the names in metrics.jsonl, NaN where a value is null; only those that there are."""
+    curves = {}
+    for name in (
+        "perplexity", "forward_perplexity", "backward_perplexity",
+        "heldout_perplexity", "heldout_forward", "heldout_backward", "learning_rate",
+    ):  # fmt: skip
+        points = [(line["tokens"], line[name]) for line in lines if name in line and "tokens" in line]
+        table = np.array(points, dtype=np.float64).reshape(-1, 2)
+        values = table[:, 1]
+        if name != "learning_rate":
+            values = np.where(values > 0, values, np.nan)  # an axis of powers has no place for others
+        if np.isfinite(values).any():
+            curves[name] = (table[:, 0], values)
+    return curves
+
+
+def _draw(figure: Figure, curves: dict[str, tuple[Values, Values]], title: str) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    panels = 2 if "learning_rate" in curves else 1
+    grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [5, 1][:panels]})
+    axes: list[Axes] = list(grid[:, 0])
+    top = axes[0]
+    top.set_title(title, parse_math=False)
+    top.set_yscale("log")
+    shown = _draw_perplexity(top, curves)
+    low, high = float(shown.min()), float(shown.max())
+    margin = max((high / low) ** 0.04, 1.1)
+    low, high = low / margin, high * margin
+    top.set_ylim(low, high)
+    top.yaxis.set_major_locator(FixedLocator(_ticks(low, high)))
+    top.yaxis.set_minor_locator(NullLocator())
+    top.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    top.set_ylabel("perplexity")
+    top.legend(framealpha=0.8, edgecolor="none", loc="upper right", title="last value", alignment="left")
+    if panels == 2:
+        tokens, rates = curves["learning_rate"]
+        axes[1].plot(tokens, rates, color=_RATE, **_marks(rates))
+        highest = float(np.nanmax(rates)) or 1.0
+        axes[1].set_ylim(0, 1.15 * highest)
+        axes[1].set_yticks([0.0, highest], labels=["0", f"{highest:.3g}"])
+        axes[1].set_ylabel("learning\nrate")
+    axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value) if value >= 1 else "0"))
+    axes[-1].set_xlabel("tokens seen")
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.align_ylabels(axes)
+
+
+def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Values:
+    """Draw training and held-out perplexity, and return all values that are to be seen."""
+    shown = []
+    if "perplexity" in curves and len(curves["perplexity"][1]) >= _SMOOTHED_FROM:
+        tokens, values = curves["perplexity"]
+        top.plot(tokens, values, color=_TRAINING, linewidth=0.6, alpha=0.35)
+    for label, whole, ways, color in (
+        ("training", "perplexity", ("forward_perplexity", "backward_perplexity"), _TRAINING),
+        ("held-out", "heldout_perplexity", ("heldout_forward", "heldout_backward"), _HELDOUT),
+    ):
+        both = all(way in curves for way in ways)
+        styles = ((ways[0], ", forward", _FORWARD), (ways[1], ", backward", _BACKWARD))
+        for name, way, style in styles if both else ((whole, "", _FORWARD),):
+            if name in curves:
+                tokens, values = curves[name]
+                smooth = _smoothed(values) if label == "training" else values
+                known = np.isfinite(values)
+                text = f"{perplexity(float(smooth[known][-1]))}  {label}{way}"
+                top.plot(tokens, smooth, color=color, linestyle=style, label=text, **_marks(smooth))
+                shown.append(values[known])
+    return np.concatenate(shown)
+
+
+def _marks(values: Values) -> dict[str, Any]:
+    """Dots where there are few points; a point without neighbours would not be seen otherwise."""
+    known = np.isfinite(values)
+    return {"marker": "o", "markersize": 4} if known.sum() <= _SMOOTHED_FROM else {}
+
+
+def _smoothed(values: Values) -> Values:
+    """The geometric mean of the points around each one, 4 % of the run; gaps stay gaps."""
+    reach = len(values) // 50 if len(values) >= _SMOOTHED_FROM else 0
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.log(values, where=known, out=np.zeros_like(values)))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    at = np.arange(len(values))
+    # As many points after as before: at the start, where the curve is steep, a lopsided mean would bend it.
+    first, last = np.maximum(at - reach, 0), np.minimum(at + np.minimum(reach, at) + 1, len(values))
+    smooth = np.exp((sums[last] - sums[first]) / np.maximum(counts[last] - counts[first], 1))
+    return np.where(known, smooth, np.nan)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between low and high that are few enough to read and enough to read off."""
+    powers = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.floor(np.log10(high))) + 1)]
+    for figures in _TICKS:
+        ticks = [power * figure for power in powers for figure in figures if low <= power * figure <= high]
+        if _FEWEST_TICKS <= len(ticks) <= _MOST_TICKS:
+            return ticks
+    from matplotlib.ticker import MaxNLocator
+
+    return [float(tick) for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]

@@ -1,0 +1,96 @@
+"""One process or many: torchrun starts them, this module knows who is who."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+
+_PATIENCE = timedelta(hours=12)
+"""One process may prepare a corpus or write to a slow disk while the others wait."""
+_FIRST_SPEAKS = 3
+"""Seconds in which torchrun ends the others if the first has met the same mistake, so that one of them says it."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run; a single one where torchrun did not start it."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+    control: dist.ProcessGroup | None = field(default=None, repr=False)
+    """For messages between CPUs, which need not wait for a GPU."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files and talks to the user."""
+        return self.rank == 0
+
+    def agree(self, value: float) -> float:
+        """The first process's number, in every process."""
+        if self.count == 1:
+            return value
+        message = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(message, src=0, group=self.control)
+        return float(message[0])
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count == 1:
+            return values
+        message = values.detach().to("cpu", torch.float64)
+        dist.all_reduce(message, group=self.control)
+        return message
+
+    def gathered(self, values: Tensor) -> list[Tensor]:
+        """Every process's tensor of the same shape, in the order of their ranks, on the CPU."""
+        message = values.detach().cpu().contiguous()
+        if self.count == 1:
+            return [message]
+        parts = [torch.empty_like(message) for _ in range(self.count)]
+        dist.all_gather(parts, message, group=self.control)
+        return parts
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            dist.barrier(group=self.control)
+
+
+@contextmanager
+def joined(device: str | None = None) -> Iterator[Processes]:
+    """The processes that torchrun started, joined for the length of the block; otherwise this one alone."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    if not dist.is_available():
+        raise ElmoError("this build of torch has no torch.distributed: run a single process")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available() and device != "cpu"
+    if cuda:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=_PATIENCE)
+    try:
+        control = dist.new_group(backend="gloo", timeout=_PATIENCE) if cuda else dist.group.WORLD
+        yield Processes(dist.get_rank(), count, local_rank, control)
+    except ElmoError:
+        if dist.get_rank():
+            time.sleep(_FIRST_SPEAKS)
+        raise
+    except RuntimeError as error:
+        if "by peer" not in str(error):
+            raise
+        raise ElmoError("another process of this run has ended, and this one with it") from error
+    finally:
+        dist.destroy_process_group()

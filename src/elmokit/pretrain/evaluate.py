@@ -1,0 +1,136 @@
+"""Perplexity with the full softmax over text the model has not seen, sentence by sentence or in all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elmokit.model.bilm import State
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.network import LanguageModelNetwork
+from elmokit.pretrain.prefetch import prefetched
+from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.windows import NO_TARGET, Sentences, WindowReader
+
+ROWS, WINDOW = 64, 32
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Perplexities over all tokens of a text; a boundary a sentence counts as a prediction too."""
+
+    mean: float
+    """exp of the mean loss over both directions."""
+    forward: float
+    backward: float | None
+    predictions: int
+    """Of each direction."""
+
+
+@dataclass(frozen=True)
+class SentenceLoss:
+    """A sentence's summed −log p."""
+
+    index: int
+    """Its number in the corpus, from 0."""
+    tokens: int
+    forward: float
+    backward: float | None
+
+
+def evaluate(
+    network: LanguageModelNetwork,
+    types: TypeTable,
+    sentences: Sentences,
+    *,
+    precision: torch.dtype = torch.float32,
+    state: Literal["zero", "carry"] = "zero",
+    processes: Processes | None = None,
+    rows: int = ROWS,
+) -> HeldOut:
+    """The perplexity over sentences, each read from a zero state or, with "carry", from where its row stands."""
+    processes = processes or Processes()
+    sums = torch.zeros(types.directions + 1, dtype=torch.float64)
+    for each, places in _losses(network, types, sentences, precision, state, processes, rows):
+        sums[: types.directions] += each.double().sum(dim=(1, 2)).cpu()
+        sums[-1] += int((places != NO_TARGET).sum())
+    sums = processes.total(sums)
+    means = (sums[:-1] / sums[-1]).tolist()
+    perplexities = [_perplexity(mean) for mean in means]
+    return HeldOut(
+        _perplexity(sum(means) / len(means)),
+        perplexities[0],
+        perplexities[1] if len(means) > 1 else None,
+        int(sums[-1]),
+    )
+
+
+def sentence_losses(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, *, precision: torch.dtype = torch.float32
+) -> Iterator[SentenceLoss]:
+    """The loss of each sentence, in their order, from a zero state; few of them are held at a time."""
+    started: dict[int, NDArray[np.float64]] = {}  # place → the losses of each direction, predictions so far
+    finished: set[int] = set()
+    next_index = 0
+    for each, places in _losses(network, types, sentences, precision, "zero", Processes(), ROWS):
+        distinct, inverse = np.unique(places, return_inverse=True)
+        columns = [*each.double().cpu().numpy(), np.ones(places.shape)]
+        sums = np.stack([np.bincount(inverse.ravel(), column.ravel()) for column in columns], axis=1)
+        for place, part in zip(distinct.tolist(), sums, strict=True):
+            if place != NO_TARGET:
+                started[place] = started.get(place, 0.0) + part
+                if started[place][-1] == _length(sentences, place) + 1:
+                    finished.add(place)
+        while next_index in finished:
+            finished.remove(next_index)
+            forward, *backward, predictions = started.pop(next_index).tolist()
+            yield SentenceLoss(next_index, int(predictions) - 1, forward, backward[0] if backward else None)
+            next_index += 1
+
+
+def _length(sentences: Sentences, place: int) -> int:
+    return int(sentences.spans(sentences.at(np.array([place])))[1][0])
+
+
+@torch.no_grad()
+def _losses(
+    network: LanguageModelNetwork,
+    types: TypeTable,
+    sentences: Sentences,
+    precision: torch.dtype,
+    state: str,
+    processes: Processes,
+    rows: int,
+) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+    """−log p [D, T, B] of window after window, and each token's sentence [T, B]; a process reads its own rows."""
+    device = network.bilm.device
+    share = range(processes.rank * rows, (processes.rank + 1) * rows)
+    reader = WindowReader(
+        sentences, rows=rows * processes.count, window=WINDOW, reset=float(state == "zero"), endless=False
+    )
+    training = network.training
+    network.eval()
+    current: State = network.bilm.zero_state(rows)
+    try:
+
+        def batches() -> Iterator[tuple[object, NDArray[np.int64]]]:
+            while plan := reader.read():
+                windows = reader.fill(plan, share)
+                yield types.batch(windows), windows.place
+
+        for batch, places in prefetched(batches()):
+            _, each, current = network(batch.to(device), current, None, precision)  # type: ignore[attr-defined]
+            yield each, places
+    finally:
+        network.train(training)
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,275 @@
+"""Every option of a training run, where it comes from, and what `elmo train --help` says about it.
+
+A recipe is put together from four places, each overriding the one before: the defaults here and in presets.toml (a
+preset is a size of network, a recipe a way to train it), a TOML file of the user's, and the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
+from elmokit.errors import ElmoError
+from elmokit.formats.options import read_options
+
+Preset = Literal["tiny", "small", "medium", "original"]
+RecipeName = Literal["modern", "paper"]
+
+
+def option(default: Any, help: str, *, least: float | None = None, most: float | None = None) -> Any:  # noqa: ANN401
+    """A field with the sentence that `--help` shows and the bounds of its numbers."""
+    return field(default=default, metadata={"help": help, "least": least, "most": most})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All options of a training run, in the order of `elmo train --help`."""
+
+    # What the network is.
+    input: Literal["chars", "words"] = option("chars", "What a token is made of: its characters, or a row of a table.")
+    cell_size: int = option(1024, "H: numbers in each LSTM's memory cell.", least=1)
+    output_size: int = option(128, "P: numbers each LSTM gives out; a vector has two directions of them.", least=1)
+    layers: int = option(2, "LSTM layers of each direction.", least=1)
+    filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
+    character_size: int = option(16, "Numbers for each character.", least=1)
+    max_characters: int = option(50, "Bytes read of a word, two markers included.", least=3)
+    highways: int = option(1, "Highway layers over the convolutions.", least=0)
+    activation: Literal["relu", "tanh"] = option("relu", "After each convolution's maximum.")
+    word_size: int = option(0, "Numbers for each word with --input words; 0 takes output_size.", least=0)
+    cell_clip: float = option(3.0, "Bound on the memory cells; 0 for none.", least=0)
+    projection_clip: float = option(3.0, "Bound on the LSTMs' outputs; 0 for none.", least=0)
+    skip_connections: bool = option(True, "Layers after the first add their input to their output.")
+    tie_softmax: bool = option(False, "With --input words: the softmax uses the word table.")
+    train_word_vectors: bool = option(True, "Whether --word-vectors go on learning.")
+
+    # What it reads.
+    segment: Literal["none", "english", "jieba", "chars"] = option("none", "How lines become tokens.")
+    split: Literal["none", "line", "paragraph"] = option(
+        "none", "Raw text into sentences: each line a paragraph, or blank lines between paragraphs."
+    )
+    max_tokens: int = option(1000, "Longer sentences are left out, and counted.", least=1)
+    vocab_size: int = option(50_000, "Words in the softmax where no --vocab is given.", least=4)
+    min_count: int = option(2, "Least occurrences of such a word.", least=1)
+    heldout_fraction: float = option(
+        0.01, "Share of the sentences held out where no --heldout is given, 10,000 at most.", least=0, most=0.5
+    )
+    shuffle: bool = option(True, "Read the sentences in a new random order each epoch; else in file order.")
+
+    # How it learns.
+    batch_size: int = option(
+        0,
+        "Rows of text read side by side by each process; 0: 16 to 32 on a CPU, to 256 on a GPU, by the text's size.",
+        least=0,
+    )
+    window: int = option(32, "Tokens of a row between two updates (bilm-tf: unroll_steps).", least=1)
+    accumulate: int = option(1, "Batches whose gradients make one update.", least=1)
+    reset: float = option(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
+    dropout: float = option(0.1, "On each LSTM layer's input and on the top output.", least=0, most=0.99)
+    loss: Literal["auto", "full", "sampled"] = option(
+        "auto", "Softmax over all words or over sampled ones; auto samples large vocabularies on a CPU."
+    )
+    negatives: int = option(8192, "Words sampled for the sampled softmax.", least=1)
+    optimizer: Literal["adam", "adagrad"] = option("adam", "How weights follow gradients.")
+    learning_rate: float = option(6e-3, "The largest rate.", least=0)
+    warmup: float = option(0.03, "Share of the run in which the rate rises.", least=0, most=1)
+    decay: Literal["none", "linear", "cosine"] = option("cosine", "How the rate falls after that.")
+    final_rate: float = option(0.02, "Where it ends, as a share of the largest rate.", least=0, most=1)
+    beta1: float = option(0.9, "Adam's memory of the gradient.", least=0, most=0.9999)
+    beta2: float = option(0.99, "Adam's memory of its square.", least=0, most=0.99999)
+    weight_decay: float = option(0.0, "Adam's decoupled decay of the matrices.", least=0)
+    accumulator: float = option(1.0, "Adagrad's sums start here.", least=1e-9)
+    clip_norm: float = option(5.0, "Bound on the norm of all gradients together; 0 for none.", least=0)
+    scale_by_window: bool = option(False, "Multiply the loss by the window, as bilm-tf does.")
+    precision: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "Numbers to compute in; auto: bfloat16 on a GPU."
+    )
+    seed: int = option(1, "Of every random number.", least=0, most=2**63 - 1)
+
+    # How long, and what is kept.
+    epochs: float = option(0.0, "Stop after so many passes over the text [10 where nothing else is said].", least=0)
+    steps: int = option(0, "Stop after so many updates.", least=0)
+    minutes: float = option(0.0, "Stop after so many minutes of training.", least=0)
+    eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
+    patience: int = option(0, "Stop after so many held-out perplexities without a better one; 0: never.", least=0)
+    log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
+    checkpoint_every: int = option(0, "Updates between checkpoints; 0: as often as held-out perplexities.", least=0)
+    checkpoint_minutes: float = option(10.0, "Most minutes between checkpoints; 0: no such limit.", least=0)
+    keep: int = option(2, "Checkpoints kept besides the best.", least=1)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), hints[item.name], item))
+        if self.tie_softmax and self.input != "words":
+            raise ElmoError("tie_softmax needs --input words: the softmax of a character model has no table to share")
+        if self.tie_softmax and self.word_size not in (0, self.output_size):
+            raise ElmoError(
+                f"tie_softmax needs a word_size equal to output_size {self.output_size}, got {self.word_size}"
+            )
+        parse_filters(self.filters)
+
+    def config(self, n_words: int) -> ElmoConfig:
+        """The network's shape for a vocabulary of so many words."""
+        lstm = LstmConfig(
+            cell_size=self.cell_size,
+            output_size=self.output_size,
+            n_layers=self.layers,
+            projection=self.cell_size != self.output_size,
+            skip_connections=self.skip_connections,
+            cell_clip=self.cell_clip or None,
+            projection_clip=self.projection_clip or None,
+        )
+        if self.input == "words":
+            size = self.word_size or self.output_size
+            return ElmoConfig(lstm, words=WordConfig(n_words, size), token_projection=size != self.output_size)
+        characters = CharacterConfig(
+            filters=parse_filters(self.filters),
+            embedding_size=self.character_size,
+            max_characters=self.max_characters,
+            activation=self.activation,
+            n_highway=self.highways,
+        )
+        return ElmoConfig(lstm, characters, token_projection=characters.n_filters != self.output_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as JSON can hold them."""
+        return asdict(self)
+
+
+def parse_filters(text: str) -> tuple[tuple[int, int], ...]:
+    """Widths and counts of the convolutions.
+
+    >>> parse_filters("1:32,2:64")
+    ((1, 32), (2, 64))
+    """
+    pairs = []
+    for part in text.split(","):
+        width, colon, count = part.strip().partition(":")
+        if not (colon and width.strip().isdecimal() and count.strip().isdecimal()):
+            raise ElmoError(f"filters must look like 1:32,2:64 (width:count), got {text!r}")
+        pairs.append((int(width), int(count)))
+    return tuple(pairs)
+
+
+def make_recipe(
+    *,
+    preset: str | None = None,
+    recipe: str | None = None,
+    config: Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Put a recipe together: presets, then the user's file, then the changes from the command line."""
+    given = read_config(config) if config is not None else {}
+    size = preset or given.pop("preset", None) or "small"
+    way = recipe or given.pop("recipe", None) or "modern"
+    given.pop("preset", None)
+    given.pop("recipe", None)
+    presets = _presets()
+    if not isinstance(size, str) or size not in presets["preset"]:
+        raise ElmoError(f"preset must be one of {', '.join(presets['preset'])}, got {size!r}")
+    if not isinstance(way, str) or way not in presets["recipe"]:
+        raise ElmoError(f"recipe must be one of {', '.join(presets['recipe'])}, got {way!r}")
+    values = {**presets["recipe"][way], **presets["preset"][size]["network"], **presets["preset"][size].get(way, {})}
+    values |= {**given, **(changes or {})}
+    return Recipe(**values)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Options from a TOML file with the names of `elmo train --help`, or from a bilm-tf options.json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ElmoError(f"--config {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ElmoError(f"--config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+    if path.suffix == ".json":
+        values = from_bilm_options(values, f"--config {path}")
+    known = {item.name for item in fields(Recipe)} | {"preset", "recipe"}
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    if unknown := sorted(set(values) - known):
+        raise ElmoError(f"--config {path} has no option {unknown[0]!r}; elmo train --help lists them")
+    return values
+
+
+def from_bilm_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The training options of bilm-tf's options.json by our names; what we count ourselves is left out."""
+    if not isinstance(options, Mapping):
+        raise ElmoError(f"{where} must be an object with named values, got {options!r}")
+    if options.get("bidirectional") is False:
+        raise ElmoError(
+            f"{where} asks for one direction (bidirectional: false), and elmo train trains two: leave it out"
+        )
+    values = {ours: options[theirs] for theirs, ours in _BILM_NAMES.items() if theirs in options}
+    if "sample_softmax" in options:
+        values["loss"] = "sampled" if options["sample_softmax"] else "full"
+    config = read_options(options, where, bidirectional=True, n_words=1, projections=(False, False))
+    lstm, characters = config.lstm, config.characters
+    values |= {
+        "input": "words" if characters is None else "chars",
+        "cell_size": lstm.cell_size,
+        "output_size": lstm.output_size,
+        "layers": lstm.n_layers,
+        "cell_clip": lstm.cell_clip or 0.0,
+        "projection_clip": lstm.projection_clip or 0.0,
+        "skip_connections": lstm.skip_connections,
+    }
+    if characters is not None:
+        values |= {
+            "filters": ",".join(f"{width}:{count}" for width, count in characters.filters),
+            "character_size": characters.embedding_size,
+            "max_characters": characters.max_characters,
+            "highways": characters.n_highway,
+            "activation": characters.activation,
+        }
+    return values
+
+
+_BILM_NAMES = {
+    "dropout": "dropout",
+    "all_clip_norm_val": "clip_norm",
+    "n_epochs": "epochs",
+    "batch_size": "batch_size",
+    "unroll_steps": "window",
+    "n_negative_samples_batch": "negatives",
+    "learning_rate": "learning_rate",
+    "share_embedding_softmax": "tie_softmax",
+    "n_tokens_vocab": "vocab_size",
+}
+
+
+def _presets() -> dict[str, Any]:
+    return tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))
+
+
+def _checked(name: str, value: object, hint: Any, item: Any) -> object:  # noqa: ANN401 - a type and a field
+    """The value in its own type, or a sentence that says what the option takes."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ElmoError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ElmoError(f"{name} must be true or false, got {value!r}")
+        return value
+    if hint is str:
+        if not isinstance(value, str):
+            raise ElmoError(f"{name} must be a text, got {value!r}")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if not number or (hint is int and value != int(value)):  # type: ignore[call-overload]
+        raise ElmoError(f"{name} must be a {'whole ' if hint is int else ''}number, got {value!r}")
+    least, most = item.metadata["least"], item.metadata["most"]
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        raise ElmoError(f"{name} must be {bounds}, got {value!r}")
+    assert item.default is not MISSING
+    return hint(value)

@@ -1,0 +1,178 @@
+"""The folder of a training run: what it was asked to do, and checkpoints that survive a kill at any moment.
+
+| file | holds |
+| --- | --- |
+| run.json | the options, the corpus and the command, written once at the start |
+| checkpoints/step-N.safetensors | everything that the update after N depends on |
+| checkpoints/best.safetensors | the one with the lowest held-out perplexity |
+| metrics.jsonl, curve.png, tensorboard/ | how it went |
+| config.json, model.safetensors, … | the trained model, once the run has ended |
+| bilm/ | the same as options.json and weights.hdf5 |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from elmokit.durable import sync
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import replacing, write_text
+from elmokit.output.lock import acquire, release
+
+FORMAT, VERSION = "elmokit-training", 1
+_STEP = re.compile(r"step-(\d+)\.safetensors")
+
+
+@dataclass
+class Snapshot:
+    """A moment of training: tensors by name, and numbers that JSON can hold."""
+
+    tensors: dict[str, Tensor]
+    """`model.*`, `head.*`, `optimizer.*`, `state.*`, `data.*`."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The step and all other numbers."""
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `name.`, without that beginning."""
+        return {
+            key.removeprefix(f"{name}."): value for key, value in self.tensors.items() if key.startswith(f"{name}.")
+        }
+
+
+class RunFolder:
+    """Reads and writes the files of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.metrics = folder / "metrics.jsonl"
+
+    @property
+    def started(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.folder / "run.json").is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One training at a time in a folder; the system drops the lock when its holder dies."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            lock = acquire(self.folder / ".lock")
+        except BlockingIOError as error:
+            raise ElmoError(f"another process is training in {self.folder}: wait for it or choose another") from error
+        except OSError as error:
+            raise ElmoError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+        try:
+            for left in self.checkpoints.glob(".*.tmp"):  # of a run that was killed
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            if not self.started:  # stopped by a mistake: leave no trace in a folder of other things
+                with suppress(OSError):
+                    (self.folder / ".lock").unlink()
+                    self.checkpoints.rmdir()
+                    self.folder.rmdir()
+            release(lock)
+
+    def write_request(self, values: dict[str, Any]) -> None:
+        """Keep what the run was asked to do."""
+        write_text(self.folder / "run.json", json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def read_request(self) -> dict[str, Any]:
+        """What the run was asked to do."""
+        path = self.folder / "run.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ElmoError(f"{path} cannot be read ({error}): start the run anew in another folder") from error
+        if not isinstance(values, dict) or values.get("version") != VERSION:
+            raise ElmoError(f"{path} is of another version of elmokit: start the run anew in another folder")
+        return values
+
+    def save(self, snapshot: Snapshot, *, step: int, keep: int, best: bool) -> None:
+        """Write a checkpoint whole, then drop those that are too many; a full disk leaves the earlier ones."""
+        path = self.checkpoints / f"step-{step:010d}.safetensors"
+        if best:
+            # The best first: a run killed between the two goes on from before and finds this one again, whereas a
+            # checkpoint that takes itself for the best would never make up for a best that is missing.
+            write_snapshot(self.checkpoints / "best.safetensors", snapshot)
+            self._name_again(self.checkpoints / "best.safetensors", path, snapshot)
+        else:
+            write_snapshot(path, snapshot)
+        for old in self.steps()[:-keep]:
+            (self.checkpoints / f"step-{old:010d}.safetensors").unlink(missing_ok=True)
+
+    def _name_again(self, written: Path, path: Path, snapshot: Snapshot) -> None:
+        """A second name for the same bytes: nothing more to write, and nothing that could be half there."""
+        link = self.checkpoints / f".{path.name}.{os.getpid()}.tmp"
+        with suppress(FileNotFoundError):
+            link.unlink()
+        try:
+            os.link(written, link)
+            link.replace(path)
+            sync(self.checkpoints)
+        except OSError:  # a file system without hard links
+            write_snapshot(path, snapshot)
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, rising."""
+        if not self.checkpoints.is_dir():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.checkpoints.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def latest(self) -> Snapshot | None:
+        """The last checkpoint, or None where there is none yet."""
+        steps = self.steps()
+        return read_snapshot(self.checkpoints / f"step-{steps[-1]:010d}.safetensors") if steps else None
+
+    def best(self) -> Snapshot | None:
+        """The checkpoint with the lowest held-out perplexity, or None where none was measured."""
+        path = self.checkpoints / "best.safetensors"
+        return read_snapshot(path) if path.is_file() else None
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """One safetensors file, whole or not at all."""
+    facts = {"format": FORMAT, "version": VERSION, **snapshot.facts}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in snapshot.tensors.items()}
+    try:
+        with replacing(path) as temporary:
+            try:
+                save_file(tensors, temporary, {"elmokit": json.dumps(facts)})
+            except SafetensorError as error:  # its word for a disk that is full
+                raise OSError(str(error).removeprefix("Error while serializing: ")) from error
+    except ElmoError as error:
+        raise ElmoError(f"{error}; the checkpoints before it are whole: make room and resume") from error
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """A checkpoint of a run."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("elmokit", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ElmoError(
+            f"{path} is not a whole checkpoint ({error}): remove it to go on from the one before"
+        ) from error
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("version") != VERSION:
+        raise ElmoError(f"{path} is no checkpoint of a training run of this version of elmokit")
+    return Snapshot(tensors, facts)
+
+
+def state_dict_of(module: torch.nn.Module, prefix: str) -> dict[str, Tensor]:
+    """A module's weights with a prefix to their names."""
+    return {f"{prefix}.{name}": value for name, value in module.state_dict().items()}

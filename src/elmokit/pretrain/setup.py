@@ -1,0 +1,178 @@
+"""What a run works with: the prepared corpora, the network it starts from, what is read and what is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.formats.load import read_checkpoint
+from elmokit.formats.word_vectors import align
+from elmokit.pretrain.corpus.prepare import prepare
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.showing import preparing
+from elmokit.pretrain.corpus.vocabulary import build_vocabulary
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.loop import Data
+from elmokit.pretrain.recipe import Recipe, parse_filters
+from elmokit.pretrain.request import TrainRequest, vocab_of
+from elmokit.pretrain.run_files import RunFolder
+from elmokit.pretrain.start import Start, new_start, start_from
+from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.windows import Sentences
+
+Say = Callable[[str], None]
+_MOST_HELD_OUT = 10_000
+_UPDATES_AN_EPOCH, _LEAST_ROWS, _MOST_ROWS = 800, 16, {False: 32, True: 256}
+
+
+def corpora(
+    request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say
+) -> tuple[PreparedCorpus, PreparedCorpus | None]:
+    """The prepared corpus and held-out text; a resumed run must find the sentences it began with."""
+    kept = folder.read_request()["prepared"] if folder.started else {}
+    found: dict[str, PreparedCorpus | None] = {"corpus": None, "heldout": None}
+    for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
+        if not sources:
+            continue
+        before = kept.get(name)
+        corpus = _opened(Path(before["folder"]), before["content"]) if before else None
+        if corpus is None:
+            if "-" in sources and processes.count > 1:
+                raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
+            into = request.cache / name if request.cache else None
+            if "-" in sources and into is None:
+                into = folder.folder / f"{name}-from-stdin"
+            with preparing(name, quiet=not processes.first) as on_progress:
+                corpus = prepare(
+                    sources,
+                    segment=recipe.segment,
+                    split=recipe.split,
+                    max_tokens=recipe.max_tokens,
+                    folder=into,
+                    workers=request.workers,
+                    on_progress=on_progress,
+                )
+            if before and corpus.content != before["content"]:
+                raise ElmoError(f"the {name} is no longer the text the run began with: start a new run")
+        for line in corpus.report.lines():
+            say(f"{name}: {line}")
+        found[name] = corpus
+    assert found["corpus"] is not None
+    return found["corpus"], found["heldout"]
+
+
+def _opened(folder: Path, content: str) -> PreparedCorpus | None:
+    """A corpus that was prepared before, if it is still there."""
+    try:
+        corpus = PreparedCorpus.open(folder)
+    except ElmoError:
+        return None
+    return corpus if corpus.content == content else None
+
+
+def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> Start:
+    """The network before its first update: new, with static word vectors, or an existing model."""
+    vocab = None if request.vocab is None else vocab_of(request.vocab)
+    if request.init is not None:
+        model = read_checkpoint(request.init, options=request.init_options)
+        if vocab is None and (model.vocab is None or not set(model.vocab.specials) <= set(model.vocab)):
+            vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
+        return start_from(model, recipe, vocab)
+    if vocab is None:
+        vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
+    start = new_start(recipe, vocab)
+    if request.word_vectors is not None:
+        _give_word_vectors(request.word_vectors, recipe, start, corpus)
+    return start
+
+
+def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: PreparedCorpus) -> None:
+    """Put static vectors into the word table, by word; those that must not learn get no gradient."""
+    words = start.network.bilm.token_encoder.words
+    assert words is not None
+    counts = dict(zip(corpus.type_texts(), corpus.counts.tolist(), strict=True))
+    found = align(
+        start.vocab,
+        path,
+        size=words.embedding_dim,
+        counts=[counts.get(word, 0) for word in start.vocab],
+        size_option="--word-size",
+    )
+    rows = torch.from_numpy(found.found)
+    with torch.no_grad():
+        words.weight[1:][rows] = torch.from_numpy(found.matrix)[rows]
+    if not recipe.train_word_vectors:
+        still = torch.cat([torch.zeros(1, dtype=torch.bool), rows]).unsqueeze(1)
+
+        def leave(gradient: Tensor) -> Tensor:
+            return gradient.masked_fill(still.to(gradient.device), 0.0)
+
+        words.weight.register_hook(leave)  # type: ignore[no-untyped-call]
+    start.told = (*start.told, found.report())
+
+
+def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device) -> int:
+    """Rows of a batch: few for a small text, so that it gets enough updates, many where a GPU can use them."""
+    rows = (corpus.n_tokens + corpus.n_sentences) // (recipe.window * _UPDATES_AN_EPOCH)
+    return min(_MOST_ROWS[device.type == "cuda"], max(_LEAST_ROWS, rows // 8 * 8))
+
+
+def as_started(recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device) -> Recipe:
+    """The recipe with the shape that the network really has, and the rows that were chosen."""
+    config = start.config
+    lstm, characters, words = config.lstm, config.characters, config.words
+    shape: dict[str, Any] = {
+        "input": "chars" if characters else "words",
+        "cell_size": lstm.cell_size,
+        "output_size": lstm.output_size,
+        "layers": lstm.n_layers,
+        "cell_clip": lstm.cell_clip or 0.0,
+        "projection_clip": lstm.projection_clip or 0.0,
+        "skip_connections": lstm.skip_connections,
+        "batch_size": recipe.batch_size or batch_size_for(recipe, corpus, device),
+    }
+    # What a user wrote in another way stays as it was written: it may be given again when the run is resumed.
+    if words and words.embedding_size != (recipe.word_size or lstm.output_size):
+        shape["word_size"] = words.embedding_size
+    if characters and parse_filters(recipe.filters) != characters.filters:
+        shape["filters"] = ",".join(f"{width}:{count}" for width, count in characters.filters)
+    if characters:
+        shape |= {
+            "character_size": characters.embedding_size,
+            "max_characters": characters.max_characters,
+            "highways": characters.n_highway,
+            "activation": characters.activation,
+        }
+    return replace(recipe, **shape)
+
+
+def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: PreparedCorpus | None) -> Data:
+    """What is read and what is held out: files of their own, or one in so many sentences of the corpus."""
+    indexer = start.checkpoint("the new model").indexer()
+    characters = start.config.characters
+    widest = max(width for width, _ in characters.filters) if characters else 0
+
+    def table(of: PreparedCorpus) -> TypeTable:
+        return TypeTable(of, start.vocab, indexer, widest_filter=widest, directions=start.config.n_directions)
+
+    types = table(corpus)
+    if heldout is not None:
+        read = Sentences(corpus, None, recipe.shuffle, recipe.seed)
+        return Data(types, read, table(heldout), Sentences(heldout))
+    every = held_out_every(corpus.n_sentences, recipe.heldout_fraction)
+    if not every:
+        return Data(types, Sentences(corpus, None, recipe.shuffle, recipe.seed), None, None)
+    read = Sentences(corpus, (every, 0), recipe.shuffle, recipe.seed)
+    return Data(types, read, types, Sentences(corpus, (every, 1)))
+
+
+def held_out_every(n_sentences: int, fraction: float) -> int:
+    """One in how many sentences is held out; 0 for none, since a text must have some to spare."""
+    count = min(_MOST_HELD_OUT, int(n_sentences * fraction))
+    return max(2, n_sentences // count) if count else 0

@@ -1,0 +1,126 @@
+"""What the network needs to know of each distinct token: its characters or its word, and its place in the softmax."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Windows
+from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
+from elmokit.text.vocab import Vocabulary
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Windows as the network takes them: distinct tokens once, and where each stands."""
+
+    characters: Tensor | None  # [U, M] ids of the distinct tokens, as many columns as their longest needs
+    words: Tensor | None  # [U]
+    inputs: Tensor  # [D, T, B] which of the U
+    targets: Tensor  # [D, T, B] rows of the softmax, NO_TARGET where there is none
+    keep: Tensor  # [T, B]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device, without waiting for the copy."""
+        return self if device.type == "cpu" else self._with(lambda part: part.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same in memory that a GPU can copy from while the program goes on."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        characters, words = (None if part is None else change(part) for part in (self.characters, self.words))
+        return Batch(characters, words, change(self.inputs), change(self.targets), change(self.keep))
+
+    @property
+    def n_predictions(self) -> int:
+        """Predictions of one direction."""
+        return self.keep.numel()
+
+
+class TypeTable:
+    """Types of a prepared corpus → ids of a model and indices of its vocabulary."""
+
+    def __init__(
+        self, corpus: PreparedCorpus, vocab: Vocabulary, indexer: Indexer, *, widest_filter: int, directions: int = 2
+    ) -> None:
+        self.corpus, self.indexer, self.directions = corpus, indexer, directions
+        self.widest_filter = widest_filter
+        """Columns of padding that the convolutions must see after the longest word."""
+        self.vocab_index: Ints = np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types)
+        self.vocab_index[BEGIN_TYPE], self.vocab_index[END_TYPE] = vocab.begin, vocab.end
+        self._unknown = vocab.unknown
+        self._slot: Ints = np.zeros(corpus.n_types, np.int64)
+        self._slot_in_use = threading.Lock()
+
+    def batch(self, windows: Windows) -> Batch:
+        """Windows → what the network takes."""
+        inputs, targets = windows.inputs[: self.directions], windows.targets[: self.directions]
+        types, places = self._distinct(inputs)
+        characters, words = self.ids(types)
+        return Batch(
+            None if characters is None else torch.from_numpy(characters),
+            None if words is None else torch.from_numpy(words),
+            torch.from_numpy(places),
+            torch.from_numpy(np.where(targets == NO_TARGET, NO_TARGET, self.vocab_index[targets])),
+            torch.from_numpy(windows.keep),
+        )
+
+    def unknown_rate(self) -> float:
+        """The share of the corpus's tokens that its vocabulary does not have."""
+        unknown = self.vocab_index == self._unknown
+        return float(self.corpus.counts[unknown].sum() / max(1, self.corpus.counts.sum()))
+
+    def _distinct(self, inputs: Ints) -> tuple[Ints, Ints]:
+        """Inputs of any shape → their distinct types [U] and, in the inputs' shape, which of them each is.
+
+        By way of a table over all types: a batch has too many tokens to sort each time. One thread at a time: a run
+        makes its next windows while those of its held-out sentences are made.
+        """
+        flat = inputs.ravel()
+        numbers = np.arange(len(flat))
+        with self._slot_in_use:
+            self._slot[flat] = numbers  # of equal types the last one stays
+            types = flat[self._slot[flat] == numbers]
+            self._slot[types] = np.arange(len(types))
+            return types, self._slot[inputs]
+
+    def ids(self, types: Ints) -> tuple[NDArray[np.int32 | np.int64] | None, Ints | None]:
+        """Characters [U, M] and words [U] of distinct types."""
+        if isinstance(self.indexer, ByteIndexer):
+            return self._byte_ids(types, self.indexer.max_characters), None
+        texts = [self._text(index) for index in types.tolist()]
+        ids = self.indexer(texts)
+        return ids.characters, ids.words
+
+    def _text(self, index: int) -> str:
+        if index == BEGIN_TYPE:
+            return self.indexer.begin
+        return self.indexer.end if index == END_TYPE else self.corpus.type_text(index)
+
+    def _byte_ids(self, types: Ints, max_characters: int) -> NDArray[np.int32]:
+        """As `byte_ids` for each type, all at once."""
+        ends, data = np.asarray(self.corpus.type_ends), np.asarray(self.corpus.type_bytes)
+        start = np.where(types > 0, ends[np.maximum(types, 1) - 1], 0)
+        length = np.minimum(ends[types] - start, max_characters - 2)
+        boundary = types <= END_TYPE
+        length[boundary] = 1
+        width = min(max_characters, int(length.max(initial=1)) + 2 + self.widest_filter)
+        columns = np.arange(width) - 1  # of the word's bytes
+        at = start[:, None] + columns
+        raw = data.take(at, mode="clip").astype(np.int32)
+        raw[columns >= length[:, None]] = PADDING
+        raw[boundary, 1] = types[boundary] + SENTENCE_BEGIN
+        raw[:, 0] = WORD_BEGIN
+        raw[np.arange(len(types)), length + 1] = WORD_END
+        raw += 1
+        return raw

@@ -1,0 +1,163 @@
+"""Files of text as bytes, unpacked on the way: .gz, .xz, .bz2 and .zst by content; or standard input."""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from elmokit.errors import ElmoError, MissingExtraError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+BOM = b"\xef\xbb\xbf"
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What reading a damaged file raises."""
+
+_HEAD = 10
+_ZSTD_PIECE = 1 << 10
+_REFUSED = (
+    (re.compile(rb"PK\x03\x04"), "a zip archive", "unpack it first"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
+)
+
+
+def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], None] | None = None) -> IO[bytes]:
+    """The bytes of a text file, unpacked, or of standard input for "-"; the stack closes what was opened.
+
+    A file that cannot be read, or is of a kind that is not UTF-8 text, is an ElmoError. As reading goes on, on_bytes is
+    told how many bytes more, still packed, have been taken.
+    """
+    name = name_of(source)
+    try:
+        raw = _raw(source, stack)
+        head = b""
+        # No kind has a line end in its first bytes: a short first line decides without waiting for a second one.
+        while len(head) < _HEAD and b"\n" not in head:
+            more = raw.read1(_HEAD - len(head))  # type: ignore[attr-defined]  # typeshed's IO lacks it
+            if not more:
+                break
+            head += more
+    except OSError as error:
+        raise ElmoError(
+            f"cannot read the input {name} ({error.strerror or error}): give a text file, or - for standard input"
+        ) from error
+    for start, kind, remedy in _REFUSED:
+        if start.match(head):
+            raise ElmoError(
+                f"the input must be UTF-8 text, plain or in .gz, .xz, .bz2 or .zst, got {kind} in {name}: {remedy}"
+            )
+    whole = stack.enter_context(io.BufferedReader(_Rejoined(head, raw, on_bytes), 1 << 18))
+    for start, opener in _PACKED:
+        if start.match(head):
+            return stack.enter_context(opener(whole))
+    return whole
+
+
+def name_of(source: str | Path) -> str:
+    """What a message calls the source."""
+    return "standard input" if str(source) == "-" else str(source)
+
+
+def _raw(source: str | Path, stack: ExitStack) -> IO[bytes]:
+    if str(source) == "-":
+        if sys.stdin is None:  # closed by the shell, with `<&-`
+            raise ElmoError("standard input is closed: give a file, or pipe the text into the command")
+        return sys.stdin.buffer  # not ours to close
+    file = Path(source).open("rb")  # noqa: SIM115 -- the stack closes it
+    return stack.enter_context(file)
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream with the bytes that were taken from its start put back; a pipe cannot be rewound."""
+
+    def __init__(self, head: bytes, rest: IO[bytes], on_bytes: Callable[[int], None] | None) -> None:
+        self._head, self._rest, self._on_bytes = head, rest, on_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer).cast("B")
+        if self._head:
+            piece, self._head = self._head[: len(view)], self._head[len(view) :]
+        else:
+            # read1 returns what a pipe has by now instead of waiting for a full buffer.
+            piece = self._rest.read1(len(view))  # type: ignore[attr-defined]  # typeshed's IO lacks it
+        if self._on_bytes is not None:
+            self._on_bytes(len(piece))
+        view[: len(piece)] = piece
+        return len(piece)
+
+
+class _Decompressor(Protocol):
+    """What the two zstd packages have in common: one frame at a time."""
+
+    eof: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes) -> bytes:
+        """Unpack what has come by now."""
+        ...
+
+
+class _Zstd(io.RawIOBase):
+    """A zstd file of any number of frames; unlike the package's own reader, it tells a torn end from a whole one."""
+
+    def __init__(self, packed: IO[bytes], new: Callable[[], _Decompressor], failure: type[Exception]) -> None:
+        self._packed, self._new, self._failure = packed, new, failure
+        self._frame: _Decompressor | None = None
+        self._input = self._output = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        while not self._output:
+            # Little at a time, for a small piece may unpack to a great deal.
+            self._input = self._input or self._packed.read1(_ZSTD_PIECE)  # type: ignore[attr-defined]
+            if not self._input:
+                if self._frame is not None:
+                    raise EOFError("the file ends inside a zstd frame")
+                return 0
+            self._frame = self._frame or self._new()
+            try:
+                self._output = self._frame.decompress(self._input)
+            except self._failure as error:
+                raise OSError(str(error)) from error
+            self._input = b""
+            if self._frame.eof:
+                self._input, self._frame = self._frame.unused_data, None
+        view = memoryview(buffer).cast("B")
+        piece, self._output = self._output[: len(view)], self._output[len(view) :]
+        view[: len(piece)] = piece
+        return len(piece)
+
+
+def _open_zstd(packed: IO[bytes]) -> IO[bytes]:
+    if sys.version_info >= (3, 14):
+        zstd: Any = import_module("compression.zstd")
+        return io.BufferedReader(_Zstd(packed, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 18)
+    try:
+        zstandard: Any = import_module("zstandard")
+    except ImportError as error:
+        raise MissingExtraError("zstandard", "zstd", "reading a .zst file") from error
+    new = zstandard.ZstdDecompressor().decompressobj
+    return io.BufferedReader(_Zstd(packed, new, zstandard.ZstdError), 1 << 18)
+
+
+# How files of a kind begin, and what opens them. "BZh9" alone could begin a text; the block mark after it cannot.
+_PACKED: tuple[tuple[re.Pattern[bytes], Any], ...] = (
+    (re.compile(rb"\x1f\x8b"), gzip.open),
+    (re.compile(rb"\xfd7zXZ\x00"), lzma.open),
+    (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstd),
+)

@@ -1,0 +1,170 @@
+"""What `elmo train` does: corpus → vocabulary → network → training → a model that `Elmo.load` opens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.placement import choose_device
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.curve import draw_curve
+from elmokit.pretrain.distributed import Processes, joined
+from elmokit.pretrain.export import export, machine
+from elmokit.pretrain.loop import Training
+from elmokit.pretrain.progress import duration, perplexity
+from elmokit.pretrain.recipe import Recipe, make_recipe
+from elmokit.pretrain.request import TrainRequest, keep_request, settled
+from elmokit.pretrain.run_files import RunFolder
+from elmokit.pretrain.setup import Say, as_started, corpora, data_of, start_of
+from elmokit.pretrain.start import Start
+from elmokit.pretrain.watching import RunWatcher, Unwatched
+
+__all__ = ["TrainRequest", "run_train"]
+
+
+def run_train(request: TrainRequest) -> int:
+    """Train to the end, export the model, and return the exit status: 0, or 128 + the signal that stopped it."""
+    with joined(request.device) as processes, ExitStack() as stack:
+        folder = RunFolder(request.output)
+        if processes.first:
+            stack.enter_context(folder.locked())
+        say = _say if processes.first else _nothing
+        request, recipe = settled(request, folder)
+        processes.wait()  # nobody looks into the folder after the first has begun to write
+        return _train(request, recipe, folder, processes, say)
+
+
+def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say) -> int:
+    device = choose_device(request.device or (f"cuda:{processes.local_rank}" if torch.cuda.is_available() else None))
+    corpus, heldout = corpora(request, recipe, folder, processes, say)
+    start = start_of(request, recipe, corpus)
+    for line in start.told:
+        say(line)
+    recipe = as_started(recipe, start, corpus, device)
+    data = data_of(recipe, start, corpus, heldout)
+    training = Training(
+        recipe, start.network, data, folder, Unwatched(), device=device, processes=processes, slots=start.slots
+    )
+    snapshot = folder.latest()
+    if snapshot is not None:
+        training.restore(snapshot)
+        say(f"going on from step {training.progressed.step:,}")
+    if processes.agree(training.progressed.step) != training.progressed.step:
+        raise ElmoError(f"--output {folder.folder} must be a folder that all machines share, with the same files in it")
+    if processes.first:
+        keep_request(request, recipe, folder, corpus, heldout, start.vocab)
+    _describe(training, say)
+    done = training.done()  # which all processes agree on
+    if processes.first:
+        with RunWatcher(folder, training.progressed, done, tensorboard=request.tensorboard) as watcher:
+            training.watcher = watcher
+            stopped = training.run()
+    else:
+        stopped = training.run()
+    if stopped:
+        say(f"stopped at step {training.progressed.step:,}; the same command with --resume goes on from here")
+        return 128 + stopped
+    if processes.first:
+        _finish(request, training, start, corpus, heldout, say)
+    processes.wait()
+    return 0
+
+
+def _describe(training: Training, say: Say) -> None:
+    """Say what was chosen."""
+    recipe, network = training.recipe, training.network
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    softmax = f"sampled softmax ({recipe.negatives:,} of " if training.sampled else "full softmax ("
+    steps = training.n_steps
+    length = f"{steps:,} updates" if steps else ""
+    if recipe.minutes:
+        length += (" or " if length else "") + f"{recipe.minutes:g} minute{'' if recipe.minutes == 1 else 's'}"
+    say(
+        f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
+        f"{str(training.precision).removeprefix('torch.')} on {training.device}"
+    )
+    say(f"training: {length}, {training.rows} rows x {recipe.window} tokens an update")
+    if training.data.heldout is None:
+        say("no text is held out, so no perplexity on unseen text is measured: --heldout FILE gives some")
+
+
+def _finish(
+    request: TrainRequest,
+    training: Training,
+    start: Start,
+    corpus: PreparedCorpus,
+    heldout: PreparedCorpus | None,
+    say: Say,
+) -> None:
+    """Export the best weights, draw the curve, say where everything is."""
+    folder, progressed = training.folder, training.progressed
+    best = folder.best()
+    weights = best.part("network") if best else training.network.state_dict()
+    measured = best.facts["heldout"] if best else None
+    facts = _facts(request, training, start, corpus, heldout, measured)
+    for line in export(start, weights, folder.folder, facts):
+        say(line)
+    try:
+        draw_curve(folder.metrics, folder.folder / "curve.png")
+        say(f"curve: {folder.folder / 'curve.png'}")
+    except MissingExtraError as error:
+        say(f"no curve: {error}")
+    early = ", stopped early" if progressed.stopped_early else ""
+    result = f"held-out perplexity {perplexity(measured['mean'])} at step {progressed.best_step:,}" if measured else ""
+    say(f"done: {progressed.step:,} updates in {duration(progressed.seconds)}{early}{'; ' if result else ''}{result}")
+
+
+def _facts(
+    request: TrainRequest,
+    training: Training,
+    start: Start,
+    corpus: PreparedCorpus,
+    heldout: PreparedCorpus | None,
+    measured: Mapping[str, Any] | None,
+) -> dict[str, str]:
+    """What the model card says of the training."""
+    recipe, progressed = training.recipe, training.progressed
+    sources = ", ".join(Path(source).name or source for source in request.corpus)
+    epochs = progressed.predictions / max(1, training.data.sentences.n_predictions)
+    usual = make_recipe(preset=request.preset, recipe=request.recipe)
+    chosen = {
+        f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
+    }
+    facts = {
+        "data": f"{sources}; {'; '.join(corpus.report.lines())}",
+        "seen": f"{progressed.predictions:,} tokens in {progressed.step:,} updates, {epochs:.2f} epochs",
+        "recipe": f"preset {request.preset or 'small'}, recipe {request.recipe or 'modern'}"
+        + "".join(f", {name} {value}" for name, value in chosen.items()),
+        "state": f"{recipe.reset:.0%} of the sentences started from a zero state in training",
+        "time": duration(progressed.seconds),
+        "machine": machine(training.device, training.processes.count),
+        "command": training.folder.read_request()["command"],
+    }
+    if measured:
+        types = training.data.heldout_types
+        assert types is not None
+        apart = heldout is not None
+        where, whose = ("held-out files", "the") if apart else ("sentences held out of the corpus", "the corpus's")
+        facts["perplexity"] = (
+            f"{measured['mean']:.2f} (forward {measured['forward']:.2f}"
+            + (f", backward {measured['backward']:.2f}" if measured["backward"] else "")
+            + f") over {measured['predictions']:,} predictions of {where}, each sentence from a zero state, full "
+            f"softmax over {len(start.vocab):,} words, {types.unknown_rate():.2%} of {whose} tokens outside the "
+            "vocabulary"
+        )
+    return facts
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _nothing(text: str) -> None:
+    """Other processes keep quiet."""

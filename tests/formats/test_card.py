@@ -1,0 +1,104 @@
+"""The model card says how a model was trained, and goes on saying it after load and save."""
+
+import doctest
+import zipfile
+
+import pytest
+
+from elmokit.convert import convert_model
+from elmokit.formats import card
+from elmokit.formats.card import CARD_TITLE, model_card, notes_in, training_section
+from elmokit.formats.load import read_checkpoint
+from elmokit.formats.native import write_native
+from tiny_models import tiny_checkpoint
+
+FACTS = {
+    "data": "news.txt, 1,000 sentences, 21,234 tokens",
+    "recipe": "preset tiny\nlearning rate 0.002\n",
+    "held-out perplexity": "88.1 forward, 91.3 backward, 89.7 mean (2,000 tokens, 3.1 % unknown)",
+    "skipped": "",
+    "command": "elmo train news.txt \\\n  --output model",
+}
+
+
+def test_examples_in_the_docstrings():
+    result = doctest.testmod(card)
+    assert (result.failed, result.attempted) == (0, 1)
+
+
+def test_facts_as_markdown():
+    assert training_section(FACTS).splitlines() == [
+        "## Training",
+        "",
+        "- data: news.txt, 1,000 sentences, 21,234 tokens",
+        "- recipe:",
+        "  - preset tiny",
+        "  - learning rate 0.002",
+        "- held-out perplexity: 88.1 forward, 91.3 backward, 89.7 mean (2,000 tokens, 3.1 % unknown)",
+        "",
+        "```bash",
+        "elmo train news.txt \\",
+        "  --output model",
+        "```",
+    ]
+
+
+def test_a_card_without_notes_has_no_place_for_them():
+    text = model_card(tiny_checkpoint())
+    assert text.startswith(CARD_TITLE)
+    assert "<!--" not in text
+    assert notes_in(text) == ""
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [training_section(FACTS), "one line", "# 银行 <S> `x`\n\n```\n  code\n```\n\n<!-- a comment -->", "  indented"],
+)
+def test_notes_survive_load_and_save(tmp_path, notes):
+    checkpoint = tiny_checkpoint(head=True)
+    checkpoint.notes = notes
+    write_native(checkpoint, tmp_path / "first")
+    first = (tmp_path / "first" / "README.md").read_bytes()
+    assert notes.encode() in first
+    loaded = read_checkpoint(tmp_path / "first")
+    assert loaded.notes == notes
+    write_native(loaded, tmp_path / "second")
+    assert (tmp_path / "second" / "README.md").read_bytes() == first
+    convert_model(tmp_path / "second", tmp_path / "third", to="elmokit")
+    assert read_checkpoint(tmp_path / "third").notes == notes
+    write_native(loaded, tmp_path / "first")
+    assert (tmp_path / "first" / "README.md").read_bytes() == first
+
+
+def test_notes_are_read_from_a_zip(tmp_path):
+    checkpoint = tiny_checkpoint(head=True)
+    checkpoint.notes = "from a zip"
+    write_native(checkpoint, tmp_path / "model")
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        for path in (tmp_path / "model").iterdir():
+            archive.write(path, path.name)
+    assert read_checkpoint(tmp_path / "model.zip").notes == "from a zip"
+
+
+def test_marks_within_notes_do_not_end_them(tmp_path):
+    checkpoint = tiny_checkpoint()
+    checkpoint.notes = "before <!-- end of the notes --> after"
+    assert notes_in(model_card(checkpoint)) == "before  after"
+
+
+def test_a_card_that_someone_edited(tmp_path):
+    checkpoint = tiny_checkpoint()
+    checkpoint.notes = "kept"
+    write_native(checkpoint, tmp_path)
+    path = tmp_path / "README.md"
+    path.write_bytes(b"# Mine\r\n" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_checkpoint(tmp_path).notes == "kept"
+    path.write_text(model_card(checkpoint).split("<!-- end")[0], encoding="utf-8")
+    assert read_checkpoint(tmp_path).notes == ""
+
+
+def test_a_model_loads_whatever_its_card_is(tmp_path):
+    write_native(tiny_checkpoint(), tmp_path)
+    for data in (b"", b"\xff\xfe\x00", b"<!-- notes: kept when the model is saved again -->"):
+        (tmp_path / "README.md").write_bytes(data)
+        assert read_checkpoint(tmp_path).notes == ""

@@ -1,0 +1,50 @@
+"""Fixtures for training runs: a small corpus, a cache of its own, the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elmokit import train_command
+from elmokit.cli import main
+from training_runs import Command, Ended, write_text
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """300 sentences of a random grammar, one a line."""
+    return write_text(tmp_path / "text.txt")
+
+
+@pytest.fixture
+def elmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line in this process, with a corpus cache of its own and without curves, which take long."""
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(train_command, "draw_curve", lambda *_: None)
+
+    def run(*arguments: object) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        written = capsys.readouterr()
+        code = caught.value.code
+        return Ended(code if isinstance(code, int) else 0, written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(elmo: Command):
+    """Run a command that must end in one sentence on stderr and exit status 2; the sentence."""
+
+    def run(*arguments: object, after: str = "") -> str:
+        ended = elmo(*arguments)
+        assert ended.status == 2, ended.err
+        said, _, sentence = ended.err.rpartition("elmo: ")
+        assert "Traceback" not in ended.err
+        assert sentence.count("\n") == 1, ended.err
+        assert not said or after in said, ended.err
+        return sentence
+
+    return run

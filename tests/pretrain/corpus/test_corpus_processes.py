@@ -1,0 +1,175 @@
+"""Several processes: workers that change nothing, builders that are killed, and many that ask at the same time."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from elmokit.errors import ElmoError
+from elmokit.pretrain.corpus import workers
+from elmokit.pretrain.corpus.encoding import chunks_of
+from elmokit.pretrain.corpus.prepare import prepare
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.reading import Piece
+from elmokit.pretrain.corpus.sentences import Reading
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from elmokit.pretrain.corpus.prepare import prepare
+def told(progress):
+    print("building", flush=True)
+    if sys.argv[3] == "slow":
+        import time; time.sleep(0.3)
+corpus = prepare([sys.argv[1]], folder=Path(sys.argv[2]), workers=2, on_progress=told)
+print("done", corpus.content, "torch" in sys.modules, flush=True)
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Three pieces of text with some of everything."""
+    chance = random.Random(0)
+    words = [f"w{number}" for number in range(5000)] + ["日本", "é", "<UNK>", "\x01"]
+    lines = [" ".join(chance.choices(words, k=chance.randrange(30))).encode() for _ in range(30_000)]
+    for number in (3, 17_000, 29_999):
+        lines[number] = b"\xff"
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+def start(source, folder, pace="fast"):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(source), str(folder), pace], stdout=subprocess.PIPE, text=True
+    )
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("split", ["none", "paragraph"])
+def test_the_same_for_any_number_of_workers_and_any_chunks(tmp_path, source, split, monkeypatch):
+    one = prepare([str(source)], folder=tmp_path / "one", workers=1, split=split, max_types=4000)
+    two = prepare([str(source)], folder=tmp_path / "two", workers=2, split=split, max_types=4000)
+    monkeypatch.setattr("elmokit.pretrain.corpus.encoding._MOST_PIECES", 1)
+    monkeypatch.setattr(
+        "elmokit.pretrain.corpus.reading.read_pieces.__kwdefaults__", {"size": 50_000, "on_bytes": None}
+    )
+    many = prepare([str(source)], folder=tmp_path / "many", workers=3, split=split, max_types=4000)
+    assert files(one.folder) == files(two.folder) == files(many.folder)
+    assert one.report.unlisted > 0
+    bad = [(entry.count, entry.first) for entry in one.report.skipped if entry.kind == "not_utf8"]
+    assert bad == [(3, f"{source}:{4 if split == 'none' else paragraph_of(source, 4)}")]
+
+
+def test_a_builder_that_is_killed_leaves_nothing_that_counts(tmp_path, source):
+    folder = tmp_path / "out"
+    for _ in range(2):
+        builder = start(source, folder, "slow")
+        assert builder.stdout.readline() == "building\n"
+        builder.send_signal(signal.SIGKILL)
+        builder.communicate()
+        assert not folder.exists()
+        assert len([path for path in tmp_path.iterdir() if path.suffix == ".tmp"]) == 1
+    whole = prepare([str(source)], folder=folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+    assert files(folder) == files(prepare([str(source)], folder=tmp_path / "other").folder)
+    assert whole.n_sentences > 28_000
+
+
+def test_many_ask_and_one_builds(tmp_path, source):
+    folder = tmp_path / "out"
+    processes = [start(source, folder, "slow") for _ in range(3)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert sorted("building" in output for output in outputs) == [False, False, True]
+    content = PreparedCorpus.open(folder).content
+    assert {output.splitlines()[-1] for output in outputs} == {f"done {content} False"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+
+
+def test_ctrl_c_ends_the_workers(tmp_path, source):
+    builder = start(source, tmp_path / "out", "slow")
+    builder.stdout.readline()
+    children = [int(pid) for pid in children_of(builder.pid)]
+    assert len(children) == 2
+    builder.send_signal(signal.SIGINT)
+    builder.communicate()
+    assert builder.returncode != 0
+    assert not any(is_alive(child) for child in children)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path, source):
+    builder = start(source, tmp_path / "out", "slow")
+    builder.stdout.readline()
+    children = [int(pid) for pid in children_of(builder.pid)]
+    assert len(children) == 2
+    builder.kill()
+    builder.communicate()
+    for _ in range(200):
+        if not any(is_alive(child) for child in children):
+            return
+        time.sleep(0.05)
+    pytest.fail("a worker outlived its parent")
+
+
+def paragraph_of(path, line):
+    """The first line of the paragraph that a line is in."""
+    lines = path.read_bytes().split(b"\n")
+    return max(number for number in range(1, line + 1) if number == 1 or not lines[number - 2].strip())
+
+
+def children_of(pid):
+    result = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return result.stdout.split()
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def chunk(number):
+    return [Piece("text", number, b"some words\n")]
+
+
+def test_a_worker_that_dies_is_an_error_and_not_a_hang(monkeypatch):
+    made = []
+    plain = workers._Worker.__init__
+
+    def remember(self, how):
+        plain(self, how)
+        made.append(self)
+
+    monkeypatch.setattr(workers._Worker, "__init__", remember)
+    results = workers.encode_all((chunk(number) for number in range(1000)), Reading(), 2)
+    assert next(results).types == ["some", "words"]
+    made[0]._process.kill()
+    with pytest.raises(ElmoError, match=r"a worker process .* ended with status -9.*--workers 1"):
+        list(results)
+    assert all(worker._process.poll() is not None for worker in made)
+
+
+def test_an_error_in_a_worker_comes_with_its_traceback():
+    with pytest.raises(RuntimeError, match="a worker process that prepares the corpus failed:\nTraceback"):
+        list(workers.encode_all(iter([[("not", "a piece")]]), Reading(), 2))
+
+
+def test_too_few_workers():
+    with pytest.raises(ElmoError, match="workers must be at least 1, got 0"):
+        list(workers.encode_all(iter([]), Reading(), 0))
+
+
+def test_small_pieces_travel_together():
+    chunks = list(chunks_of(chunk(number)[0] for number in range(600)))
+    assert [len(each) for each in chunks] == [256, 256, 88]

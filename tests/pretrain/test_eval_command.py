@@ -1,0 +1,141 @@
+"""`elmo eval`: the numbers of `Elmo.perplexity`, over files, in all and sentence by sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from elmokit import Elmo
+from elmokit.config import LstmConfig
+from model_files import make_bilm, write_bilm, write_tensorflow
+from tiny_models import tiny_checkpoint, tiny_config, word_config
+from training_runs import TINY
+
+LINES = ["the river bank .", "zebra", "of \" the ' a .", "a " * 40 + "bank", "the money of the bank"]
+UNKNOWN = ["zebra", '"', "'"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "unseen.txt"
+    path.write_text("\n".join(LINES) + "\n\n", encoding="utf-8")
+    return path
+
+
+def values(out: str) -> dict[str, str]:
+    """The rows that were printed, by name."""
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines() if "  " in line)
+
+
+@pytest.mark.parametrize("config", [tiny_config(), word_config()], ids=["characters", "words"])
+def test_the_numbers_are_those_of_the_python_face(elmo, corpus, tmp_path, config) -> None:
+    model = Elmo(tiny_checkpoint(config, head=True, scale=1.0))
+    model.save(tmp_path / "model")
+    ended = elmo("eval", tmp_path / "model", corpus)
+    assert ended.status == 0, ended.err
+    expected = model.perplexity(LINES)
+    shown = values(ended.out)
+    assert float(shown["mean perplexity"]) == pytest.approx(expected, rel=1e-3)
+    assert float(shown["forward perplexity"]) == pytest.approx(expected.forward, rel=1e-3)
+    assert float(shown["backward perplexity"]) == pytest.approx(expected.backward, rel=1e-3)
+    tokens = [token for line in LINES for token in line.split()]
+    assert shown["tokens"] == str(len(tokens))
+    assert shown["sentences"] == "5"
+    rate = sum(token in UNKNOWN for token in tokens) / len(tokens)
+    assert shown["outside the vocabulary"].startswith(f"{rate:.2%} ")
+    assert "skipped" in ended.err, "what was left out is told"
+
+
+def test_a_table_of_sentences(elmo, corpus, tmp_path, model_folder) -> None:
+    ended = elmo("eval", model_folder, corpus, "--sentences", tmp_path / "table.tsv")
+    assert ended.status == 0
+    with (tmp_path / "table.tsv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file, dialect="excel-tab")
+    assert header == ["sentence", "tokens", "forward", "backward", "mean", "text"]
+    model = Elmo.load(model_folder)
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    for line, row in zip(LINES, rows, strict=True):
+        expected = model.perplexity([line])
+        assert row[1] == str(len(line.split()))
+        assert row[5] == " ".join(line.split())
+        assert [float(value) for value in row[2:5]] == pytest.approx(
+            [expected.forward, expected.backward, float(expected)], rel=1e-3
+        )
+
+
+def test_one_direction(elmo, corpus, tmp_path) -> None:
+    config = tiny_config(bidirectional=False, lstm=LstmConfig(cell_size=13, output_size=6))
+    Elmo(tiny_checkpoint(config, head=True, scale=1.0)).save(tmp_path / "model")
+    ended = elmo("eval", tmp_path / "model", corpus, "--sentences", tmp_path / "table.tsv")
+    assert ended.status == 0, ended.err
+    assert "backward" not in ended.out
+    rows = [line.split("\t") for line in (tmp_path / "table.tsv").read_text("utf-8").splitlines()[1:]]
+    assert {row[3] for row in rows} == {""}
+    assert all(row[2] == row[4] for row in rows)
+
+
+def test_carried_state(elmo, corpus, refused, model_folder, tmp_path) -> None:
+    corpus.write_text("\n".join(LINES * 30), encoding="utf-8")
+    zero = values(elmo("eval", model_folder, corpus).out)
+    carried = values(elmo("eval", model_folder, corpus, "--state", "carry").out)
+    assert zero["mean perplexity"] != carried["mean perplexity"]
+    table = ("--sentences", tmp_path / "table.tsv")
+    assert "--state carry" in refused("eval", model_folder, corpus, "--state", "carry", *table)
+
+
+def test_standard_input(elmo, corpus, model_folder, monkeypatch) -> None:
+    from_file = elmo("eval", model_folder, corpus)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(corpus.read_bytes())))
+    assert elmo("eval", model_folder, "-").out == from_file.out
+
+
+def test_the_perplexity_of_training_is_that_of_eval(elmo, text, tmp_path) -> None:
+    held = tmp_path / "held.txt"
+    held.write_text("the bank sees the river .\nthe zebra\n")
+    run = tmp_path / "run"
+    elmo("train", text, *TINY, "--steps", "5", "--heldout", held, "--output", run)
+    shown = values(elmo("eval", run, held).out)
+    card = (run / "README.md").read_text("utf-8")
+    assert f"perplexity: {shown['mean perplexity']} (forward {shown['forward perplexity']}" in card
+    assert f"{shown['outside the vocabulary'].split()[0]} of the tokens outside the vocabulary" in card
+
+
+@pytest.mark.parametrize("kind", ["no softmax", "no vocabulary", "no corpus", "empty corpus", "no model"])
+def test_mistakes(refused, corpus, tmp_path, kind) -> None:
+    model, sentence = tmp_path / "model", ""
+    if kind == "no softmax":
+        write_bilm(model, make_bilm())
+        sentence = "has no softmax"
+    elif kind == "no vocabulary":
+        write_tensorflow(model, make_bilm(softmax=True))
+        (model / "vocab.txt").unlink()
+        sentence = "--vocab"
+    elif kind == "no model":
+        sentence = str(model)
+    else:
+        write_tensorflow(model, make_bilm(softmax=True))
+        if kind == "empty corpus":
+            corpus.write_text("\n")
+            sentence = "no sentence"
+        else:
+            corpus.unlink()
+            sentence = "was not found"
+    table = tmp_path / "table.tsv"
+    assert sentence in refused("eval", model, corpus, "--sentences", table)
+    assert not table.exists()
+
+
+def test_a_vocabulary_that_lies_apart(elmo, corpus, tmp_path) -> None:
+    model = write_tensorflow(tmp_path / "model", make_bilm(softmax=True))
+    whole = elmo("eval", model, corpus)
+    (model / "vocab.txt").rename(tmp_path / "words.txt")
+    assert elmo("eval", model, corpus, "--vocab", tmp_path / "words.txt").out == whole.out
+
+
+def test_a_table_that_cannot_be_written(refused, corpus, model_folder, tmp_path) -> None:
+    table = tmp_path / "gone" / "table.tsv"
+    ended = refused("eval", model_folder, corpus, "--sentences", table, after="kept")
+    assert str(table) in ended
