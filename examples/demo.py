@@ -56,7 +56,13 @@ def model() -> Elmo:
         print("Training a tiny biLM once, on examples/corpus.txt:")
         torch.set_num_threads(1)  # products this small gain nothing from a second core and lose much where it is busy
         request = TrainRequest(
-            [str(HERE / "corpus.txt")], MODEL, cache=MODEL / "prepared", device="cpu", resume=True, changes=RECIPE
+            [str(HERE / "corpus.txt")],
+            MODEL,
+            cache=MODEL / "prepared",
+            device="cpu",
+            resume=True,
+            command="make demo",
+            changes=RECIPE,
         )
         if status := run_train(request):
             sys.exit(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,6 +33,8 @@ Options = Annotated[
 ]
 Vocab = Annotated[str | None, typer.Option(metavar="FILE", help="vocab.txt, where it lies apart from the weights.")]
 _INTERRUPTED = 130
+_typed: list[str] = []
+"""The arguments of this call, for what is recorded of it."""
 Segment = Literal["none", "english", "jieba", "chars"]
 Split = Literal["none", "line", "paragraph"]
 
@@ -42,8 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
-    if not (sys.argv[1:] if arguments is None else arguments):
-        arguments = ["--help"]
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    _typed[:] = map(str, arguments)
     try:
         status = app(arguments, standalone_mode=False)
         sys.stdout.flush()  # an error must show here, not while Python exits
@@ -268,6 +271,7 @@ def train(
             workers=workers,
             device=device,
             tensorboard=tensorboard,
+            command=shlex.join(["elmo", *_typed]),
             changes={name: value for name, value in changes.items() if value is not None},
             **{name: None if value is None else Path(value) for name, value in paths.items()},
         )

@@ -79,16 +79,16 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
 
 def _describe(training: Training, say: Say) -> None:
     """Say what was chosen."""
-    recipe, network = training.recipe, training.network
+    recipe, network = training.recipe, training.updates.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    softmax = f"sampled softmax ({recipe.negatives:,} of " if training.sampled else "full softmax ("
+    softmax = f"sampled softmax ({recipe.negatives:,} of " if training.updates.sampled else "full softmax ("
     steps = training.n_steps
     length = f"{steps:,} updates" if steps else ""
     if recipe.minutes:
         length += (" or " if length else "") + f"{recipe.minutes:g} minute{'' if recipe.minutes == 1 else 's'}"
     say(
         f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
-        f"{str(training.precision).removeprefix('torch.')} on {training.device}"
+        f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
     )
     say(f"training: {length}, {training.rows} rows x {recipe.window} tokens an update")
     if training.data.heldout is None:
@@ -106,7 +106,7 @@ def _finish(
     """Export the best weights, draw the curve, say where everything is."""
     folder, progressed = training.folder, training.progressed
     best = folder.best()
-    weights = best.part("network") if best else training.network.state_dict()
+    weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
     for line in export(start, weights, folder.folder, facts):

@@ -68,8 +68,8 @@ def stop_at(monkeypatch, *steps: int) -> None:
     def stop_requested(training: Training) -> bool:
         if left and training.progressed.step >= left[0]:
             del left[0]
-            training._signal = 15
-        return bool(training._signal)
+            training.stopping.signal = 15
+        return bool(training.stopping.signal)
 
     monkeypatch.setattr(Training, "_stop_requested", stop_requested)
 

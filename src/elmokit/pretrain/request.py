@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -57,6 +55,8 @@ class TrainRequest:
     workers: int | None = None
     device: str | None = None
     tensorboard: bool = False
+    command: str = ""
+    """What the user typed, for the model card."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def kept(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def keep_request(
     vocab: Vocabulary,
 ) -> None:
     """Keep what a resumed run needs; run.json comes last, and names the command that began the run."""
-    command = folder.read_request()["command"] if folder.started else shlex.join(["elmo", *sys.argv[1:]])
+    command = folder.read_request()["command"] if folder.started else request.command
     own = vocab.specials == (BEGIN, END, UNKNOWN)  # an existing model with other boundaries has its words itself
     if own:
         write_text(folder.checkpoints / "vocab.txt", vocab.to_text())

@@ -1,0 +1,206 @@
+"""Updates of the weights: gradients of some batches, clipped and applied, with the LSTM states carried on.
+
+Every random number of an update follows from the seed and the update's number, so a checkpoint holds no random state
+and a resumed run draws what the first would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elmokit.model.bilm import State
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.network import LanguageModelNetwork, Negatives
+from elmokit.pretrain.optimizer import (
+    clip_gradients,
+    make_optimizer,
+    restore_slots,
+    set_rate,
+    slots_of,
+    start_from_sums,
+)
+from elmokit.pretrain.permutation import mixed
+from elmokit.pretrain.recipe import Recipe
+from elmokit.pretrain.run_files import Snapshot, state_dict_of
+from elmokit.pretrain.sampled_softmax import sample_negatives
+from elmokit.pretrain.type_table import Batch
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Updates that were left out because a gradient was not finite."""
+
+    in_a_row: int
+    since: int
+    """Since this was last asked."""
+
+
+class Updates:
+    """The network, its optimiser and the states of this process's rows; `rate` is that of the last update."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        network: LanguageModelNetwork,
+        *,
+        directions: int,
+        device: torch.device,
+        processes: Processes,
+        slots: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
+        self.recipe, self.device, self.processes = recipe, device, processes
+        self.network = network.to(device)
+        self.trained = [p for p in self.network.parameters() if p.requires_grad]
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.network.named_parameters()}
+        self.optimizer = make_optimizer(recipe, self.trained)
+        if slots and recipe.optimizer == "adagrad":
+            start_from_sums(self.optimizer, self.names, slots)
+        self.precision = choose_precision(recipe, device)
+        self.sampled = choose_sampled(recipe, len(network.head.bias), device)
+        self.parallel: nn.Module = self.network
+        if processes.count > 1:
+            self.parallel = DistributedDataParallel(self.network)
+        self.states = [self.network.bilm.zero_state(recipe.batch_size) for _ in range(recipe.accumulate)]
+        self.rate = 0.0
+        self._norm = torch.zeros((), device=device)
+        self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self._since = torch.zeros((), dtype=torch.int64, device=device)
+        self._losses = torch.zeros(directions, dtype=torch.float64, device=device)
+        self._counted = 0  # updates that the losses are over
+
+    def update(self, step: int, batches: list[Batch], rate: float) -> None:
+        """One update of the weights; left out where a gradient is not finite."""
+        recipe = self.recipe
+        self.network.train()
+        torch.manual_seed(_seed(recipe.seed, step, self.processes.rank))
+        negatives = self._negatives(step)
+        scale = (recipe.window if recipe.scale_by_window else 1) / len(batches)
+        after: list[State] = []
+        losses = torch.zeros_like(self._losses)
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, (batch, state) in enumerate(zip(batches, self.states, strict=True)):
+            last = number == len(batches) - 1
+            with nullcontext() if last or self.processes.count == 1 else self.parallel.no_sync():  # type: ignore[operator]
+                loss, each, state_after = self.parallel(batch.to(self.device), state, negatives, self.precision)
+                torch.autograd.backward(loss * scale)
+            losses += each.sum(dim=(1, 2), dtype=torch.float64)
+            after.append(state_after.detach())
+        self._norm = clip_gradients(self.trained, recipe.clip_norm)
+        self._apply(after, losses, torch.isfinite(self._norm), rate)
+
+    def _apply(self, after: list[State], losses: Tensor, finite: Tensor, rate: float) -> None:
+        """Take the update and the state after it, or neither; on a GPU without waiting to know which."""
+        self.rate = rate
+        set_rate(self.optimizer, rate)
+        if self.device.type == "cuda" and self.recipe.optimizer == "adam":
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.states = [
+                State(torch.where(finite, new.h, old.h), torch.where(finite, new.c, old.c))
+                for new, old in zip(after, self.states, strict=True)
+            ]
+            self._losses += torch.where(finite, losses, 0.0)
+        elif bool(finite):
+            self.optimizer.step()
+            self.states = after
+            self._losses += losses
+        bad = (~finite).long()
+        self._counted += 1
+        self._in_a_row = (self._in_a_row + bad) * bad
+        self._since += bad
+
+    def _negatives(self, step: int) -> Negatives | None:
+        """The same words in every process, as one process with all rows would have."""
+        if not self.sampled:
+            return None
+        generator = torch.Generator().manual_seed(_seed(self.recipe.seed, step, -1))
+        words, tries = sample_negatives(len(self.network.head.bias), self.recipe.negatives, generator)
+        return Negatives(words.to(self.device), tries)
+
+    def left_out(self) -> LeftOut:
+        """The updates that were left out; a GPU has to be waited for."""
+        found = LeftOut(int(self._in_a_row), int(self._since))
+        self._since.zero_()
+        self._counted -= found.since
+        return found
+
+    def gradient_norm(self) -> float:
+        """The norm of the last update's gradients before they were clipped."""
+        return float(self._norm)
+
+    def losses(self, predictions: int) -> list[float]:
+        """The mean loss of each direction since this was last asked, by predictions an update; [] without updates."""
+        if not self._counted:
+            return []
+        means: list[float] = (self.processes.total(self._losses.cpu()) / (self._counted * predictions)).tolist()
+        self._losses.zero_()
+        self._counted = 0
+        return means
+
+    def snapshot(self) -> Snapshot:
+        """All of it, of all processes."""
+        h, c = (
+            torch.stack([torch.stack(self.processes.gathered(part)) for part in parts])
+            for parts in ([state.h for state in self.states], [state.c for state in self.states])
+        )
+        slots = slots_of(self.optimizer, self.names, self.recipe.optimizer)
+        tensors = {
+            **state_dict_of(self.network, "network"),
+            **{f"optimizer.{name}": value for name, value in slots.items()},
+            "state.h": h,  # [micro-batches, processes, D, L, B, P]
+            "state.c": c,
+            "metrics.losses": self.processes.total(self._losses.cpu()),
+        }
+        return Snapshot(tensors, {"counted": self._counted})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot; the rows may be dealt to another number of processes than wrote it."""
+        self.network.load_state_dict(snapshot.part("network"))
+        restore_slots(self.optimizer, self.names, self.recipe.optimizer, snapshot.part("optimizer"))
+        self.states = self._dealt(snapshot.part("state"))
+        if self.processes.first:  # the others add nothing to the first one's sums
+            self._losses = snapshot.tensors["metrics.losses"].to(self.device)
+        self._counted = snapshot.facts["counted"]
+
+    def _dealt(self, saved: Mapping[str, Tensor]) -> list[State]:
+        size, count = self.recipe.batch_size, self.processes.count
+        rows = {part: _rows(saved[part]) for part in ("h", "c")}  # [D, L, rows, …]
+        states = []
+        for number in range(self.recipe.accumulate):
+            first = (number * count + self.processes.rank) * size
+            h, c = (rows[part][:, :, first : first + size].to(self.device).contiguous() for part in ("h", "c"))
+            states.append(State(h, c))
+        return states
+
+
+def choose_precision(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """The numbers to compute in; weights and optimiser are float32 in any case."""
+    if recipe.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
+
+
+def choose_sampled(recipe: Recipe, n_words: int, device: torch.device) -> bool:
+    """Whether the softmax is sampled: on a GPU all words cost little, on a CPU many do."""
+    if recipe.loss == "auto":
+        return device.type == "cpu" and n_words > 4 * recipe.negatives
+    return recipe.loss == "sampled" and recipe.negatives < n_words
+
+
+def _rows(saved: Tensor) -> Tensor:
+    """[micro-batches, processes, D, L, B, S] → [D, L, rows, S]."""
+    return saved.permute(2, 3, 0, 1, 4, 5).flatten(2, 4)
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    value = mixed(np.array([step], np.uint64), seed) ^ mixed(np.array([rank + 1], np.uint64), 0)
+    return int(value[0] >> np.uint64(1))
