@@ -138,7 +138,13 @@ def embed(
     format: Annotated[
         Literal["elmokit", "bilm", "allennlp"], typer.Option(help="Layout of an HDF5 output.")
     ] = "elmokit",
-    segment: Annotated[Segment, typer.Option(help="How lines become tokens; none splits on white space.")] = "none",
+    segment: Annotated[
+        Segment | None,
+        typer.Option(
+            help="How lines become tokens; none splits on white space [as in training, where that is known].",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
     batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")] = 2048,
     device: Annotated[
@@ -284,8 +290,12 @@ def evaluate(
     corpus: Annotated[list[str], typer.Argument(metavar="CORPUS...", help="As for elmo train.")],
     options: Options = None,
     vocab: Vocab = None,
-    segment: Annotated[Segment, typer.Option(help="How lines become tokens; as in training.")] = "none",
-    split: Annotated[Split, typer.Option(help="Raw text into sentences; as in training.")] = "none",
+    segment: Annotated[
+        Segment | None, typer.Option(help="How lines become tokens [as in training].", show_default=False)
+    ] = None,
+    split: Annotated[
+        Split | None, typer.Option(help="Raw text into sentences [as in training].", show_default=False)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longer sentences are left out.")] = 1000,
     state: Annotated[
         Literal["zero", "carry"], typer.Option(help="Each sentence from zero, or from where the one before ended.")

@@ -96,7 +96,8 @@ class Elmo(nn.Module):
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
-        self.kind, self.where, self.notes = checkpoint.kind, checkpoint.where, checkpoint.notes
+        self.kind, self.where = checkpoint.kind, checkpoint.where
+        self.notes, self.text = checkpoint.notes, checkpoint.text
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
         self._carried: State | None = None
@@ -344,6 +345,7 @@ class Elmo(nn.Module):
                 if isinstance(mix, ScalarMix)
             ],
             notes=self.notes,
+            text=self.text,
         )
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> list[Vectors]:

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,7 +45,8 @@ class EmbedRequest:
     layer: str
     pool: str
     format: str
-    segment: SegmenterName
+    segment: SegmenterName | None
+    """None: as the model's training text was read, or at white space where that is not known."""
     resume: bool
     batch_tokens: int
     device: str | None
@@ -64,7 +65,7 @@ def run_embed(request: EmbedRequest) -> None:
 
 def _run(request: EmbedRequest) -> None:
     layer = parse_layer(request.layer)
-    tokenise = _tokeniser(request.segment)
+    _tokeniser(request.segment or "none")  # a missing extra shows before the model is loaded
     if request.texts and request.input:
         raise ElmoError("give sentences as arguments or with --input, not both")
     if request.resume and not request.output:
@@ -78,6 +79,8 @@ def _run(request: EmbedRequest) -> None:
         elmo = Elmo.load(
             request.model, options=request.options, vocab=request.vocab, device=request.device, dtype=request.dtype
         )
+        request = replace(request, segment=request.segment or cast(SegmenterName, elmo.text.get("segment", "none")))
+        tokenise = _tokeniser(request.segment or "none")
         pool = None if request.pool == "none" else cast(Pool, request.pool)
 
         def encode(sentences: Iterable[list[str]]) -> Iterator[NDArray[np.float32]]:

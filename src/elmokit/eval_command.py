@@ -37,8 +37,9 @@ class EvalRequest:
     corpus: Sequence[str]
     options: str | None = None
     vocab: str | None = None
-    segment: SegmenterName = "none"
-    split: Literal["none", "line", "paragraph"] = "none"
+    segment: SegmenterName | None = None
+    """None: as the model's training text was read, or at white space where that is not known."""
+    split: Literal["none", "line", "paragraph"] | None = None
     max_tokens: int = 1000
     state: Literal["zero", "carry"] = "zero"
     sentences: Path | None = None
@@ -50,13 +51,17 @@ def run_eval(request: EvalRequest) -> None:
     """Print forward, backward and mean perplexity, and write the table of sentences where one is asked for."""
     if request.sentences is not None and request.state == "carry":
         raise ElmoError("--sentences gives the perplexity of each sentence by itself: leave out --state carry")
+    if request.sentences is not None:
+        _check_table(request.sentences, request)
     model = read_checkpoint(request.model, options=request.options, vocab=request.vocab)
+    segment = request.segment or model.text.get("segment", "none")
+    split = request.split or model.text.get("split", "none")
     network = _network(model, choose_device(request.device))
     with tempfile.TemporaryDirectory(prefix="elmo-eval-") as temporary:
         corpus = prepare(
             request.corpus,
-            segment=request.segment,
-            split=request.split,
+            segment=segment,
+            split=split,
             max_tokens=request.max_tokens,
             folder=Path(temporary) / "corpus",
             workers=request.workers,
@@ -68,6 +73,7 @@ def run_eval(request: EvalRequest) -> None:
         rows = [
             ("sentences", f"{corpus.n_sentences:,}"),
             ("tokens", f"{corpus.n_tokens:,}"),
+            ("read with", f"--segment {segment} --split {split}"),
             ("outside the vocabulary", f"{types.unknown_rate():.2%} of the tokens, counted as {_unknown(model)}"),
             ("softmax", f"{len(network.head.bias):,} words, full"),
             ("state", "zero before every sentence" if request.state == "zero" else "carried from sentence to sentence"),
@@ -81,6 +87,16 @@ def run_eval(request: EvalRequest) -> None:
         if request.sentences is not None:
             _write_table(request.sentences, network, types, corpus)
             print(f"wrote {request.sentences}")
+
+
+def _check_table(path: Path, request: EvalRequest) -> None:
+    """What would fail at the end, or cost the user a file, should fail before anything is read."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ElmoError(f"--sentences must be a file in a folder that exists, got {path}")
+    read = [Path(source) for source in (*request.corpus, request.model, request.options, request.vocab) if source]
+    for source in (file for given in read for file in (given, *given.glob("*"))):
+        if path.exists() and source.exists() and path.samefile(source):
+            raise ElmoError(f"--sentences must not be a file that is read, got {path}: it would be written over")
 
 
 def _network(model: Checkpoint, device: torch.device) -> LanguageModelNetwork:

@@ -17,7 +17,7 @@ from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine
-from elmokit.pretrain.loop import Training
+from elmokit.pretrain.loop import Training, held_out_state
 from elmokit.pretrain.progress import duration, perplexity
 from elmokit.pretrain.recipe import Recipe, make_recipe
 from elmokit.pretrain.request import TrainRequest, keep_request, settled
@@ -36,18 +36,22 @@ def run_train(request: TrainRequest) -> int:
         if processes.first:
             stack.enter_context(folder.locked())
         say = _say if processes.first else _nothing
+        before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = settled(request, folder)
+        for item in fields(recipe) if before else ():
+            if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
+                say(f"changed: {item.name} {old} → {new}")
         processes.wait()  # nobody looks into the folder after the first has begun to write
         return _train(request, recipe, folder, processes, say)
 
 
 def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say) -> int:
-    device = choose_device(request.device or (f"cuda:{processes.local_rank}" if torch.cuda.is_available() else None))
+    device = choose_device(_device(request.device, processes))
     corpus, heldout = corpora(request, recipe, folder, processes, say)
     start = start_of(request, recipe, corpus)
     for line in start.told:
         say(line)
-    recipe = as_started(recipe, start, corpus, device)
+    recipe = as_started(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
     training = Training(
         recipe, start.network, data, folder, Unwatched(), device=device, processes=processes, slots=start.slots
@@ -56,6 +60,11 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     if snapshot is not None:
         training.restore(snapshot)
         say(f"going on from step {training.progressed.step:,}")
+        if training.n_steps and training.n_steps < training.progressed.step:
+            raise ElmoError(
+                f"the run is at update {training.progressed.step:,} already, and {training.n_steps:,} were asked for: "
+                "give more --steps or --epochs"
+            )
     if processes.agree(training.progressed.step) != training.progressed.step:
         raise ElmoError(f"--output {folder.folder} must be a folder that all machines share, with the same files in it")
     if processes.first:
@@ -65,6 +74,8 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     if processes.first:
         with RunWatcher(folder, training.progressed, done, tensorboard=request.tensorboard) as watcher:
             training.watcher = watcher
+            for missed in training.unwritten:
+                watcher.record(missed)
             stopped = training.run()
     else:
         stopped = training.run()
@@ -75,6 +86,13 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         _finish(request, training, start, corpus, heldout, say)
     processes.wait()
     return 0
+
+
+def _device(asked: str | None, processes: Processes) -> str | None:
+    """A GPU of its own for each process of a machine."""
+    if asked not in (None, "cuda") or not torch.cuda.is_available():
+        return asked
+    return f"cuda:{processes.local_rank % torch.cuda.device_count()}"
 
 
 def _describe(training: Training, say: Say) -> None:
@@ -109,7 +127,8 @@ def _finish(
     weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
-    for line in export(start, weights, folder.folder, facts):
+    text = {"segment": training.recipe.segment, "split": training.recipe.split}
+    for line in export(start, weights, folder.folder, facts, text):
         say(line)
     try:
         draw_curve(folder.metrics, folder.folder / "curve.png")
@@ -137,27 +156,32 @@ def _facts(
     chosen = {
         f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
     }
+    told = "; ".join(start.told)
+    shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
+    processes = training.processes.count
     facts = {
         "data": f"{sources}; {'; '.join(corpus.report.lines())}",
+        "start": (f"from {request.init.name}; {told}" if request.init else told),
         "seen": f"{progressed.predictions:,} tokens in {progressed.step:,} updates, {epochs:.2f} epochs",
-        "recipe": f"preset {request.preset or 'small'}, recipe {request.recipe or 'modern'}"
+        "recipe": f"{shape}, recipe {request.recipe or 'modern'}"
         + "".join(f", {name} {value}" for name, value in chosen.items()),
+        "updates": f"{recipe.optimizer} at {recipe.learning_rate:g}, gradients clipped at {recipe.clip_norm:g}, "
+        f"{training.rows} rows x {recipe.window} tokens, dropout {recipe.dropout:g}",
         "state": f"{recipe.reset:.0%} of the sentences started from a zero state in training",
         "time": duration(progressed.seconds),
-        "machine": machine(training.device, training.processes.count),
+        "machine": machine(training.device, processes),
         "command": training.folder.read_request()["command"],
     }
     if measured:
-        types = training.data.heldout_types
+        types, sentences = training.data.heldout_types, training.data.heldout
         assert types is not None
-        apart = heldout is not None
-        where, whose = ("held-out files", "the") if apart else ("sentences held out of the corpus", "the corpus's")
+        where = "held-out files" if heldout is not None else "sentences held out of the corpus"
+        state = "each sentence from a zero state" if held_out_state(recipe) == "zero" else "the state carried on"
         facts["perplexity"] = (
             f"{measured['mean']:.2f} (forward {measured['forward']:.2f}"
             + (f", backward {measured['backward']:.2f}" if measured["backward"] else "")
-            + f") over {measured['predictions']:,} predictions of {where}, each sentence from a zero state, full "
-            f"softmax over {len(start.vocab):,} words, {types.unknown_rate():.2%} of {whose} tokens outside the "
-            "vocabulary"
+            + f") over {measured['predictions']:,} predictions of {where}, {state}, full softmax over "
+            f"{len(start.vocab):,} words, {types.unknown_rate(sentences):.2%} of their tokens outside the vocabulary"
         )
     return facts
 

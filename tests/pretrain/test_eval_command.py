@@ -100,7 +100,7 @@ def test_the_perplexity_of_training_is_that_of_eval(elmo, text, tmp_path) -> Non
     shown = values(elmo("eval", run, held).out)
     card = (run / "README.md").read_text("utf-8")
     assert f"perplexity: {shown['mean perplexity']} (forward {shown['forward perplexity']}" in card
-    assert f"{shown['outside the vocabulary'].split()[0]} of the tokens outside the vocabulary" in card
+    assert f"{shown['outside the vocabulary'].split()[0]} of their tokens outside the vocabulary" in card
 
 
 @pytest.mark.parametrize("kind", ["no softmax", "no vocabulary", "no corpus", "empty corpus", "no model"])

@@ -90,7 +90,7 @@ def test_a_failure_while_resuming_leaves_the_old_file(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_full_disk_raises_once_and_leaves_whole_lines(tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_leaves_whole_lines(tmp_path, monkeypatch):
     room = 60
     plain = os.write
 
@@ -105,16 +105,16 @@ def test_a_full_disk_raises_once_and_leaves_whole_lines(tmp_path, monkeypatch):
     log = MetricsLog(tmp_path / "m")
     monkeypatch.setattr(metrics.os, "write", write)
     write_steps(log, [1, 2])
-    with pytest.raises(
-        ElmoError, match=r"metrics .*m cannot be written: No space left on device; make room and resume"
-    ):
-        write_steps(log, [3])
-    write_steps(log, [4])
-    assert (steps_in(tmp_path / "m"), log.lost) == ([1, 2], 2)
+    for step in (3, 4):
+        with pytest.raises(
+            ElmoError, match=r"metrics .*m cannot be written: No space left on device; make room and resume"
+        ):
+            write_steps(log, [step])
+    assert steps_in(tmp_path / "m") == [1, 2]
     assert (tmp_path / "m").read_bytes().endswith(b"\n")
     room = 1000
     write_steps(log, [5])
-    assert (steps_in(tmp_path / "m"), log.lost) == ([1, 2, 5], 2)
+    assert steps_in(tmp_path / "m") == [1, 2, 5]
     log.close()
 
 

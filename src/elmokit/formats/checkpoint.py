@@ -39,6 +39,8 @@ class Checkpoint:
     """The softmax: `weight` [V, P] and `bias` [V]; empty where there is none."""
     mixes: list[dict[str, Any]] = field(default_factory=list)
     """`weights`, `gamma` and `layer_norm` of saved mixes."""
+    text: dict[str, str] = field(default_factory=dict)
+    """How its training text was read (`segment`, `split`), where that is known."""
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
     notes: str = ""

@@ -2,7 +2,7 @@
 
 | file | holds |
 | --- | --- |
-| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials` |
+| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text` (how it was read) |
 | model.safetensors | BiLM's parameters by their names; `mixes.k.weights` and `mixes.k.gamma` |
 | vocab.txt | a word a line, in the order of the word table and the softmax |
 | characters.json | code points and their ids, for an alphabet of the model's own |
@@ -83,6 +83,7 @@ def read_native(source: Source) -> Checkpoint:
         head=head,
         mixes=mixes,
         optimizer=optional["optimizer"],
+        text=_text(values, where),
         notes=_read_notes(source) if "README.md" in names else "",
     )
 
@@ -120,6 +121,8 @@ def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
         "model": checkpoint.config.to_dict(),
         "mixes": [{"layer_norm": mix["layer_norm"]} for mix in checkpoint.mixes],
     }
+    if checkpoint.text:
+        values["text"] = checkpoint.text
     if checkpoint.vocab is not None:
         write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
         values["specials"] = list(checkpoint.vocab.specials)
@@ -138,6 +141,13 @@ def _mixes(values: dict[str, Any], where: str) -> list[Any]:
     if wrong := [norm for norm in norms if norm not in _LAYER_NORMS]:
         raise ElmoError(f"{where}: layer_norm of a mix must be false, true, batch or sentence, got {wrong[0]!r}")
     return norms
+
+
+def _text(values: dict[str, Any], where: str) -> dict[str, str]:
+    text = values.get("text", {})
+    if not isinstance(text, dict) or not all(isinstance(value, str) for value in text.values()):
+        raise ElmoError(f"{where}: text must be an object with words for values, got {text!r}")
+    return text
 
 
 def _load(source: Source, name: str) -> dict[str, Tensor]:

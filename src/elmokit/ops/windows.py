@@ -136,7 +136,7 @@ class _Kept:
 
 def _take(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers]]:
     """Buffers for cells like these [D, B, H], and where they go back to."""
-    key = (like.shape, like.dtype, time, output)
+    key = (like.shape, like.dtype, like.device, time, output)
     idle = _idle.setdefault(key, [])
     _idle.move_to_end(key)
     if len(_idle) > SHAPES:

@@ -17,10 +17,12 @@ from elmokit.formats.native import write_native
 from elmokit.pretrain.start import Start
 
 
-def export(start: Start, weights: Mapping[str, Tensor], folder: Path, facts: Mapping[str, str]) -> list[str]:
+def export(
+    start: Start, weights: Mapping[str, Tensor], folder: Path, facts: Mapping[str, str], text: Mapping[str, str]
+) -> list[str]:
     """Write the model into the run's folder and bilm/ below it; what was written, or why not, in sentences."""
     checkpoint = start.checkpoint(str(folder), weights)
-    checkpoint.notes = training_section(facts)
+    checkpoint.notes, checkpoint.text = training_section(facts), dict(text)
     write_native(checkpoint, folder)
     told = [f"model: {folder} (Elmo.load opens it)"]
     try:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,16 @@ class Watcher(Protocol):
 
     def note(self, step: int, text: str) -> None:
         """Something a person should know."""
+        ...
+
+    @property
+    def failed(self) -> ElmoError | None:
+        """Why nothing can be recorded any more; the run is saved and ends."""
+        ...
+
+    @property
+    def unwritten(self) -> list[dict[str, Any]]:
+        """What could not be recorded, for a checkpoint to keep."""
         ...
 
 
@@ -102,6 +112,7 @@ class Training:
         self.progressed = Progressed()
         self.stopping = Stopping(processes)
         self.last: HeldOut | None = None
+        self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
         self._started = 0.0
 
     @property
@@ -152,6 +163,8 @@ class Training:
                     if recipe.checkpoint_every:
                         due = progressed.step % recipe.checkpoint_every == 0 or done >= 1
                     late = recipe.checkpoint_minutes and progressed.seconds - saved_at > 60 * recipe.checkpoint_minutes
+                    if self.watcher.failed:
+                        self.stopping.ask()
                     if self.stopping.agreed(bool(late)) or due or better:
                         self.save(best=better)
                         saved_at, saved_step = progressed.seconds, progressed.step
@@ -159,6 +172,8 @@ class Training:
                 batches.close()
         if saved_step != progressed.step:
             self.save(best=False)
+        if self.watcher.failed:
+            raise self.watcher.failed
         return self.stopping.signal
 
     def _tick(self) -> None:
@@ -267,6 +282,7 @@ class Training:
             self.data.heldout_types,
             self.data.heldout,
             precision=self.updates.precision,
+            state=held_out_state(self.recipe),
             processes=self.processes,
         )
         progressed, self.last = self.progressed, result
@@ -299,6 +315,7 @@ class Training:
                 "progressed": asdict(self.progressed),
                 "next_place": self.position.next_place,
                 "heldout": asdict(self.last) if self.last else None,
+                "unwritten": self.watcher.unwritten,
             }
             self.folder.save(snapshot, step=self.progressed.step, keep=self.recipe.keep, best=best)
         self.processes.wait()
@@ -317,9 +334,15 @@ class Training:
         if progressed.stopped_early:  # a run that is resumed may be given more patience
             progressed.stopped_early = 0 < self.recipe.patience <= progressed.since_best
         self.last = HeldOut(**facts["heldout"]) if facts["heldout"] else None
+        self.unwritten = facts["unwritten"]
 
     def _stop_requested(self) -> bool:
         return bool(self.stopping.signal)
+
+
+def held_out_state(recipe: Recipe) -> Literal["zero", "carry"]:
+    """How held-out text is read: from zero, as models are used, unless the model never was in training."""
+    return "zero" if recipe.reset else "carry"
 
 
 def _exp(value: float) -> float:

@@ -30,14 +30,12 @@ class MetricsLog:
     """Appends lines to a metrics.jsonl; a line is in the file, whole, when `write` returns.
 
     With resume_step the lines of later steps and whatever a crash tore are dropped first, without it an existing file
-    is replaced. A write that fails, on a full disk say, raises ElmoError once and leaves whole lines behind, so that a
-    training loop can save its state and stop; writes after it are tried, and `lost` counts those that fail as well.
+    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves whole lines behind, so that a
+    training loop can save its state and stop.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = path
-        self.lost = 0
-        self._failed = False
         kept = b"" if resume_step is None else _kept(path, resume_step)
         try:
             unchanged = path.exists() and path.stat().st_size == len(kept)
@@ -63,12 +61,8 @@ class MetricsLog:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), self._end)
-            self.lost += 1
-            if not self._failed:
-                self._failed = True
-                raise _cannot_write(self.path, error) from error
-        else:
-            self._end += len(data)
+            raise _cannot_write(self.path, error) from error
+        self._end += len(data)
 
     def sync(self) -> None:
         """Make the lines durable, for before a checkpoint that counts on them."""

@@ -78,14 +78,15 @@ class Recipe:
     negatives: int = option(8192, "Words sampled for the sampled softmax.", least=1)
     optimizer: Literal["adam", "adagrad"] = option("adam", "How weights follow gradients.")
     learning_rate: float = option(6e-3, "The largest rate.", least=0)
-    warmup: float = option(0.03, "Share of the run in which the rate rises.", least=0, most=1)
+    warmup: float = option(0.1, "Share of the run in which the rate rises.", least=0, most=1)
     decay: Literal["none", "linear", "cosine"] = option("cosine", "How the rate falls after that.")
     final_rate: float = option(0.02, "Where it ends, as a share of the largest rate.", least=0, most=1)
     beta1: float = option(0.9, "Adam's memory of the gradient.", least=0, most=0.9999)
     beta2: float = option(0.99, "Adam's memory of its square.", least=0, most=0.99999)
     weight_decay: float = option(0.0, "Adam's decoupled decay of the matrices.", least=0)
     accumulator: float = option(1.0, "Adagrad's sums start here.", least=1e-9)
-    clip_norm: float = option(5.0, "Bound on the norm of all gradients together; 0 for none.", least=0)
+    clip_norm: float = option(0.5, "Bound on the norm of all gradients together; 0 for none.", least=0)
+    unigram_bias: bool = option(True, "A new softmax starts from the words' frequencies, not from equal chances.")
     scale_by_window: bool = option(False, "Multiply the loss by the window, as bilm-tf does.")
     precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Numbers to compute in; auto: bfloat16 on a GPU."
@@ -100,7 +101,7 @@ class Recipe:
     patience: int = option(0, "Stop after so many held-out perplexities without a better one; 0: never.", least=0)
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
     checkpoint_every: int = option(0, "Updates between checkpoints; 0: as often as held-out perplexities.", least=0)
-    checkpoint_minutes: float = option(10.0, "Most minutes between checkpoints; 0: no such limit.", least=0)
+    checkpoint_minutes: float = option(2.0, "Most minutes between checkpoints; 0: no such limit.", least=0)
     keep: int = option(2, "Checkpoints kept besides the best.", least=1)
 
     def __post_init__(self) -> None:
@@ -192,7 +193,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ElmoError(f"--config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
     if path.suffix == ".json":
-        values = from_bilm_options(values, f"--config {path}")
+        # What they ask for is bilm-tf's training; its rate of 0.2 would ruin any other.
+        values = {"recipe": "paper", **from_bilm_options(values, f"--config {path}")}
     known = {item.name for item in fields(Recipe)} | {"preset", "recipe"}
     values = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(set(values) - known):

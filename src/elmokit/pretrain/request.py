@@ -88,6 +88,8 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
     if any((folder.folder / name).exists() for name in _OF_A_MODEL):
         raise ElmoError(f"{folder.folder} holds a model already: choose another --output")
     recipe = make_recipe(preset=request.preset, recipe=request.recipe, config=request.config, changes=request.changes)
+    if request.init is not None and request.word_vectors is not None:
+        raise ElmoError("--word-vectors cannot be given with --init, whose model has a word table of its own")
     if request.init is not None and (given := sorted(_SHAPE & request.changes.keys())):
         raise ElmoError(f"--{given[0].replace('_', '-')} cannot be given with --init, whose model has its shape")
     if request.word_vectors is not None and recipe.input != "words":
@@ -96,6 +98,10 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError(
             f"weight_decay {recipe.weight_decay:g} would move the word vectors that --no-train-word-vectors keeps as "
             "they are: leave one of the two out"
+        )
+    if recipe.tie_softmax and not recipe.train_word_vectors:
+        raise ElmoError(
+            "--tie-softmax with --no-train-word-vectors would keep the softmax from learning: leave one out"
         )
     if not (recipe.epochs or recipe.steps or recipe.minutes):
         recipe = replace(recipe, epochs=_DEFAULT_EPOCHS)
@@ -126,6 +132,7 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
         raise ElmoError(f"--vocab {request.vocab} has other words than the run began with: leave it out with --resume")
     if kept["init"] is not None:
         named = {name: value for name, value in named.items() if name not in _SHAPE}
+    named = {name: value for name, value in named.items() if value != "auto"}  # which was settled when the run began
     asked = replace(recipe, **named)
     for name in named.keys() - _MAY_CHANGE:
         if getattr(asked, name) != getattr(recipe, name):

@@ -2,7 +2,7 @@
 
 | file | holds |
 | --- | --- |
-| run.json | the options, the corpus and the command, written once at the start |
+| run.json | the options, the corpus and the command that began the run |
 | checkpoints/step-N.safetensors | everything that the update after N depends on |
 | checkpoints/best.safetensors | the one with the lowest held-out perplexity |
 | metrics.jsonl, curve.png, tensorboard/ | how it went |
@@ -40,7 +40,7 @@ class Snapshot:
     """A moment of training: tensors by name, and numbers that JSON can hold."""
 
     tensors: dict[str, Tensor]
-    """`model.*`, `head.*`, `optimizer.*`, `state.*`, `data.*`."""
+    """`network.*`, `optimizer.*`, `state.*`, `data.*`, `metrics.*`."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The step and all other numbers."""
 

@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _HIDDEN = -1e30
 """A score whose probability is 0, also where an infinity would give NaN in the gradient."""
@@ -51,9 +52,10 @@ def sampled_softmax_loss(
     The products are in top's number type, the softmax in float32.
     """
     n_words = len(bias)
-    true = (top * weight[targets]).sum(dim=1) + bias[targets]  # [N]
+    # Not weight[targets], whose gradient several threads sum in no fixed order.
+    true = (top * F.embedding(targets, weight)).sum(dim=1) + F.embedding(targets, bias.unsqueeze(1)).squeeze(1)  # [N]
     true = true.float() - log_expected(targets, n_words, tries).to(top.device)
-    others = torch.addmm(bias[negatives].to(top), top, weight[negatives].to(top).T).float()  # [N, S]
+    others = torch.addmm(bias[negatives].to(top), top, F.embedding(negatives, weight).to(top).T).float()  # [N, S]
     others = others - log_expected(negatives, n_words, tries).to(top.device)
     others = others.masked_fill(targets.unsqueeze(1) == negatives, _HIDDEN)
     return torch.logsumexp(torch.cat([true.unsqueeze(1), others], dim=1), dim=1) - true

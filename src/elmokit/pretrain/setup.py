@@ -16,14 +16,16 @@ from elmokit.formats.word_vectors import align
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.showing import preparing
-from elmokit.pretrain.corpus.vocabulary import build_vocabulary
+from elmokit.pretrain.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.initial import start_from_frequencies
 from elmokit.pretrain.loop import Data
 from elmokit.pretrain.recipe import Recipe, parse_filters
 from elmokit.pretrain.request import TrainRequest, vocab_of
 from elmokit.pretrain.run_files import RunFolder
 from elmokit.pretrain.start import Start, new_start, start_from
 from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.updates import choose_precision, choose_sampled
 from elmokit.pretrain.windows import Sentences
 
 Say = Callable[[str], None]
@@ -81,14 +83,29 @@ def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> S
     vocab = None if request.vocab is None else vocab_of(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
-        if vocab is None and (model.vocab is None or not set(model.vocab.specials) <= set(model.vocab)):
+        usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
+        # The words of a model that neither reads words nor predicts them bind nobody.
+        if vocab is None and not (usable and (model.head or model.config.words)):
             vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
-        return start_from(model, recipe, vocab)
+        return _with_frequencies(start_from(model, recipe, vocab), recipe, corpus)
     if vocab is None:
         vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
+        if len(vocab) == len(vocab.specials):
+            raise ElmoError(
+                f"no word of the corpus occurs {recipe.min_count} times, so there is nothing to predict: give more "
+                "text or --min-count 1"
+            )
     start = new_start(recipe, vocab)
     if request.word_vectors is not None:
         _give_word_vectors(request.word_vectors, recipe, start, corpus)
+    return _with_frequencies(start, recipe, corpus)
+
+
+def _with_frequencies(start: Start, recipe: Recipe, corpus: PreparedCorpus) -> Start:
+    if start.new_softmax and recipe.unigram_bias:
+        start_from_frequencies(start.network.head, start.vocab, corpus)
+    covered = f"{coverage(corpus, start.vocab):.2%} of the tokens"
+    start.told = (*start.told, f"vocabulary: {len(start.vocab):,} words, which cover {covered}")
     return start
 
 
@@ -104,9 +121,10 @@ def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepare
         counts=[counts.get(word, 0) for word in start.vocab],
         size_option="--word-size",
     )
-    rows = torch.from_numpy(found.found)
+    rows, vectors = torch.from_numpy(found.found), torch.from_numpy(found.matrix)
     with torch.no_grad():
-        words.weight[1:][rows] = torch.from_numpy(found.matrix)[rows]
+        words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the others: as large as these
+        words.weight[1:][rows] = vectors[rows]
     if not recipe.train_word_vectors:
         still = torch.cat([torch.zeros(1, dtype=torch.bool), rows]).unsqueeze(1)
 
@@ -117,14 +135,18 @@ def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepare
     start.told = (*start.told, found.report())
 
 
-def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device) -> int:
+def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, processes: int) -> int:
     """Rows of a batch: few for a small text, so that it gets enough updates, many where a GPU can use them."""
+    parts = processes * recipe.accumulate
     rows = (corpus.n_tokens + corpus.n_sentences) // (recipe.window * _UPDATES_AN_EPOCH)
-    return min(_MOST_ROWS[device.type == "cuda"], max(_LEAST_ROWS, rows // 8 * 8))
+    return min(_MOST_ROWS[device.type == "cuda"], max(1, max(_LEAST_ROWS, rows // 8 * 8) // parts))
 
 
-def as_started(recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device) -> Recipe:
-    """The recipe with the shape that the network really has, and the rows that were chosen."""
+def as_started(
+    recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device, processes: int = 1
+) -> Recipe:
+    """The recipe with the shape that the network really has, and what was chosen for this machine and this text."""
+    precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, len(start.vocab), device)
     config = start.config
     lstm, characters, words = config.lstm, config.characters, config.words
     shape: dict[str, Any] = {
@@ -135,7 +157,9 @@ def as_started(recipe: Recipe, start: Start, corpus: PreparedCorpus, device: tor
         "cell_clip": lstm.cell_clip or 0.0,
         "projection_clip": lstm.projection_clip or 0.0,
         "skip_connections": lstm.skip_connections,
-        "batch_size": recipe.batch_size or batch_size_for(recipe, corpus, device),
+        "batch_size": recipe.batch_size or batch_size_for(recipe, corpus, device, processes),
+        "precision": str(precision).removeprefix("torch."),
+        "loss": "sampled" if sampled else "full",
     }
     # What a user wrote in another way stays as it was written: it may be given again when the run is resumed.
     if words and words.embedding_size != (recipe.word_size or lstm.output_size):
@@ -175,4 +199,4 @@ def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: Prepa
 def held_out_every(n_sentences: int, fraction: float) -> int:
     """One in how many sentences is held out; 0 for none, since a text must have some to spare."""
     count = min(_MOST_HELD_OUT, int(n_sentences * fraction))
-    return max(2, n_sentences // count) if count else 0
+    return max(2, -(-n_sentences // count)) if count else 0

@@ -13,6 +13,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
+from elmokit.pretrain.initial import initialise
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.recipe import Recipe
 from elmokit.text.chars import SymbolTable
@@ -29,6 +30,8 @@ class Start:
     symbols: SymbolTable | None = None
     slots: dict[str, Tensor] | None = None
     """Adagrad's sums that a TensorFlow checkpoint brought, by the network's names."""
+    new_softmax: bool = True
+    """Whether the softmax knows nothing yet."""
     told: tuple[str, ...] = ()
     """What a person should know of it."""
 
@@ -49,9 +52,7 @@ def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
     config = recipe.config(len(vocab))
     torch.manual_seed(recipe.seed)
     bilm, head = BiLM(config), LmHead(len(vocab), config.lstm.output_size)
-    if bilm.token_encoder.words is not None:
-        with torch.no_grad():  # as large as the outputs of the layers above it
-            bilm.token_encoder.words.weight[1:] *= config.lstm.output_size**-0.5
+    initialise(bilm)
     return Start(config, LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=recipe.tie_softmax), vocab)
 
 
@@ -67,8 +68,9 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
         if model.symbols is not None or old.specials != vocab.specials:
             raise ElmoError(f"{model.where} has words and characters of its own: train it with its own vocabulary")
         config = replace(config, words=replace(config.words, n_words=len(vocab)))
-        fresh = BiLM(config).state_dict()["token_encoder.words.weight"]
-        fresh *= config.lstm.output_size**-0.5
+        drawn = BiLM(config)
+        initialise(drawn)
+        fresh = drawn.state_dict()["token_encoder.words.weight"]
         table, kept = _by_word(weights["token_encoder.words.weight"][1:], old, vocab, fresh[1:])
         sums.pop("token_encoder.words.weight", None)  # in the order of the old words
         weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(table[:1]), table])
@@ -95,7 +97,7 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
             f"{config.words.embedding_size}: leave it out"
         )
     network = LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=tied)
-    return Start(config, network, vocab, model.symbols, slots or None, tuple(told))
+    return Start(config, network, vocab, model.symbols, slots or None, not model.head, tuple(told))
 
 
 def _by_word(rows: Tensor, old: Vocabulary, new: Vocabulary, fresh: Tensor) -> tuple[Tensor, int]:

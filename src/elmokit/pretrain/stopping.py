@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
@@ -20,6 +20,10 @@ class Stopping:
         self.processes = processes
         self.signal = 0
         self._asked = 0  # the signal that this process was sent
+
+    def ask(self) -> None:
+        """Stop as a polite kill would."""
+        self._asked = self._asked or signal.SIGTERM
 
     def agreed(self, late: bool) -> bool:
         """Whether all processes save now, as the first one's clock says; a signal to any of them stops all of them."""
@@ -39,7 +43,8 @@ class Stopping:
                 raise KeyboardInterrupt
             self._asked = number
             if self.processes.first:
-                print("\nstopping after this update; once more stops at once", file=sys.stderr, flush=True)
+                with suppress(OSError):  # not print, which a signal may have interrupted
+                    os.write(2, b"\nstopping after this update; once more stops at once\n")
 
         try:
             before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

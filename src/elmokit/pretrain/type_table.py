@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Windows
+from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Sentences, Windows
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary
 
@@ -40,11 +40,6 @@ class Batch:
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
         characters, words = (None if part is None else change(part) for part in (self.characters, self.words))
         return Batch(characters, words, change(self.inputs), change(self.targets), change(self.keep))
-
-    @property
-    def n_predictions(self) -> int:
-        """Predictions of one direction."""
-        return self.keep.numel()
 
 
 class TypeTable:
@@ -75,10 +70,21 @@ class TypeTable:
             torch.from_numpy(windows.keep),
         )
 
-    def unknown_rate(self) -> float:
-        """The share of the corpus's tokens that its vocabulary does not have."""
+    def unknown_rate(self, sentences: Sentences | None = None) -> float:
+        """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""
+        if sentences is not None and sentences.chosen is not None:
+            return self._unknown_rate_of(sentences)
         unknown = self.vocab_index == self._unknown
         return float(self.corpus.counts[unknown].sum() / max(1, self.corpus.counts.sum()))
+
+    def _unknown_rate_of(self, sentences: Sentences) -> float:
+        begins, lengths = sentences.spans(Sentences(sentences.corpus, sentences.chosen).at(np.arange(len(sentences))))
+        tokens = np.asarray(self.corpus.tokens)
+        unknown = sum(
+            int((self.vocab_index[tokens[begin : begin + length]] == self._unknown).sum())
+            for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+        )
+        return unknown / max(1, int(lengths.sum()))
 
     def _distinct(self, inputs: Ints) -> tuple[Ints, Ints]:
         """Inputs of any shape → their distinct types [U] and, in the inputs' shape, which of them each is.

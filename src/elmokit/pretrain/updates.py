@@ -160,7 +160,7 @@ class Updates:
             "state.c": c,
             "metrics.losses": self.processes.total(self._losses.cpu()),
         }
-        return Snapshot(tensors, {"counted": self._counted})
+        return Snapshot(tensors, {"counted": self._counted, "left_out_in_a_row": int(self._in_a_row)})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot; the rows may be dealt to another number of processes than wrote it."""
@@ -170,6 +170,7 @@ class Updates:
         if self.processes.first:  # the others add nothing to the first one's sums
             self._losses = snapshot.tensors["metrics.losses"].to(self.device)
         self._counted = snapshot.facts["counted"]
+        self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
     def _dealt(self, saved: Mapping[str, Tensor]) -> list[State]:
         size, count = self.recipe.batch_size, self.processes.count
@@ -185,7 +186,8 @@ class Updates:
 def choose_precision(recipe: Recipe, device: torch.device) -> torch.dtype:
     """The numbers to compute in; weights and optimiser are float32 in any case."""
     if recipe.precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if able else torch.float32
     return torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
 
 

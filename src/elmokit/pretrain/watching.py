@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
+from elmokit.errors import ElmoError
 from elmokit.pretrain.loop import Progressed
 from elmokit.pretrain.metrics import MetricsLog
 from elmokit.pretrain.progress import Progress, perplexity
@@ -24,6 +25,9 @@ class Unwatched:
 
     def note(self, step: int, text: str) -> None:
         """Something a person should know."""
+
+    failed: ElmoError | None = None
+    unwritten: ClassVar[list[dict[str, Any]]] = []
 
 
 class RunWatcher:
@@ -45,6 +49,8 @@ class RunWatcher:
             self._stack.close()
             raise
         self._last = (since.seconds, since.predictions)
+        self.failed: ElmoError | None = None
+        self.unwritten: list[dict[str, Any]] = []
 
     def measured(self, values: Mapping[str, Any], *, done: float) -> None:
         """Numbers of the updates since the last call."""
@@ -52,12 +58,12 @@ class RunWatcher:
         speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
         self._last = (seconds, tokens)
         line = {**values, "tokens_per_second": round(speed, 1)}
-        self._write(line)
+        self.record(line)
         self._progress.update(values["step"], done, seconds, tokens, line)
 
     def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
         """A held-out perplexity."""
-        self._write(values)
+        self.record(values)
         self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
         directions = [values[f"heldout_{way}"] for way in ("forward", "backward")]
         apart = ", ".join(
@@ -72,13 +78,22 @@ class RunWatcher:
 
     def note(self, step: int, text: str) -> None:
         """Something a person should know."""
-        self._write({"step": step, "event": text})
+        self.record({"step": step, "event": text})
         self._progress.note(f"step {step:,}: {text}")
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._log.write(line)
-        if self._board is not None:
-            self._board.write(line)
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Write a line to metrics.jsonl and TensorBoard."""
+        # The loop saves its state before it ends with the error.
+        try:
+            self._log.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
+            self.unwritten.append(dict(line))
+        try:
+            if self._board is not None:
+                self._board.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
 
     def __enter__(self) -> RunWatcher:
         return self

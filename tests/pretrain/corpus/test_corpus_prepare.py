@@ -222,7 +222,7 @@ def test_what_is_no_prepared_corpus(tmp_path, source):
 @pytest.mark.parametrize("text", ["", "\n \n", "\ufeff"])
 def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, cache, text):
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(ElmoError, match=r"text\.txt has no sentence to train on"):
+    with pytest.raises(ElmoError, match=r"text\.txt has no sentence to read"):
         prepare([str(tmp_path / "text.txt")])
     assert list(cache.iterdir()) == []
 

@@ -161,9 +161,7 @@ def _refuse_foreign(folder: Path) -> None:
 def _refuse_empty(sources: Sequence[str], tally: Tally) -> None:
     if not tally.sentences:
         skipped = "; ".join(tally.report().lines()[2:])
-        raise ElmoError(
-            f"the corpus {listed(sources)} has no sentence to train on" + (f" ({skipped})" if skipped else "")
-        )
+        raise ElmoError(f"the corpus {listed(sources)} has no sentence to read" + (f" ({skipped})" if skipped else ""))
 
 
 def _refuse_changed(inputs: Sequence[Input]) -> None:

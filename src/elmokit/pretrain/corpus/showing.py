@@ -12,7 +12,7 @@ from tqdm import tqdm
 from elmokit.output.strings import counted
 from elmokit.pretrain.corpus.prepare import Progress
 
-_LOG_SECONDS = 10.0
+_LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 
 
 @contextmanager
@@ -22,9 +22,8 @@ def preparing(name: str, *, quiet: bool = False) -> Iterator[Callable[[Progress]
         yield lambda progress: None
         return
     if sys.stderr.isatty():
-        with tqdm(
-            unit="B", unit_scale=True, desc=f"preparing the {name}", delay=1, leave=False, file=sys.stderr
-        ) as bar:
+        shown = f"preparing the {name}"
+        with tqdm(unit="B", unit_scale=True, desc=shown, delay=_BAR_AFTER_SECONDS, file=sys.stderr) as bar:
 
             def show(progress: Progress) -> None:
                 bar.total = progress.total

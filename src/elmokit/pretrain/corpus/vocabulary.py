@@ -11,7 +11,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.atomic import write_text
 from elmokit.pretrain.corpus.building import SPECIALS
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.text.vocab import SKIPPED_LINE, Vocabulary
+from elmokit.text.vocab import SKIPPED_LINE, UNKNOWN, Vocabulary
 
 
 def build_vocabulary(corpus: PreparedCorpus, *, max_size: int | None = None, min_count: int = 1) -> Vocabulary:
@@ -41,7 +41,7 @@ def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
 def coverage(corpus: PreparedCorpus, vocabulary: Vocabulary) -> float:
     """The share of the corpus's tokens that the vocabulary has a word for; `<UNK>` in the text is not one."""
     inside = np.fromiter((text in vocabulary for text in corpus.type_texts()), np.bool_, corpus.n_types)
-    inside[SPECIALS.index(vocabulary.specials[2])] = False
+    inside[SPECIALS.index(UNKNOWN)] = False
     return float(corpus.counts[inside].sum() / max(1, corpus.n_tokens))
 
 
