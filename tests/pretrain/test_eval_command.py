@@ -139,3 +139,27 @@ def test_a_table_that_cannot_be_written(refused, corpus, model_folder, tmp_path)
     table = tmp_path / "gone" / "table.tsv"
     ended = refused("eval", model_folder, corpus, "--sentences", table, after="kept")
     assert str(table) in ended
+
+
+def test_text_is_read_as_in_training(elmo, tmp_path) -> None:
+    raw = tmp_path / "raw.txt"
+    raw.write_text("The bank, it seems, raised rates. A river bank.\n" * 60, encoding="utf-8")
+    run = tmp_path / "run"
+    assert (
+        elmo("train", raw, *TINY, "--segment", "english", "--split", "line", "--steps", "2", "--output", run).status
+        == 0
+    )
+    default, named = elmo("eval", run, raw), elmo("eval", run, raw, "--segment", "english", "--split", "line")
+    assert default.out == named.out
+    assert "--segment english --split line" in default.out
+    assert elmo("eval", run, raw, "--segment", "none").out != default.out
+
+
+def test_a_file_that_is_read_is_never_the_table(elmo, refused, text, tmp_path) -> None:
+    run = tmp_path / "run"
+    elmo("train", text, *TINY, "--steps", "2", "--output", run)
+    before = text.read_bytes()
+    assert "would be written over" in refused("eval", run, text, "--sentences", text)
+    assert "would be written over" in refused("eval", run, text, "--sentences", run / "vocab.txt")
+    assert "a folder that exists" in refused("eval", run, text, "--sentences", tmp_path / "none" / "t.tsv")
+    assert text.read_bytes() == before
