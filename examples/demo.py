@@ -42,6 +42,7 @@ RECIPE = {
     "dropout": 0.2,
     "heldout_fraction": 0.03,
     "epochs": 16,
+    "seed": 2,
 }
 
 
