@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elmokit.errors import ElmoError
@@ -33,6 +35,14 @@ class VocabRequest:
 def run_vocab(request: VocabRequest) -> None:
     """Prepare the corpus, or find it prepared, and write the vocabulary; what was done is told on stderr."""
     _check_output(request)
+    with ExitStack() as stack:
+        if "-" in request.corpus and request.cache is None:  # nothing by which to find it again
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-vocab-"))
+            request = replace(request, cache=Path(temporary) / "corpus")
+        _count(request)
+
+
+def _count(request: VocabRequest) -> None:
     with preparing("corpus") as on_progress:
         corpus = prepare(
             request.corpus,

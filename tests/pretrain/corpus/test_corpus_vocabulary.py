@@ -1,5 +1,6 @@
 """The vocabulary of a corpus: order, limits, and the file both ways; and the command that writes it."""
 
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -125,3 +126,9 @@ def test_mistakes_show_before_anything_is_read(tmp_path, monkeypatch, changes, s
     with pytest.raises(ElmoError, match=said):
         run_vocab(VocabRequest(**{"corpus": ["text.txt"], "output": Path("vocab.txt"), **changes}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+
+
+def test_standard_input_needs_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"b a\nb\n")))
+    run_vocab(VocabRequest(corpus=["-"], output=tmp_path / "v"))
+    assert (tmp_path / "v").read_text().split() == ["<S>", "</S>", "<UNK>", "b", "a"]
