@@ -93,6 +93,11 @@ class CharacterConfig:
             raise ElmoError(f"padding_character must be below n_characters, got {self.padding_character}")
 
     @property
+    def widest_filter(self) -> int:
+        """Characters that the widest convolution looks at."""
+        return max(width for width, _ in self.filters)
+
+    @property
     def n_filters(self) -> int:
         """F, the filters of all widths together."""
         return sum(count for _, count in self.filters)

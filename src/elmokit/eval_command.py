@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from elmokit.model.lm_head import LmHead
 from elmokit.placement import choose_device
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.evaluate import evaluate, sentence_losses
+from elmokit.pretrain.evaluate import evaluate, perplexity_of, sentence_losses
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences
@@ -120,7 +119,7 @@ def _types(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
         corpus,
         model.vocab,
         model.indexer(),
-        widest_filter=max(width for width, _ in characters.filters) if characters else 0,
+        widest_filter=characters.widest_filter if characters else 0,
         directions=model.config.n_directions,
     )
 
@@ -142,11 +141,6 @@ def _write_table(path: Path, network: LanguageModelNetwork, types: TypeTable, co
             text = " ".join(corpus.type_text(int(index)) for index in corpus.tokens[begin:end])
             begin = end
             losses = [row.forward] if row.backward is None else [row.forward, row.backward]
-            shown = [f"{_perplexity(loss, row.tokens):.2f}" for loss in losses]
-            mean = f"{_perplexity(sum(losses) / len(losses), row.tokens):.2f}"
+            shown = [f"{perplexity_of(loss / (row.tokens + 1)):.2f}" for loss in losses]
+            mean = f"{perplexity_of(sum(losses) / len(losses) / (row.tokens + 1)):.2f}"
             table.writerow([row.index + 1, row.tokens, shown[0], shown[1] if len(shown) > 1 else "", mean, text])
-
-
-def _perplexity(loss: float, tokens: int) -> float:
-    mean = loss / (tokens + 1)
-    return math.exp(mean) if mean < 700 else math.inf

@@ -62,11 +62,7 @@ class CharCnn(nn.Module):
             (ids.numpy() != self.config.padding_character).any(axis=0).nonzero()[0]
         )  # torch's any takes 10 times as long
         longest = int(used[-1]) + 1 if len(used) else 0
-        return ids[:, : min(self.config.max_characters, longest + self._widest)]
-
-    @property
-    def _widest(self) -> int:
-        return max(width for width, _ in self.config.filters)
+        return ids[:, : min(self.config.max_characters, longest + self.config.widest_filter)]
 
     def _filters(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F]: each filter's largest product over all positions."""

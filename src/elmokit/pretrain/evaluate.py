@@ -63,9 +63,9 @@ def evaluate(
         sums[-1] += int((places != NO_TARGET).sum())
     sums = processes.total(sums)
     means = (sums[:-1] / sums[-1]).tolist()
-    perplexities = [_perplexity(mean) for mean in means]
+    perplexities = [perplexity_of(mean) for mean in means]
     return HeldOut(
-        _perplexity(sum(means) / len(means)),
+        perplexity_of(sum(means) / len(means)),
         perplexities[0],
         perplexities[1] if len(means) > 1 else None,
         int(sums[-1]),
@@ -132,5 +132,6 @@ def _losses(
         network.train(training)
 
 
-def _perplexity(loss: float) -> float:
+def perplexity_of(loss: float) -> float:
+    """exp of a mean loss, infinite where that is too large for a number."""
     return math.exp(loss) if loss < 700 else math.inf

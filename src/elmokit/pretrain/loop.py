@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.evaluate import HeldOut, evaluate
+from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.prefetch import prefetched
@@ -256,8 +256,8 @@ class Training:
         values = {
             **self._where(),
             "loss": loss,
-            "perplexity": _exp(loss),
-            **{name: _exp(mean) for name, mean in zip(names, means, strict=False)},
+            "perplexity": perplexity_of(loss),
+            **{name: perplexity_of(mean) for name, mean in zip(names, means, strict=False)},
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
         }
@@ -343,7 +343,3 @@ class Training:
 def held_out_state(recipe: Recipe) -> Literal["zero", "carry"]:
     """How held-out text is read: from zero, as models are used, unless the model never was in training."""
     return "zero" if recipe.reset else "carry"
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf

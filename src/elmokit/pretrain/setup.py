@@ -180,7 +180,7 @@ def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: Prepa
     """What is read and what is held out: files of their own, or one in so many sentences of the corpus."""
     indexer = start.checkpoint("the new model").indexer()
     characters = start.config.characters
-    widest = max(width for width, _ in characters.filters) if characters else 0
+    widest = characters.widest_filter if characters else 0
 
     def table(of: PreparedCorpus) -> TypeTable:
         return TypeTable(of, start.vocab, indexer, widest_filter=widest, directions=start.config.n_directions)
