@@ -122,7 +122,9 @@ def elmo(
 @app.command()
 def embed(
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences, one an argument.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="A model of any format (see elmo info).")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="A model of any format (see elmo info).")
+    ] = None,
     options: Options = None,
     vocab: Vocab = None,
     input: Annotated[
@@ -148,7 +150,8 @@ def embed(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
     batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")] = 2048,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one].")
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one]."),
     ] = None,
     dtype: Annotated[
         Literal["float32", "float64", "float16", "bfloat16"], typer.Option(help="Numbers to compute in.")
@@ -253,7 +256,7 @@ def train(
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes that prepare it [all]. ")] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … [a GPU if there is one].")
+        str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 … [a GPU if there is one].")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write DIR/tensorboard.")] = False,
     **changes: object,
@@ -304,7 +307,8 @@ def evaluate(
         str | None, typer.Option(metavar="FILE.tsv", help="Also write a table with a line for each sentence.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one].")
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one]."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes that read the text [default: all].")

@@ -8,6 +8,9 @@ import pytest
 
 from elmokit import train_command
 from elmokit.cli import main
+from elmokit.model.bilm import State
+from elmokit.pretrain.loop import Training
+from elmokit.pretrain.network import LanguageModelNetwork
 from training_runs import Command, Ended, write_text
 
 
@@ -48,3 +51,29 @@ def refused(elmo: Command):
         return sentence
 
     return run
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Make the loss and the states of some updates NaN, in the last of their micro-batches alone."""
+
+    def into(steps) -> None:
+        update, forward, current = Training._update, LanguageModelNetwork.forward, []
+
+        def update_with(training: Training, batches, rate: float) -> None:
+            current[:] = [training.progressed.step + 1, len(batches)]
+            update(training, batches, rate)
+
+        def forward_with(network: LanguageModelNetwork, *arguments):
+            loss, each, after = forward(network, *arguments)
+            if network.training:
+                current[1] -= 1
+                if current[0] in steps and current[1] == 0:
+                    nan = float("nan")
+                    return loss * nan, each * nan, State(after.h * nan, after.c * nan)
+            return loss, each, after
+
+        monkeypatch.setattr(Training, "_update", update_with)
+        monkeypatch.setattr(LanguageModelNetwork, "forward", forward_with)
+
+    return into

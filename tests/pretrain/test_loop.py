@@ -9,40 +9,11 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.model.bilm import State
 from elmokit.pretrain import loop
-from elmokit.pretrain.loop import Training
-from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.run_files import RunFolder, read_snapshot
 from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
 
 HELD_OUT = ("--heldout-fraction", "0.02")
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    """Make the loss and the states of some updates NaN, in the last of their micro-batches alone."""
-
-    def into(steps) -> None:
-        update, forward, current = Training._update, LanguageModelNetwork.forward, []
-
-        def update_with(training: Training, batches, rate: float) -> None:
-            current[:] = [training.progressed.step + 1, len(batches)]
-            update(training, batches, rate)
-
-        def forward_with(network: LanguageModelNetwork, *arguments):
-            loss, each, after = forward(network, *arguments)
-            if network.training:
-                current[1] -= 1
-                if current[0] in steps and current[1] == 0:
-                    nan = float("nan")
-                    return loss * nan, each * nan, State(after.h * nan, after.c * nan)
-            return loss, each, after
-
-        monkeypatch.setattr(Training, "_update", update_with)
-        monkeypatch.setattr(LanguageModelNetwork, "forward", forward_with)
-
-    return into
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])

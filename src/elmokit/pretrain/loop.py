@@ -217,7 +217,7 @@ class Training:
             position=self.position,
         )
         cuda = self.device.type == "cuda"
-        if cuda:  # this thread has a current device of its own
+        if cuda and self.device.index is not None:  # this thread has a current device of its own
             torch.cuda.set_device(self.device)
         while plan := reader.read():
             parts = [self.processes.rank + number * self.processes.count for number in range(recipe.accumulate)]
