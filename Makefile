@@ -24,8 +24,8 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elmokit needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,zstd]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,tasks,zstd]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) examples/tiny-model
+	rm -rf $(VENV)

@@ -1,24 +1,16 @@
-"""Words in context to vectors: the word "bank" in six sentences, and the sentences of a text where it is nearest.
-
-Until elmokit brings a model of its own, the demo trains a tiny one first on examples/corpus.txt, once.
-"""
+"""Words in context to vectors: the word "bank" in six sentences, told apart by the bundled model."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from elmokit import Elmo
 from elmokit.elmo import Layer
-from elmokit.train_command import TrainRequest, run_train
 
 HERE = Path(__file__).parent
-MODEL = HERE / "tiny-model"
-# None of these stands in the text that the model was trained on.
 MONEY = [
     "My sister signed the last form and left the bank with a loan of ten thousand dollars .",
     "The accountant told a clerk at the bank that the cheque was missing .",
@@ -31,72 +23,50 @@ RIVER = [
 ]
 SENTENCES = MONEY + RIVER
 WORD = "bank"
-# As `elmo train examples/corpus.txt --output examples/tiny-model --cell-size 96 …`
-RECIPE = {
-    "cell_size": 96,
-    "output_size": 48,
-    "filters": "1:16,2:16,3:32,4:32",
-    "batch_size": 24,
-    "window": 16,
-    "learning_rate": 0.006,
-    "dropout": 0.2,
-    "heldout_fraction": 0.03,
-    "epochs": 16,
-    "seed": 2,
-}
 
 
 def main() -> None:
-    show(model())
-    print(f"\nTry it: .venv/bin/elmo embed 'A sentence of yours' --model {MODEL.relative_to(HERE.parent)}")
+    elmo = Elmo.load(device="cpu")
+    print(f"Words in context to vectors, {elmo.config.vector_size} numbers a word:")
+    for number, (sentence, array) in enumerate(zip(SENTENCES, elmo.encode(SENTENCES), strict=True), start=1):
+        print(f"  {number}  {array.shape!s:>9}  {sentence}")
+    show_similarities(elmo)
+    show_nearest(elmo)
+    print("\nTry it: .venv/bin/elmo embed 'A sentence of yours.'")
 
 
-def model() -> Elmo:
-    """The demo's model, trained the first time; where that was interrupted, it goes on."""
-    if not (MODEL / "config.json").exists():
-        print("Training a tiny biLM once, on examples/corpus.txt:")
-        torch.set_num_threads(1)  # products this small gain nothing from a second core and lose much where it is busy
-        request = TrainRequest(
-            [str(HERE / "corpus.txt")],
-            MODEL,
-            cache=MODEL / "prepared",
-            device="cpu",
-            resume=True,
-            command="make demo",
-            changes=RECIPE,
-        )
-        if status := run_train(request):
-            sys.exit(status)
-    return Elmo.load(MODEL)
-
-
-def show(elmo: Elmo) -> None:
-    """Print what the vectors of the word say."""
-    print(f"\nWords in context to vectors, {elmo.config.vector_size} numbers a word:")
-    for sentence, array in zip(SENTENCES, elmo.encode(SENTENCES), strict=True):
-        print(f"  {array.shape!s:>9}  {sentence}")
-    corpus = (HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()
-    contexts = [sentence for sentence in corpus if WORD in sentence.split()]
-    alone = occurrences(elmo, SENTENCES, layer=0)
+def show_similarities(elmo: Elmo) -> None:
+    """Print how alike the word is in each two of the sentences."""
+    alone = occurrences(elmo, SENTENCES, 0)
     print(
-        f'\nBy its spelling (layer 0) "{WORD}" is the same everywhere: every cosine is {(alone @ alone.T).min():.2f}.'
+        f'\nBy its spelling (layer 0) "{WORD}" is the same in all six: every cosine is {(alone @ alone.T).min():.2f}.'
     )
-    print(
-        f'In context it is not. The nearest of {len(contexts)} other sentences with "{WORD}", by the mix of all layers:'
-    )
-    similar = occurrences(elmo, SENTENCES) @ occurrences(elmo, contexts).T
-    for sentence, row in zip(SENTENCES, similar, strict=True):
-        print(f"  {sentence}\n    {row.max():.3f}  {contexts[row.argmax()]}")
-    print("\nAnd what both directions expect in its place:")
-    for sentence in (MONEY[0], RIVER[1]):
-        words = [word for word, _ in elmo.substitutes(sentence, sentence.split().index(WORD), k=6) if word != WORD]
-        print(f"  {sentence.replace(WORD, '____')}   {', '.join(words)}")
+    vectors = occurrences(elmo, SENTENCES, "top")
+    apart = at_length_1(vectors - vectors.mean(axis=0))
+    print("In context (top layer, without what all six share) 1-3 and 4-6 come apart; cosines:")
+    print("     " + "".join(f"{number:>7}" for number in range(1, len(SENTENCES) + 1)))
+    for number, row in enumerate(apart @ apart.T, start=1):
+        print(f"  {number}  " + "".join(f"{value:+7.2f}" for value in row))
 
 
-def occurrences(elmo: Elmo, sentences: list[str], layer: Layer = "mix") -> NDArray[np.float32]:
+def show_nearest(elmo: Elmo) -> None:
+    """Print, for each sentence, the one of a text whose "bank" is nearest."""
+    text = (HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()
+    contexts = [sentence for sentence in text if WORD in sentence.split()][:160]
+    similar = occurrences(elmo, SENTENCES, "top") @ occurrences(elmo, contexts, "top").T
+    print(f'\nThe nearest "{WORD}" among {len(contexts)} other sentences:')
+    for number, row in enumerate(similar, start=1):
+        print(f"  {number}  {row.max():.2f}  {contexts[row.argmax()]}")
+
+
+def occurrences(elmo: Elmo, sentences: list[str], layer: Layer) -> NDArray[np.float32]:
     """The vector of the word in each sentence, at length 1, [N, D]."""
     arrays = elmo.encode(sentences, layer=layer)
-    vectors = np.stack([array[sentence.split().index(WORD)] for array, sentence in zip(arrays, sentences, strict=True)])
+    places = [sentence.split().index(WORD) for sentence in sentences]
+    return at_length_1(np.stack([array[place] for array, place in zip(arrays, places, strict=True)]))
+
+
+def at_length_1(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 

@@ -16,7 +16,7 @@ import pytest
 
 from elmokit import Elmo, __version__
 from elmokit.cli import main
-from elmokit.embed_command import fingerprint, readable
+from elmokit.commands.embed import fingerprint, readable
 from elmokit.output import read_vectors
 from elmokit.text.vocab import Vocabulary
 
@@ -200,7 +200,6 @@ def test_a_reader_that_leaves_ends_it_quietly(model_folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["embed", "x"], "--model is needed"),
         (["embed", "x", "--model", "nowhere"], "nowhere does not exist"),
         (["embed", "x", "--model", "{model}", "--layer", "9"], "layer must be mix, top, all or 0 to 2, got 9"),
         (["embed", "x", "--model", "{model}", "--layer", "best"], "--layer must be mix, top, all or a number"),

@@ -1,6 +1,7 @@
 """README and docs as a user meets them: every command and every example is run."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elmokit import Elmo
+from elmokit.cli import main
 from model_files import make_manylangs, write_manylangs
 from tiny_models import tiny_checkpoint
 
@@ -26,9 +28,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def user_folder(tmp_path, monkeypatch) -> Path:
-    """What the pages assume: models of several kinds, a text, and the folder that `make demo` leaves."""
+    """What the pages assume: models of several kinds, texts, examples of tasks."""
     elmo = Elmo(tiny_checkpoint(head=True))
-    elmo.save(tmp_path / "examples" / "tiny-model")
+    elmo.save(tmp_path / "some-model")
     elmo.save(tmp_path, format="bilm")
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         archive.write(tmp_path / "weights.hdf5", "model.hdf5")
@@ -39,9 +41,21 @@ def user_folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "corpus" / "text.txt").write_text("The bank raised rates. A river bank.\n" * 150, encoding="utf-8")
     (tmp_path / "chinese.txt").write_text("银行提高了利率。河岸上有一只鸟。\n" * 150, encoding="utf-8")
     (tmp_path / "held-out.txt").write_text("A river bank .\n", encoding="utf-8")
+    write_task_files(tmp_path)
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def write_task_files(folder: Path) -> None:
+    """A file of examples for each kind of task."""
+    reviews = "positive\tA warm and funny film .\nnegative\tThe plot is dull .\n" * 10
+    (folder / "reviews.tsv").write_text(f"label\ttext\n{reviews}", encoding="utf-8")
+    names = "Ada B-PER\nLovelace I-PER\nlived O\nin O\nLondon B-LOC\n\n" * 20
+    (folder / "names.conll").write_text(names, encoding="utf-8")
+    (folder / "more-names.conll").write_text(names, encoding="utf-8")
+    pairs = "A man sleeps .\tA man is awake .\tcontradiction\nA man sleeps .\tA man rests .\tentailment\n" * 10
+    (folder / "pairs.tsv").write_text(f"premise\thypothesis\tlabel\n{pairs}", encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -63,6 +77,13 @@ def run(command: str) -> None:
         return
     if command.startswith("elmo train "):
         command = shortened(command)
+    if command.startswith("elmo task train "):
+        command += " --model some-model --hidden 8 --epochs 1"
+    if command.startswith("elmo task "):  # in this process, which has imported what they need
+        with pytest.raises(SystemExit) as stop:
+            main(shlex.split(command)[1:])
+        assert not stop.value.code, command
+        return
     assert command.startswith("elmo "), f"the test does not know the command: {command}"
     # `elmo` of this environment, whether or not it is on the path.
     shell = f'elmo() {{ {sys.executable} -m elmokit "$@"; }}; {command}'

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from elmokit.encode import BATCH_TOKENS, encode_stream
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_write import write_bilm
+from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
@@ -114,7 +115,7 @@ class Elmo(nn.Module):
     @classmethod
     def load(
         cls,
-        path: str | Path | None = None,
+        path: str | Path = DEFAULT,
         *,
         options: str | Path | None = None,
         vocab: str | Path | None = None,
@@ -128,13 +129,12 @@ class Elmo(nn.Module):
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
     ) -> Self:
-        """Load a model of any format in docs/formats.md, detected from its files.
+        """Load a model of any format in docs/formats.md, detected from its files, or a bundled one by its name.
 
-        `options`, `vocab` and `token_embeddings` name files that do not lie beside the weights. Without `device`, a
-        GPU is used where there is one. The other arguments are the constructor's.
+        Without a path it is the bundled English one. `options`, `vocab` and `token_embeddings` name files that do not
+        lie beside the weights. Without `device`, a GPU is used where there is one. The other arguments are the
+        constructor's.
         """
-        if path is None:
-            raise ElmoError("this version of elmokit brings no model of its own: give the path of one")
         chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
         checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings)
         elmo = cls(

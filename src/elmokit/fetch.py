@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import string
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -14,6 +13,7 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
+from elmokit.cache import cache_folder
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import replacing
 
@@ -49,10 +49,9 @@ def local_path(path_or_url: str | Path) -> Path:
 
 def cached_as(url: str) -> Path:
     """Where the file of an address is kept: the base name after a short hash of the whole address."""
-    folder = os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit"
     base = unquote(url.partition("?")[0].partition("#")[0]).rpartition("/")[2]
     kept = "".join(letter if letter in _PLAIN else "_" for letter in base)[-100:]
-    return Path(folder).expanduser() / f"{hashlib.sha256(url.encode('utf-8', 'replace')).hexdigest()[:12]}-{kept}"
+    return cache_folder() / f"{hashlib.sha256(url.encode('utf-8', 'replace')).hexdigest()[:12]}-{kept}"
 
 
 def _download(url: str) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from elmokit import Elmo
-from elmokit.convert import convert_model
+from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
 from model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
 

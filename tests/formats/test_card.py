@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from elmokit.convert import convert_model
+from elmokit.commands.convert import convert_model
 from elmokit.formats import card
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in, training_section
 from elmokit.formats.load import read_checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elmokit import train_command
 from elmokit.cli import main
+from elmokit.commands import train
 from elmokit.model.bilm import State
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> Path:
 def elmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run the command line in this process, with a corpus cache of its own and without curves, which take long."""
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(train_command, "draw_curve", lambda *_: None)
+    monkeypatch.setattr(train, "draw_curve", lambda *_: None)
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()

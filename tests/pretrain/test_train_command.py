@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from elmokit import Elmo, train_command
+from elmokit import Elmo
+from elmokit.commands import train
 from elmokit.formats.load import read_checkpoint
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.run_files import RunFolder
@@ -25,7 +26,7 @@ FROZEN = ("--word-vectors", "v.txt", "--no-train-word-vectors")
 
 def test_the_folder_of_a_run(elmo, text, tmp_path, monkeypatch) -> None:
     run = tmp_path / "run"
-    monkeypatch.setattr(train_command, "draw_curve", draw_curve)
+    monkeypatch.setattr(train, "draw_curve", draw_curve)
     pytest.importorskip("tensorboard")
     pytest.importorskip("matplotlib")
     ended = elmo(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm import read_hdf5, read_tensorflow, read_vocabulary
+from elmokit.formats.bundled import resolved
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.detect import Found, detect
 from elmokit.formats.manylangs import read_manylangs
@@ -22,8 +23,8 @@ def read_checkpoint(
     vocab: str | Path | None = None,
     token_embeddings: str | Path | None = None,
 ) -> Checkpoint:
-    """Read a model of any format; the keyword arguments name files that do not lie beside it."""
-    found = detect(path)
+    """Read a model of any format, or a bundled one by its name; the keyword arguments name files that lie elsewhere."""
+    found = detect(resolved(path))
     if found.kind == "tokens":
         raise ElmoError(
             f"{found.where} holds token embeddings alone: load the model they were made from and give this file "

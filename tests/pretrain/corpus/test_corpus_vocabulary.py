@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmokit.commands.vocab import VocabRequest, run_vocab
 from elmokit.errors import ElmoError
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.text.vocab import Vocabulary
-from elmokit.vocab_command import VocabRequest, run_vocab
 
 SPECIALS = ["<S>", "</S>", "<UNK>"]
 SENTENCES = [["b", "a", "c", "a"], ["c", "d", "<UNK>", "<S>"], ["e", "d", "a"]]

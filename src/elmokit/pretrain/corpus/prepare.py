@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from elmokit.cache import cache_folder
 from elmokit.errors import ElmoError
 from elmokit.pretrain.corpus.building import VERSION, CorpusBuilder
 from elmokit.pretrain.corpus.encoding import chunks_of
@@ -134,7 +135,7 @@ def _fingerprint(inputs: Sequence[Input], settings: dict[str, Any]) -> str | Non
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit").expanduser() / "corpora"
+    return cache_folder() / "corpora"
 
 
 def _whole(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:

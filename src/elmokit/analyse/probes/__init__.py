@@ -1,0 +1,1 @@
+"""What each layer knows: parts of speech, word senses, the same word in two contexts."""

@@ -1,0 +1,118 @@
+"""Commands on models: embed, info, convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from elmokit.cli.shared import Device, Model, ModelOption, Options, Segment, Vocab, app, refuse_empty
+from elmokit.formats.bundled import DEFAULT
+
+
+@app.command()
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences, one an argument.")] = None,
+    model: ModelOption = DEFAULT,
+    options: Options = None,
+    vocab: Vocab = None,
+    input: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A sentence a line, plain or packed; - is stdin.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Where to: .h5, .npz, .parquet or .jsonl.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(metavar="mix|top|all|N", help="Which layer [default: mix; all for bilm and allennlp].")
+    ] = None,
+    pool: Annotated[
+        Literal["none", "mean", "max", "first", "last"], typer.Option(help="One vector a sentence.")
+    ] = "none",
+    format: Annotated[
+        Literal["elmokit", "bilm", "allennlp"], typer.Option(help="Layout of an HDF5 output.")
+    ] = "elmokit",
+    segment: Annotated[
+        Segment | None,
+        typer.Option(
+            help="How lines become tokens; none splits on white space [as in training, where that is known].",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
+    batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")] = 2048,
+    device: Device = None,
+    dtype: Annotated[
+        Literal["float32", "float64", "float16", "bfloat16"], typer.Option(help="Numbers to compute in.")
+    ] = "float32",
+) -> None:
+    """Turn sentences into vectors: shown line by line, or written to a file."""
+    from elmokit.commands.embed import EmbedRequest, run_embed
+
+    refuse_empty(model=model, options=options, vocab=vocab, input=input, output=output)
+    if layer is None:
+        layer = "all" if output is not None and format != "elmokit" else "mix"
+    run_embed(
+        EmbedRequest(
+            texts=texts or [],
+            model=model,
+            options=options,
+            vocab=vocab,
+            input=input,
+            output=output,
+            layer=layer,
+            pool=pool,
+            format=format,
+            segment=segment,
+            resume=resume,
+            batch_tokens=batch_tokens,
+            device=device,
+            dtype=dtype,
+        )
+    )
+
+
+@app.command()
+def models() -> None:
+    """List the models that come with the package; their names go wherever a MODEL is asked for."""
+    from elmokit.formats.bundled import bundled_models
+    from elmokit.formats.load import read_checkpoint
+
+    for name in bundled_models():
+        config = read_checkpoint(name).config
+        print(f"{name}  {config.n_outputs} layers x {config.vector_size} numbers a word (elmo info {name} says more)")
+
+
+@app.command()
+def info(
+    model: Model,
+    options: Options = None,
+    vocab: Vocab = None,
+) -> None:
+    """Say what a model is: its format, its sizes, what it brings."""
+    from elmokit.formats.card import describe
+    from elmokit.formats.load import read_checkpoint
+
+    refuse_empty(MODEL=model, options=options, vocab=vocab)
+    checkpoint = read_checkpoint(model, options=options, vocab=vocab)
+    rows = [("file", checkpoint.where), *describe(checkpoint)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model of any format.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; a .hdf5 file for --to tokens.")],
+    to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
+    options: Options = None,
+    vocab: Vocab = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of a model that DST holds.")
+    ] = False,
+) -> None:
+    """Convert a model to elmokit's folder, to options.json + weights.hdf5, or to token embeddings."""
+    from elmokit.commands.convert import convert_model
+
+    refuse_empty(SRC=source, DST=target, options=options, vocab=vocab)
+    written = convert_model(Path(source), Path(target), to=to, options=options, vocab=vocab, overwrite=overwrite)
+    print(f"wrote {written}")

@@ -1,0 +1,1 @@
+"""What each command of `elmo` does, without how it is typed."""

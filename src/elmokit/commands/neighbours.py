@@ -1,0 +1,90 @@
+"""What `elmo neighbours` does: the sentences of a corpus in which a word is used as in a given one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+
+from elmokit.analyse.finding import IndexRequest, find_index, segment_of
+from elmokit.analyse.nearest import Neighbour, neighbours
+from elmokit.analyse.showing import in_context, terminal_width
+from elmokit.commands.embed import fingerprint
+from elmokit.elmo import Elmo
+from elmokit.errors import ElmoError
+from elmokit.text.tokens import segmenter, words
+
+
+@dataclass(frozen=True)
+class NeighboursRequest:
+    """The options of `elmo neighbours`."""
+
+    word: str
+    context: str
+    model: str
+    options: str | None = None
+    vocab: str | None = None
+    where: IndexRequest = field(default_factory=IndexRequest)
+    k: int = 10
+    any_word: bool = False
+    ignore_case: bool = False
+    position: int | None = None
+    """Which token of the context, from 1, where the word is there several times."""
+    json: bool = False
+    device: str | None = None
+
+
+def run_neighbours(request: NeighboursRequest) -> None:
+    """Find the index or build it, and print the nearest contexts, a line each."""
+    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    tokens = words(segmenter(segment_of(request.where, elmo))(request.context))  # type: ignore[arg-type]
+    place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case)
+    index = find_index(
+        request.where,
+        elmo,
+        fingerprint(elmo),
+        words=None if request.any_word else [request.word],
+        ignore_case=request.ignore_case,
+    )
+    found = neighbours(
+        elmo, index, tokens, place, request.k, any_word=request.any_word, ignore_case=request.ignore_case
+    )
+    if request.json:
+        for each in found:
+            print(json.dumps(_as_dict(each), ensure_ascii=False))
+        return
+    width = terminal_width()
+    print(f"       {_line(tokens, place, width)}", file=sys.stderr if width is None else sys.stdout)
+    for each in found:
+        print(f"{each.similarity:5.3f}  {_line(each.tokens, each.position, width)}")
+
+
+def find_word(word: str, tokens: list[str], position: int | None, *, ignore_case: bool = False) -> int:
+    """Where in a sentence a word stands, from 0; refused where it is not there or which one is meant is not clear."""
+    places = [
+        number
+        for number, token in enumerate(tokens)
+        if token == word or (ignore_case and token.casefold() == word.casefold())
+    ]
+    if not places:
+        raise ElmoError(f"--context must have {word!r} among its tokens, which are: {' '.join(tokens) or 'none'}")
+    if position is None and len(places) > 1:
+        shown = ", ".join(str(place + 1) for place in places)
+        raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {shown}: choose with --position")
+    if position is not None and position - 1 not in places:
+        shown = ", ".join(str(place + 1) for place in places)
+        raise ElmoError(f"--position must be the number of {word!r} among the tokens ({shown}), got {position}")
+    return places[0] if position is None else position - 1
+
+
+def _line(tokens: list[str] | tuple[str, ...], position: int, width: int | None) -> str:
+    return in_context(tokens, position, width=None if width is None else width - 7, bold=width is not None)
+
+
+def _as_dict(neighbour: Neighbour) -> dict[str, object]:
+    return {
+        "similarity": round(neighbour.similarity, 6),
+        "word": neighbour.word,
+        "position": neighbour.position + 1,
+        "tokens": neighbour.tokens,
+    }

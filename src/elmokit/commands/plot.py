@@ -1,0 +1,120 @@
+"""What `elmo plot` does: pictures of what the layers make of words in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from elmokit.analyse.figures import check_picture
+from elmokit.analyse.finding import IndexRequest, find_index, segment_of
+from elmokit.analyse.fonts import add_font, families_for
+from elmokit.analyse.index import Occurrence
+from elmokit.analyse.similarity_picture import draw_similarity, similarities
+from elmokit.analyse.words_picture import draw_words, place_words
+from elmokit.commands.embed import fingerprint
+from elmokit.elmo import Elmo
+from elmokit.errors import ElmoError
+from elmokit.text.tokens import segmenter, words
+
+
+@dataclass(frozen=True)
+class SimilarityRequest:
+    """The options of `elmo plot similarity`."""
+
+    first: str
+    second: str
+    output: Path
+    model: str
+    options: str | None = None
+    vocab: str | None = None
+    segment: str | None = None
+    """None: as the model's training text was read, or at white space where that is not known."""
+    font: Path | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class WordsRequest:
+    """The options of `elmo plot words`."""
+
+    words: Sequence[str]
+    output: Path
+    model: str
+    options: str | None = None
+    vocab: str | None = None
+    sentences: Sequence[str] = ()
+    """The sentences in which the words stand; without any, those of a corpus."""
+    where: IndexRequest = field(default_factory=IndexRequest)
+    occurrences: int = 8
+    """So many of each word are taken from a corpus."""
+    ignore_case: bool = False
+    font: Path | None = None
+    device: str | None = None
+
+
+def run_similarity(request: SimilarityRequest) -> None:
+    """Draw the cosines of the words of two sentences, layer by layer."""
+    check_picture(request.output)
+    if request.font is not None:
+        add_font(request.font)
+    families_for([request.first, request.second])
+    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    first, second = (
+        _tokens(text, IndexRequest(segment=request.segment), elmo) for text in (request.first, request.second)
+    )
+    if not first or not second:
+        raise ElmoError("a heat map is of two sentences, and one of those given has no tokens")
+    draw_similarity(similarities(elmo, first, second), first, second, request.output)
+    print(f"wrote {request.output}")
+
+
+def run_words(request: WordsRequest) -> None:
+    """Draw words in their sentences, layer by layer."""
+    check_picture(request.output)
+    if request.font is not None:
+        add_font(request.font)
+    families_for([*request.words, *request.sentences])
+    if request.occurrences < 1:
+        raise ElmoError(f"--occurrences must be at least 1, got {request.occurrences}")
+    if request.sentences and (request.where.corpus or request.where.index):
+        raise ElmoError("give the sentences with --sentence or a text with --corpus, not both")
+    asked = list(dict.fromkeys(request.words))
+    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    found = _in_sentences(request, asked, elmo) if request.sentences else _in_corpus(request, asked, elmo)
+    draw_words(asked, place_words(elmo, asked, found), request.output)
+    print(f"wrote {request.output}")
+
+
+def _tokens(text: str, where: IndexRequest, elmo: Elmo) -> list[str]:
+    return words(segmenter(segment_of(where, elmo))(text))  # type: ignore[arg-type]
+
+
+def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
+    found = []
+    for number, sentence in enumerate(request.sentences):
+        tokens = tuple(_tokens(sentence, request.where, elmo))
+        for place, token in enumerate(tokens):
+            for group, word in enumerate(asked):
+                if token == word or (request.ignore_case and token.casefold() == word.casefold()):
+                    found.append((group, Occurrence(number, place, tokens)))
+    for group, word in enumerate(asked):
+        if group not in {number for number, _ in found}:
+            raise ElmoError(f"{word!r} is not a token of any --sentence: give one that has it, or leave the word out")
+    return found
+
+
+def _in_corpus(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
+    """Some occurrences of each word, spread evenly over the corpus."""
+    where = request.where if request.where.index else replace(request.where, max_occurrences=request.occurrences)
+    index = find_index(where, elmo, fingerprint(elmo), words=asked, ignore_case=request.ignore_case)
+    found = []
+    for group, word in enumerate(asked):
+        rows = index.rows_of(word, ignore_case=request.ignore_case)
+        if not len(rows):
+            raise ElmoError(f"{word!r} does not occur in the corpus: look at its spelling, or leave it out")
+        chosen = np.unique(np.linspace(0, len(rows) - 1, min(request.occurrences, len(rows))).astype(np.int64))
+        found += [(group, index.occurrence(int(row))) for row in rows[chosen]]
+    return found

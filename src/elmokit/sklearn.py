@@ -1,0 +1,155 @@
+"""ELMo in scikit-learn: a transformer from texts to vectors for pipelines and grid searches.
+
+    from elmokit.sklearn import ElmoVectorizer
+    model = make_pipeline(ElmoVectorizer("my-model"), LogisticRegression(max_iter=1000)).fit(texts, labels)
+
+What is loaded and what is computed belong to the process, not to the estimator: clones share them, and a pickle holds
+neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.elmo import Elmo, Layer
+from elmokit.encode import BATCH_TOKENS
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.pooling import Pool, check_pool
+from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.vector_memory import Opened, Stored, open_model, remembered
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin, clone
+except ImportError as error:
+    raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
+
+Text = str | Sequence[str]
+
+
+class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not annotated
+    """Texts, or lists of tokens, → float32 [N, D], one pooled ELMo vector each.
+
+    It learns nothing from the texts. A text that this process has embedded before is not embedded again, so that a
+    grid search over a classifier costs one pass through the model.
+
+    >>> ElmoVectorizer("my-model").fit_transform(["a river bank", "a bank account"]).shape  # doctest: +SKIP
+    (2, 1024)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Elmo | None = None,
+        *,
+        layer: Layer = "mix",
+        pool: Pool = "mean",
+        segment: SegmenterName | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        device: str | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        """Keep the arguments; nothing is read before `fit`.
+
+        `model`: a model of any format by its path, or an Elmo, which clones share. `layer`: "mix", "top", a number, or
+        "all" for the vectors of all layers one after the other, [N, (L+1)·D]. `pool`: "mean", "max", "first" or "last"
+        of the tokens. `segment`: how a text becomes tokens, "none" for white space, "english", "jieba" or "chars";
+        None: as the model's training text was read. `cache`: a file that keeps vectors for other processes.
+        """
+        self.model = model
+        self.layer = layer
+        self.pool = pool
+        self.segment = segment
+        self.batch_tokens = batch_tokens
+        self.device = device
+        self.cache = cache
+
+    def fit(self, X: Iterable[Text], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
+        """Open the model and check the arguments and the texts; nothing is learned."""
+        self._opened()
+        _texts(X)
+        return self
+
+    def transform(self, X: Iterable[Text]) -> NDArray[np.float32]:  # noqa: N803
+        """N texts → [N, D]; a text without tokens gets zeros."""
+        opened = self._opened()
+        split = segmenter(self._segment(opened.elmo))
+        rows = [tuple(words(split(text))) if isinstance(text, str) else text for text in _texts(X)]
+        stored = Stored(self.cache) if self.cache is not None else None
+
+        def embed(tokens: Iterable[Sequence[str]]) -> Iterable[NDArray[np.float32]]:
+            stream = opened.elmo.stream(tokens, layer=self.layer, pool=self.pool, batch_tokens=self.batch_tokens)
+            return (vector.reshape(-1).copy() for vector in stream)  # not a view that keeps the sentence alive
+
+        facts = f"{opened.name} {self.layer} {self.pool}"
+        vectors = remembered(rows, facts, embed, stored)
+        return np.stack(vectors) if vectors else np.zeros((0, self._size(opened.elmo)), np.float32)
+
+    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
+        """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
+        elmo = self._opened().elmo
+        size = elmo.config.vector_size
+        if self.layer != "all":
+            return np.array([f"elmo_{number}" for number in range(size)], dtype=object)
+        names = [f"elmo_layer{layer}_{number}" for layer in range(elmo.config.n_outputs) for number in range(size)]
+        return np.array(names, dtype=object)
+
+    def _opened(self) -> Opened:
+        if self.model is None:
+            raise ElmoError("ElmoVectorizer needs a model: give the path of one, or an Elmo")
+        if self.pool is None:
+            raise ElmoError("pool must be mean, max, first or last, got None")
+        check_pool(self.pool)
+        opened = open_model(self.model, self.device)
+        if opened.elmo.state == "carry":
+            raise ElmoError(
+                "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
+            )
+        opened.elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
+        segmenter(self._segment(opened.elmo))
+        return opened
+
+    def _segment(self, elmo: Elmo) -> SegmenterName:
+        return self.segment or cast(SegmenterName, elmo.text.get("segment", "none"))
+
+    def _size(self, elmo: Elmo) -> int:
+        return elmo.config.vector_size * (elmo.config.n_outputs if self.layer == "all" else 1)
+
+    def __sklearn_clone__(self) -> Self:
+        """An unfitted copy; an Elmo is shared, not copied."""
+        others = {name: clone(value, safe=False) for name, value in self.get_params().items() if name != "model"}
+        return type(self)(self.model, **others)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:  # noqa: ANN401 - scikit-learn's Tags
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.requires_fit = False
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+
+def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array
+    """Any column of texts or token lists as a list, checked."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ElmoError(f"ElmoVectorizer takes a list of texts, got {type(given).__name__}")
+    if getattr(given, "ndim", 1) == 2:  # a data frame, or a column of one
+        if given.shape[1] != 1:  # type: ignore[attr-defined]
+            raise ElmoError(f"ElmoVectorizer takes one column of texts, got {given.shape[1]}")  # type: ignore[attr-defined]
+        given = np.asarray(given, dtype=object)[:, 0]
+    texts: list[str | tuple[str, ...]] = []
+    for number, text in enumerate(given):
+        if isinstance(text, str):
+            texts.append(text)
+        elif isinstance(text, Sequence | np.ndarray) and all(isinstance(token, str) for token in text):
+            texts.append(tuple(str(token) for token in text))
+        else:
+            raise ElmoError(f"a text must be a string or a list of tokens, got {text!r} in place {number}")
+    return texts

@@ -1,0 +1,149 @@
+"""A task model as one folder.
+
+task.json             what it is: kind, labels, scheme, options, how strings are split
+network.safetensors   the task's own weights
+words.txt             the words of its static vectors, a word a line in JSON, where it has any
+elmo/                 the biLM it reads, without its softmax, where it reads one
+report/               scores and pictures, where it was trained by `elmo task train`
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from elmokit.elmo import Elmo
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import making, replacing, write_text
+from elmokit.formats.native import write_native
+from elmokit.placement import choose_device
+from elmokit.tasks.answers import Answers
+from elmokit.tasks.model import TaskModel
+from elmokit.tasks.network import TaskNetwork
+from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.static import StaticVectors
+from elmokit.text.tokens import segmenter
+
+FORMAT, VERSION = "elmokit-task", 1
+LAST = "task.json"
+"""The file that is written last: a folder that has it is whole."""
+
+
+def save(model: TaskModel, folder: str | Path) -> None:
+    """Write a task model to a folder that is new or empty."""
+    with making(Path(folder), last=LAST) as staging:
+        write_model(model, staging)
+
+
+def write_model(model: TaskModel, folder: Path) -> None:
+    """Write a task model's files into a folder; task.json comes last."""
+    network, static = model.network, model.network.encoder.static
+    weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    _save(folder / "network.safetensors", weights)
+    if static is not None:
+        write_text(folder / "words.txt", "".join(json.dumps(word) + "\n" for word in static.words))
+    if model.elmo is not None:
+        checkpoint = model.elmo.checkpoint()
+        compact = {name: _halved(value) for name, value in checkpoint.weights.items()}
+        write_native(replace(checkpoint, weights=compact, head={}, optimizer={}), folder / "elmo")
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "answers": model.answers.to_dict(),
+        "options": model.options.to_dict(),
+        "segment": model.segment,
+        "static": static and {"size": static.size, "n_trained": static.n_trained, "frozen": static.frozen},
+    }
+    write_text(folder / LAST, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+
+
+def load(folder: str | Path, *, device: str | torch.device | None = None) -> TaskModel:
+    """Open a task model.
+
+    >>> model = load("my-tagger")  # doctest: +SKIP
+    >>> model.predict("Ada Lovelace was born in London").tags  # doctest: +SKIP
+    ('B-PER', 'I-PER', 'O', 'O', 'O', 'B-LOC')
+    """
+    folder, chosen = Path(folder), choose_device(device)
+    facts = _facts(folder)
+    words = None if facts.get("static") is None else _words(folder / "words.txt")
+    try:
+        stored = dict(facts["options"])
+        if unknown := sorted(stored.keys() - {item.name for item in fields(TaskOptions)}):
+            raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
+        answers, options, segment = Answers.from_dict(facts["answers"]), TaskOptions(**stored), facts["segment"]
+        segmenter(segment)
+        if (answers.labels is None) != (options.target == "score"):
+            raise ElmoError(f"a task with the target {options.target} must have labels where it gives them")
+        static = None if words is None else StaticVectors(words, **facts["static"])
+    except ElmoError as error:
+        raise ElmoError(f"{folder / LAST}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ElmoError(f"{folder / LAST} is damaged ({error!r}): get the folder again") from error
+    elmo = None if options.elmo == "none" else Elmo.load(folder / "elmo", device=chosen)
+    network = TaskNetwork(
+        answers.kind,
+        options,
+        n_outputs=answers.n_outputs,
+        elmo_layers=elmo.config.n_outputs if elmo else 0,
+        elmo_size=elmo.config.vector_size if elmo else 0,
+        static=static,
+        allowed=answers.allowed(),
+    )
+    try:
+        network.load_state_dict(load_file(folder / "network.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
+        raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
+    return TaskModel(network.to(chosen), answers, elmo, segment=segment, device=chosen)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    path = folder / LAST
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ElmoError(
+            f"{folder} is not a task model: it has no task.json; `elmo task train` makes such a folder"
+        ) from None
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ElmoError(f"{path} is damaged ({error}): get the folder again") from error
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ElmoError(f"{path} does not describe a task model")
+    if facts.get("version") != VERSION:
+        raise ElmoError(f"{path} has version {facts.get('version')!r}, and this elmokit reads {VERSION}: update it")
+    return facts
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        words = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ElmoError(f"{path} cannot be read: {error}") from error
+    if not all(isinstance(word, str) for word in words):
+        raise ElmoError(f"{path} is damaged: it must have a word in quotes a line")
+    return words
+
+
+def _halved(value: Tensor) -> Tensor:
+    """In half precision where that loses nothing, as in a model that was stored so."""
+    half = value.half()
+    return half if torch.equal(half.to(value.dtype), value) else value
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:  # its word for a disk that is full
+            raise OSError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Files of labelled text, as examples: tables for classification and pairs, columns for tagging."""

@@ -1,0 +1,72 @@
+"""The lines of a task's file, numbered and decoded, and how a message says where something stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from elmokit.errors import ElmoError
+from elmokit.tasks.examples import TaggedExample
+from elmokit.text.packed import BOM, DAMAGE, open_packed
+
+PACKINGS = (".gz", ".xz", ".bz2", ".zst")
+_SHOWN_CHARACTERS = 40
+
+
+def suffix_of(path: str | Path) -> str:
+    """What tells a file's format: its suffix in lower case, before that of its packing.
+
+    >>> suffix_of("Train.TSV.xz")
+    '.tsv'
+    """
+    name = Path(path).name.lower()
+    for packing in PACKINGS:
+        name = name.removesuffix(packing)
+    return Path(name).suffix
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Each line of a UTF-8 file, plain or packed, with its number from 1; only "\\n" ends a line."""
+    if str(path) == "-":
+        raise ElmoError("examples are read from a file, whose suffix tells the format, got - for standard input")
+    number = 0
+    with ExitStack() as stack:
+        file = open_packed(path, stack)
+        while True:
+            try:
+                line = file.readline()
+            except DAMAGE as error:
+                raise ElmoError(f"{path} is damaged after line {number} ({error}): get it again") from error
+            if not line:
+                break
+            number += 1
+            if number == 1:
+                line = line.removeprefix(BOM)
+            try:
+                yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                raise ElmoError(
+                    f"{path}, line {number}: a file must be UTF-8, got byte 0x{byte:02x} after {error.start} others: "
+                    "convert it, for example with iconv -t UTF-8"
+                ) from error
+
+
+def shown(text: str) -> str:
+    """A text in quotes, cut to what a message has room for."""
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…")
+
+
+def place(path: str | Path | None, line: int) -> str:
+    """Where an example stands, to open a message with."""
+    where = f"line {line}" if line else "an example"
+    return where if path is None else f"{path}, {where}"
+
+
+def token_place(path: str | Path | None, example: TaggedExample, index: int) -> str:
+    """Where a token of a sentence stands, to open a message with."""
+    # In CoNLL-U, ranges and empty nodes stand between the tokens; elsewhere a token is a line.
+    if path is not None and example.line and suffix_of(path) != ".conllu":
+        return place(path, example.line + index)
+    return f"{place(path, example.line)}, token {index + 1} ({shown(example.tokens[index])})"

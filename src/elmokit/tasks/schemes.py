@@ -1,0 +1,261 @@
+"""How tags mark spans (BIO, IOB1, BIOES and its spellings): found, checked, read as spans and written again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+from elmokit.tasks.examples import TaggedExample, Tokens
+from elmokit.tasks.reading.lines import token_place
+
+OUTSIDE = "O"
+_BROKEN_SHARE = 0.05
+"""A file with a greater share of broken spans than this is taken for one that mixes schemes."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a file's tags mark spans; "none" where tags stand each for itself, as parts of speech do."""
+
+    name: Literal["none", "BIO", "IOB1", "BIOES"] = "none"
+    letters: str = "BIES"
+    """How the file spells begin, inside, end and single: BIES, BMES, BILU …; BIO and IOB1 use the first two."""
+    separator: str = "-"
+    """What stands between the letter and the type."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ("none", "BIO", "IOB1", "BIOES") or len(set(self.letters)) != 4 or "O" in self.letters:
+            raise ElmoError(f"a tag scheme is none, BIO, IOB1 or BIOES with 4 letters, got {self.name} {self.letters}")
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether tags mark spans."""
+        return self.name != "none"
+
+    @property
+    def spelling(self) -> str:
+        """What people call it: BIO, IOB1, BIOES, BMES, BILOU …"""
+        usual = {"BIES": "BIOES", "BMES": "BMES", "BILU": "BILOU", "BMEW": "BMEWO"}
+        return usual.get(self.letters, self.letters) if self.name == "BIOES" else self.name
+
+
+BIOES = Scheme("BIOES")
+
+
+class Span(NamedTuple):
+    """Tokens from `start` up to but not including `end`, and what they are; the type is "" where tags have none."""
+
+    start: int
+    end: int
+    type: str
+
+
+class _Part(NamedTuple):
+    """A tag taken apart: B, I, E, S or O whatever the file's letters, and its type."""
+
+    letter: str
+    type: str
+
+
+_OUT = _Part(OUTSIDE, "")
+_TYPED = re.compile(r"([BIESLUMW])([-_])(.+)")
+# Their order decides where a file has letters of more than one; the first that has them all is taken.
+_FAMILIES = (("BI", "BIES"), ("BIES", "BIES"), ("BMES", "BMES"), ("BILU", "BILU"), ("BMEW", "BMEW"))
+
+
+def detect_scheme(sequences: Iterable[Sequence[str]]) -> Scheme:
+    """The scheme of a file from all its tag sequences; a few broken ones do not lead it astray."""
+    sentences = [tuple(tags) for tags in sequences]
+    counts = Counter(tag for tags in sentences for tag in tags)
+    inside = {tag: count for tag, count in counts.items() if tag != OUTSIDE}
+    typed = {tag: match for tag in inside if (match := _TYPED.fullmatch(tag))}
+    if inside and sum(inside[tag] for tag in typed) * 2 > sum(inside.values()):
+        letters = frozenset(match[1] for match in typed.values())
+        underscored = sum(inside[tag] for tag, match in typed.items() if match[2] == "_")
+        separator = "_" if underscored * 2 > sum(inside[tag] for tag in typed) else "-"
+    elif "B" in inside and any(set(inside) <= set(family) for family, _ in _FAMILIES):
+        letters, separator = frozenset(inside), "-"
+    else:
+        return Scheme()
+    if not letters & {"B", "I"} and OUTSIDE not in counts:
+        return Scheme()
+    for family, spelling in _FAMILIES:
+        if letters <= set(family):
+            name = _bio_or_iob1(sentences, separator) if family == "BI" else "BIOES"
+            return Scheme(name, spelling, separator)
+    # Letters of no one scheme: the check names the first tag that the commonest does not have.
+    return Scheme("BIOES", "BIES", separator)
+
+
+def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal["BIO", "IOB1"]:
+    """IOB1 begins a span with I and keeps B for one that touches another of its type; count who is contradicted."""
+    iob1 = Scheme("IOB1", "BIES", separator)
+    for_bio = for_iob1 = 0
+    for tags in sentences:
+        before = _OUT
+        for tag in tags:
+            part = _parsed(tag, iob1) or _OUT
+            if not _touches(before, part):
+                for_bio += part.letter == "B"
+                for_iob1 += part.letter == "I"
+            before = part
+    return "IOB1" if for_iob1 > for_bio else "BIO"
+
+
+def check_scheme(
+    examples: Sequence[TaggedExample], scheme: Scheme, path: str | Path | None = None, *, strict: bool = False
+) -> str | None:
+    """Check every tag and sequence of a file: None, or a sentence that names the first broken sequence.
+
+    A tag that the scheme does not know is an ElmoError, and so are broken sequences where they are more than one
+    span in 20, or any where `strict`; fewer are read as conlleval reads them, which is what the sentence says.
+    """
+    if not scheme.has_spans:
+        return None
+    first, broken, total = "", 0, 0
+    for example in examples:
+        tags = example.tags or ()
+        for index, tag in enumerate(tags):
+            if _parsed(tag, scheme) is None:
+                raise ElmoError(
+                    f"{token_place(path, example, index)}: the tags are {scheme.spelling}, which has no {tag!r}: "
+                    f"a tag is O or one of {', '.join(_letters(scheme))} with '{scheme.separator}' and a type"
+                )
+        total += len(spans(tags, scheme))
+        faults = find_faults(tags, scheme)
+        broken += len(faults)
+        if faults and not first:
+            index = faults[0]
+            before = f"after {tags[index - 1]}" if index else "at the start"
+            told = f"{tags[index]} cannot stand {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
+            first = f"{token_place(path, example, min(index, len(tags) - 1))}: in {scheme.spelling} {told}"
+    if not broken:
+        return None
+    first += f" ({broken:,} such place{'' if broken == 1 else 's'}, {total:,} span{'' if total == 1 else 's'})"
+    if strict or broken > _BROKEN_SHARE * total:
+        raise ElmoError(f"{first}: correct the tags, or convert the file")
+    return f"{first}; a span is taken to begin or end there"
+
+
+def find_faults(tags: Sequence[str], scheme: Scheme) -> list[int]:
+    """Where a sequence breaks its scheme: indices of tags that may not follow the one before, or the length."""
+    if not scheme.has_spans:
+        return []
+    parts = [_OUT, *_parts(tags, scheme), _OUT]
+    follows = _RULES[scheme.name]
+    return [index for index, (before, after) in enumerate(pairwise(parts)) if not follows(before, after)]
+
+
+def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
+    """The spans that tags mark; a broken sequence is read as conlleval reads it."""
+    found: list[Span] = []
+    start, kind = -1, ""  # of the span that is open, -1 where none is
+    for index, part in enumerate([*_parts(tags, scheme), _OUT]):
+        goes_on = start >= 0 and part.letter in "IE" and part.type == kind
+        if start >= 0 and not goes_on:
+            found.append(Span(start, index, kind))
+            start = -1
+        if part.letter != OUTSIDE and start < 0:
+            start, kind = index, part.type
+        if part.letter in "ES":
+            found.append(Span(start, index + 1, kind))
+            start = -1
+    return found
+
+
+def to_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
+    """The same spans as BIOES tags; where the scheme is none, the tags themselves."""
+    return _write(spans(tags, scheme), len(tags), BIOES) if scheme.has_spans else tuple(tags)
+
+
+def from_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
+    """BIOES tags in the file's own scheme and spelling; where that is none, the tags themselves."""
+    return _write(spans(tags, BIOES), len(tags), scheme) if scheme.has_spans else tuple(tags)
+
+
+def allowed(before: str | None, after: str | None) -> bool:
+    """Whether one BIOES tag may follow another; None stands for the start or the end of the sentence."""
+    return _follows(*(_OUT if tag is None else _part(tag, BIOES) for tag in (before, after)))
+
+
+def transitions(tags: Sequence[str], scheme: Scheme) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """What a CRF over BIOES tags may do: from row to column [K, K], at the start [K], at the end [K].
+
+    Everything, where the scheme of the file is none.
+    """
+    if not scheme.has_spans:
+        return np.ones((len(tags), len(tags)), bool), np.ones(len(tags), bool), np.ones(len(tags), bool)
+    inner = np.array([[allowed(before, after) for after in tags] for before in tags], dtype=bool)
+    first = np.array([allowed(None, tag) for tag in tags], dtype=bool)
+    last = np.array([allowed(tag, None) for tag in tags], dtype=bool)
+    return inner.reshape(len(tags), len(tags)), first, last
+
+
+def _touches(before: _Part, after: _Part) -> bool:
+    return before.letter != OUTSIDE and after.letter != OUTSIDE and before.type == after.type
+
+
+def _follows(before: _Part, after: _Part) -> bool:
+    """The rule of BIOES: an open span goes on or ends, and nothing else does."""
+    if before.letter in "BI":
+        return after.letter in "IE" and before.type == after.type
+    return after.letter not in "IE"
+
+
+_RULES: dict[str, Callable[[_Part, _Part], bool]] = {
+    "BIO": lambda before, after: after.letter != "I" or _touches(before, after),
+    "IOB1": lambda before, after: after.letter != "B" or _touches(before, after),
+    "BIOES": _follows,
+}
+
+
+def _write(found: Iterable[Span], length: int, scheme: Scheme) -> Tokens:
+    begin, inside, end, single = tuple(scheme.letters)
+    tags = [OUTSIDE] * length
+    before: Span | None = None
+    for span in found:
+        letters = [begin] + [inside] * (span.end - span.start - 1)
+        if scheme.name == "BIOES":
+            letters[-1] = end if len(letters) > 1 else single
+        elif scheme.name == "IOB1" and not (before and before.end == span.start and before.type == span.type):
+            letters[0] = inside
+        for index, letter in zip(range(span.start, span.end), letters, strict=True):
+            tags[index] = f"{letter}{scheme.separator}{span.type}" if span.type else letter
+        before = span
+    return tuple(tags)
+
+
+def _letters(scheme: Scheme) -> str:
+    return scheme.letters if scheme.name == "BIOES" else scheme.letters[:2]
+
+
+def _parts(tags: Sequence[str], scheme: Scheme) -> list[_Part]:
+    return [_part(tag, scheme) for tag in tags]
+
+
+def _part(tag: str, scheme: Scheme) -> _Part:
+    part = _parsed(tag, scheme)
+    if part is None:
+        raise ElmoError(f"a tag of the scheme {scheme.spelling} is O or begins with {_letters(scheme)}, got {tag!r}")
+    return part
+
+
+@lru_cache(maxsize=4096)
+def _parsed(tag: str, scheme: Scheme) -> _Part | None:
+    """None for a tag that the scheme does not know."""
+    if tag == OUTSIDE:
+        return _OUT
+    letter, separator, kind = tag[:1], tag[1:2], tag[2:]
+    if letter not in _letters(scheme) or (separator and (separator != scheme.separator or not kind)):
+        return None
+    return _Part("BIES"[scheme.letters.index(letter)], kind)

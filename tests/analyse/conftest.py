@@ -1,0 +1,16 @@
+"""An index of a small corpus by a model whose vectors are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elmokit.analyse.building import build_index
+from elmokit.analyse.index import OccurrenceIndex
+from standing_in import StandIn, prepared
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> OccurrenceIndex:
+    return build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index")

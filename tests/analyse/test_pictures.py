@@ -1,0 +1,211 @@
+"""Pictures: written whole as .png, .svg and .pdf, in any script for which there is a font, the same every time."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+from elmokit import ElmoError
+from elmokit.analyse import figures, fonts
+from elmokit.analyse.building import build_index
+from elmokit.analyse.figures import check_picture
+from elmokit.analyse.fonts import add_font, drawable, families_for
+from elmokit.analyse.index import Occurrence
+from elmokit.analyse.sense_picture import draw_senses, snippet
+from elmokit.analyse.senses import find_senses
+from elmokit.analyse.similarity_picture import draw_similarity, similarities
+from elmokit.analyse.words_picture import draw_words, place_words
+from standing_in import StandIn, prepared
+
+pytest.importorskip("matplotlib")
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+@pytest.fixture
+def shown(monkeypatch) -> list:
+    """The figures that were drawn, for a look at what is in them."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+
+    def keep(figure, *arguments, **named):
+        drawn.append(figure)
+        return save(figure, *arguments, **named)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return drawn
+
+
+def boxes_of(figure) -> list:
+    renderer = figure.canvas.get_renderer()
+    return [text.get_window_extent(renderer) for axes in figure.axes for text in axes.texts]
+
+
+@pytest.fixture
+def font(tmp_path, monkeypatch):
+    """A font with two Chinese characters, and none of this machine's that might have them."""
+    from matplotlib.font_manager import fontManager
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((50, 0))
+    pen.lineTo((950, 0))
+    pen.lineTo((950, 800))
+    pen.closePath()
+    names = [".notdef", "silver", "row", "a"]
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord("银"): "silver", ord("行"): "row", ord("a"): "a"})
+    builder.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (1000, 50)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Two Characters", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "two.ttf")
+    monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if "DejaVu" in font.name])
+    monkeypatch.setattr(fonts, "_added", [])
+    yield tmp_path / "two.ttf"
+    fontManager._findfont_cached.cache_clear()
+
+
+@pytest.mark.parametrize("suffix", STARTS)
+def test_senses(tmp_path, index, shown, suffix) -> None:
+    path = tmp_path / f"bank{suffix}"
+    senses = find_senses(index, "bank")
+    draw_senses(senses, index, path)
+    assert path.read_bytes().startswith(STARTS[suffix])
+    figure = shown[0]
+    labels = [text.get_text() for text in figure.axes[0].texts]
+    assert 2 <= len(labels) <= 6
+    assert all("bank" in label for label in labels)
+    for one, other in combinations(boxes_of(figure), 2):
+        assert not one.overlaps(other)
+    legend = [text.get_text() for text in figure.legends[0].texts]
+    assert len(legend) == 2
+    assert {"river", "money"} <= set(" ".join(legend).replace(",", " ").split())
+    frame, below = (part.get_window_extent() for part in (figure.axes[0], figure.legends[0]))
+    assert below.y1 < frame.y0, "the legend lies under the panel"
+    assert below.y0 >= 0
+
+
+def test_the_same_picture_has_the_same_bytes(tmp_path, index) -> None:
+    senses = find_senses(index, "bank")
+    for name in ("one.svg", "two.svg"):
+        draw_senses(senses, index, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+@pytest.mark.parametrize("clusters", [1, 8])
+def test_few_and_many_clusters(tmp_path, index, clusters) -> None:
+    draw_senses(find_senses(index, "bank", clusters), index, tmp_path / "bank.png")
+    draw_senses(find_senses(index, "number3"), index, tmp_path / "once.png")
+    assert (tmp_path / "once.png").exists()
+
+
+def test_similarity(tmp_path, make_elmo, shown) -> None:
+    elmo = make_elmo()
+    first, second = ["the", "bank", "of", "$", "money", "$", "."], ["a", "river", "bank"]
+    values = similarities(elmo, first, second)
+    assert values.shape == (3, 7, 3)
+    assert values[0, 1, 2] == pytest.approx(1, abs=1e-5), "without context the same word is the same"
+    one, other = elmo.encode([first, second], layer=2)
+    cosine = one[1] @ other[2] / np.linalg.norm(one[1]) / np.linalg.norm(other[2])
+    assert values[2, 1, 2] == pytest.approx(cosine, abs=1e-5)
+    draw_similarity(values, first, second, tmp_path / "map.png")
+    panels = shown[0].axes[:3]
+    assert [panel.get_title() for panel in panels] == ["layer 0, no context", "layer 1", "layer 2"]
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == first
+    assert [text.get_text() for text in panels[2].get_xticklabels()] == second
+    assert len(panels[1].texts) == 21
+    assert len({panel.images[0].get_clim() for panel in panels}) == 1
+
+
+def test_long_sentences(tmp_path, make_elmo, shown) -> None:
+    elmo = make_elmo()
+    tokens = ["long-winded-expressions-of-nothing"] * 30
+    draw_similarity(similarities(elmo, tokens, tokens), tokens, tokens, tmp_path / "map.png")
+    assert not shown[0].axes[0].texts, "no room for numbers"
+    many = ["a"] * 61
+    with pytest.raises(ElmoError, match="1 to 60 tokens, got 61 and 61"):
+        draw_similarity(similarities(elmo, many, many), many, many, tmp_path / "map.png")
+
+
+def test_words(tmp_path, make_elmo, shown) -> None:
+    lines = ["the bank of a river", "the bank has money", "money of the bank", "a river of money"]
+    tokens = [tuple(line.split()) for line in lines]
+    found = [
+        (group, Occurrence(number, place, each))
+        for number, each in enumerate(tokens)
+        for place, token in enumerate(each)
+        for group, word in enumerate(["bank", "money"])
+        if token == word
+    ]
+    elmo = make_elmo()
+    draw_words(["bank", "money"], place_words(elmo, ["bank", "money"], found), tmp_path / "words.png")
+    figure = shown[0]
+    assert [panel.get_title() for panel in figure.axes] == ["layer 0, no context", "layer 1", "layer 2"]
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == ["bank × 3", "money × 3"]
+    for panel in figure.axes[1:]:
+        assert len(panel.texts) == 6
+    for one, other in combinations(boxes_of(figure), 2):
+        assert not one.overlaps(other)
+    with pytest.raises(ElmoError, match="at most 80 occurrences of bank, money, got 120"):
+        place_words(elmo, ["bank", "money"], found * 20)
+
+
+def test_snippets() -> None:
+    occurrence = Occurrence(0, 3, ("on", "the", '"', "bank", ",", "of", "the", "incomprehensibilities"))
+    assert snippet(occurrence, 2, 40) == 'on the " bank , of the'
+    assert snippet(occurrence, 2, 20) == 'the " bank , of'
+    assert snippet(occurrence, 1, 10) == "bank"
+    assert snippet(Occurrence(0, 0, ("incomprehensibilities",)), 2, 10) == "incompreh…"
+
+
+def test_a_character_that_no_font_has(tmp_path, font) -> None:
+    with pytest.raises(ElmoError, match="no font on this machine has the characters 行银: install one"):
+        families_for(["银行 bank"])
+    assert not drawable("银")
+    add_font(font)
+    assert families_for(["银行 bank"]) == ["DejaVu Sans", "Two Characters"]
+    assert not drawable("银河")
+    with pytest.raises(ElmoError, match="--font must be a font file"):
+        add_font(tmp_path / "none.ttf")
+
+
+def test_chinese_is_drawn(tmp_path, font) -> None:
+    """A missing glyph is a warning of matplotlib, and warnings are errors here."""
+    rows = [["银", "river" if number % 2 else "money", "行", f"a{number}"] for number in range(40)]
+    rows[0].append("河")  # which the font has not: its sentence gets no label
+    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    senses = find_senses(index, "行")
+    with pytest.raises(ElmoError, match="characters 行"):
+        draw_senses(senses, index, tmp_path / "row.png")
+    assert not (tmp_path / "row.png").exists()
+    add_font(font)
+    draw_senses(senses, index, tmp_path / "row.png")
+    draw_similarity(np.ones((2, 2, 1), dtype=np.float32), ["银", "行"], ["行"], tmp_path / "map.pdf")
+
+
+def test_files_that_are_refused(tmp_path, monkeypatch) -> None:
+    with pytest.raises(ElmoError, match=r"must end in .png, .svg, .pdf, got .*a.gif"):
+        check_picture(tmp_path / "a.gif")
+    with pytest.raises(ElmoError, match="in a folder that exists"):
+        check_picture(tmp_path / "none" / "a.png")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ElmoError, match=r"a picture needs the package matplotlib: pip install 'elmokit\[plot\]'"):
+        check_picture(tmp_path / "a.png")
+
+
+def test_looks_are_told_apart_in_grey() -> None:
+    def lightness(color: str) -> float:
+        red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+        return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+
+    lights = [lightness(look.color) for look in figures.LOOKS]
+    assert all(abs(one - other) > 0.2 for one, other in pairwise(lights))
+    assert len({look.marker for look in figures.LOOKS}) == len(figures.LOOKS)

@@ -1,0 +1,216 @@
+"""Senses by nearest neighbour, on a little SemCor whose contexts lie where the tests put them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from elmokit import ElmoError
+from elmokit.analyse.probes.senses import Mention, SenseSentence, read_evaluation, read_semcor
+from elmokit.analyse.probes.wordnet import WordNet
+from elmokit.analyse.probes.wsd import WsdScore, probe_wsd
+
+MONEY, RIVER = "bank%1:14:00::", "bank%1:17:01::"
+
+
+class Placed:
+    """A word's vector is the sum of what its neighbours stand for, on one layer or on two."""
+
+    size = 2
+    device = torch.device("cpu")
+
+    def __init__(self, names=("0",)):
+        self.names = names
+
+    def stream(self, sentences):
+        known = {"money": (1, 0), "cash": (0.9, 0.1), "water": (0, 1), "mud": (0.2, 1), "both": (0.6, 0.5)}
+        for tokens in sentences:
+            total = np.sum([known.get(token, (0, 0)) for token in tokens], axis=0)
+            yield np.tile(total.astype(np.float32), (len(self.names), len(tokens), 1))
+
+
+def said(text, *mentions):
+    return SenseSentence(tuple(text.split()), mentions)
+
+
+def bank(sense, start=0, rank=0, lemma="bank"):
+    return Mention(start, 1, lemma, "NOUN", (sense,), rank)
+
+
+TRAIN = [
+    said("bank money", bank(MONEY, rank=1)),
+    said("bank cash", bank(MONEY, rank=1)),
+    said("bank mud", bank(RIVER, rank=2)),
+    said("bank water", bank(RIVER, rank=2)),
+    said("bank water", bank(RIVER, rank=2)),
+    said("shore water", bank("shore%1:17:00::", lemma="shore")),
+    said("bank money", Mention(0, 1, "bank", "VERB", ("bank%2:40:00::",))),
+]
+
+
+def test_the_context_decides():
+    asked = [said("money bank", bank(MONEY, 1)), said("bank water", bank(RIVER)), said("mud bank", bank(RIVER, 1))]
+    result = probe_wsd(Placed(), TRAIN, asked)
+    assert result.centroid == {"0": WsdScore(1, 1)}
+    assert result.nearest == {"0": WsdScore(1, 1)}
+    assert result.most_frequent == WsdScore(2 / 3, 2 / 3)
+    assert (result.words, result.seen, result.answered) == (3, 3, 3)
+    assert result.first_sense is None
+
+
+def test_the_mean_and_the_nearest_context_may_differ():
+    """A lone money context right beside the word, in the midst of river contexts that are nearer in the mean."""
+    train = [
+        *(said(f"bank {word}", bank(RIVER)) for word in ("both", "both", "both both")),
+        said("bank money", bank(MONEY)),
+        said("bank water", bank(MONEY)),
+        said("bank water", bank(MONEY)),
+    ]
+    result = probe_wsd(Placed(), train, [said("bank cash", bank(MONEY))])
+    assert result.nearest["0"].f1 == 1
+    assert result.centroid["0"].f1 == 0
+
+
+def test_only_senses_of_the_same_lemma_and_part_of_speech_are_candidates():
+    asked = [said("bank money", Mention(0, 1, "bank", "VERB", ("bank%2:40:00::",)))]
+    result = probe_wsd(Placed(), TRAIN, asked)
+    assert result.centroid["0"].f1 == 1
+    assert result.most_frequent.f1 == 1
+
+
+def test_lemmas_that_never_came_fall_back_to_the_first_sense():
+    asked = [said("bank money", bank(MONEY)), said("loan money", bank("loan%1:21:00::", lemma="loan"))]
+    without = probe_wsd(Placed(), TRAIN, asked)
+    # One answer, which is right, for two words: precision 1, recall 1/2.
+    assert without.centroid["0"] == WsdScore(pytest.approx(2 / 3), 0.5)
+    assert (without.seen, without.answered) == (1, 1)
+    firsts = {"loan": "loan%1:21:00::", "bank": RIVER}
+    result = probe_wsd(Placed(), TRAIN, asked, first_sense=lambda lemma, pos: firsts[lemma])
+    assert result.centroid["0"] == WsdScore(1, 0.5)
+    assert result.answered == 2
+    assert result.first_sense == 0.5
+
+
+def test_of_equally_frequent_senses_the_first_in_wordnet_counts():
+    train = [
+        said("bank money", bank("b", rank=2)),
+        said("bank water", bank("a", rank=0)),
+        said("bank", bank("c", rank=1)),
+    ]
+    assert probe_wsd(Placed(), train, [said("bank", bank("c"))]).most_frequent.f1 == 1
+
+
+def test_any_of_several_gold_senses_is_right():
+    asked = [said("bank money", Mention(0, 1, "bank", "NOUN", ("other", MONEY)))]
+    assert probe_wsd(Placed(), TRAIN, asked).centroid["0"].f1 == 1
+
+
+def test_layers_and_their_mean_are_scored(make_elmo):
+    asked = [said("bank money", bank(MONEY)), said("bank water", bank(RIVER))]
+    assert list(probe_wsd(Placed(("0", "1")), TRAIN, asked).nearest) == ["0", "1", "mean"]
+    found = probe_wsd(make_elmo(), TRAIN, asked)
+    assert list(found.centroid) == ["0", "1", "2", "mean"]
+    assert found.nearest["2"].f1 == 1  # the very contexts are in the training text
+    assert found.nearest["0"] == found.most_frequent or found.nearest["0"].f1 == 0.5  # layer 0 sees no context
+
+
+def test_several_words_that_are_one_entry_are_averaged():
+    class Numbered(Placed):
+        size = 1
+
+        def stream(self, sentences):
+            for tokens in sentences:
+                yield np.array([[[float(token)] for token in tokens]], np.float32)
+
+    train = [
+        SenseSentence(("-3", "1"), (Mention(0, 2, "x", "NOUN", ("below",)),)),
+        SenseSentence(("3", "-1"), (Mention(0, 2, "x", "NOUN", ("above",)),)),
+    ]
+    asked = [SenseSentence(("-1", "3"), (Mention(0, 2, "x", "NOUN", ("above",)),))]
+    assert probe_wsd(Numbered(), train, asked).centroid["0"].f1 == 1
+
+
+def test_no_words_are_refused():
+    with pytest.raises(ElmoError, match="got none"):
+        probe_wsd(Placed(), TRAIN, [said("bank")])
+
+
+def test_files_are_read(tmp_path):
+    semcor = tmp_path / "semcor.jsonl"
+    rows = [
+        {"tokens": ["The", "bank", "took", "place"], "senses": [[1, 1, "bank", "NN", MONEY, "1"]]},
+        {"tokens": ["It", "took", "place"], "senses": [[1, 2, "take_place", "VBD", "take_place%2:30:00::", "1"]]},
+        {"tokens": ["each"], "senses": [[0, 1, "each", "JJ", "each%5:00:00:all(a):00", "0"]]},
+    ]
+    semcor.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    first, second, third = read_semcor(semcor)
+    assert first.mentions == (Mention(1, 1, "bank", "NOUN", (MONEY,), 1),)
+    assert second.mentions == (Mention(1, 2, "take_place", "VERB", ("take_place%2:30:00::",), 1),)
+    assert third.mentions == (Mention(0, 1, "each", "ADJ", ("each%5:00:00:all:00",), 0),)
+    assert read_semcor(semcor, limit=2) == [first, second]
+    with pytest.raises(ElmoError, match="at least 1"):
+        read_semcor(semcor, limit=0)
+    evaluation = tmp_path / "dev.jsonl"
+    row = {"tokens": ["He", "pointed out", "banks"], "instances": [
+        [1, "d0.t0", "point_out", "VERB", ["point_out%2:32:01::"]], [2, "d0.t1", "bank", "NOUN", [MONEY, RIVER]],
+    ]}  # fmt: skip
+    evaluation.write_text(json.dumps(row))
+    [sentence] = read_evaluation(evaluation)
+    assert sentence.tokens == ("He", "pointed", "out", "banks")
+    assert sentence.mentions[0] == Mention(1, 2, "point_out", "VERB", ("point_out%2:32:01::",))
+    assert sentence.mentions[1] == Mention(3, 1, "bank", "NOUN", (MONEY, RIVER))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        '["a"]',
+        '{"tokens": ["a"]}',
+        '{"tokens": ["a"], "senses": [[3, 1, "a", "NN", "a%1", "1"]]}',
+        '{"tokens": ["a"], "senses": [[0, 1, "a", "XX", "a%1", "1"]]}',
+        '{"tokens": ["a"], "senses": [[0, 1, "a"]]}',
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, line):
+    path = tmp_path / "semcor.jsonl"
+    path.write_text('{"tokens": ["a"], "senses": []}\n' + line + "\n")
+    with pytest.raises(ElmoError, match=r"line 2 of .*semcor\.jsonl"):
+        read_semcor(path)
+
+
+def wordnet_files(folder):
+    """Two adjectives, the second a satellite of the first, and one noun with two senses."""
+    for name in ("noun", "verb", "adj", "adv"):
+        (folder / f"index.{name}").write_text("  1 A licence stands here.\n")
+        (folder / f"data.{name}").write_text("  1 A licence stands here.\n")
+    adjectives = ["  1 A licence stands here.\n"]
+    places = []
+    for text in ("00 a 01 all(a) 0 001 & {} a 0000 | gloss | more", "00 s 02 each 0 every 2 001 & {} a 0000 | gloss"):
+        places.append(sum(map(len, adjectives)))
+        adjectives.append(f"{places[-1]:08} {text.format('0' * 8)}\n")
+    first, second = (f"{place:08}" for place in places)
+    text = adjectives[0] + adjectives[1].replace(" & 00000000", f" & {second}")
+    (folder / "data.adj").write_text(text + adjectives[2].replace(" & 00000000", f" & {first}"))
+    (folder / "index.adj").write_text(
+        f"  1 A licence.\nall a 1 1 & 1 1 {first}  \nevery a 1 1 & 1 0 {second}  \neach a 1 1 & 1 0 {second}  \n"
+    )
+    noun = "  1 A licence stands here.\n"
+    (folder / "data.noun").write_text(f"{noun}{len(noun):08} 14 n 02 Bank 0 depository 1 000 | gloss\n")
+    (folder / "index.noun").write_text(f"bank n 2 0 2 1 {len(noun):08} 00000000  \n")
+    return folder
+
+
+def test_first_senses_come_from_wordnets_files(tmp_path):
+    wordnet = WordNet(wordnet_files(tmp_path))
+    assert wordnet.first_sense("bank", "NOUN") == "bank%1:14:00::"
+    assert wordnet.first_sense("Bank", "NOUN") == "bank%1:14:00::"
+    assert wordnet.first_sense("all", "ADJ") == "all%3:00:00::"
+    assert wordnet.first_sense("every", "ADJ") == "every%5:00:02:all:00"
+    assert wordnet.first_sense("bank", "VERB") is None
+
+
+def test_a_folder_without_wordnet_is_named(tmp_path):
+    with pytest.raises(ElmoError, match=r"index\.noun.*wordnet-base"):
+        WordNet(tmp_path)

@@ -1,0 +1,55 @@
+"""Senses: the clusters are the topics, with sentences and words that belong to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from elmokit import ElmoError
+from elmokit.analyse.building import build_index
+from elmokit.analyse.senses import find_senses
+from standing_in import StandIn, prepared, sentences
+
+
+def test_topics_come_apart(index) -> None:
+    senses = find_senses(index, "bank")
+    assert len(senses.senses) == 2
+    assert sum(sense.size for sense in senses.senses) == len(senses.rows) == 60
+    assert senses.points.shape == (60, 2)
+    topics = set()
+    for number, sense in enumerate(senses.senses):
+        (topic,) = {"river", "money"} & set(sense.examples[0].tokens)
+        assert all(topic in index.occurrence(row).tokens for row in sense.rows)
+        assert sense.typical[0] == topic
+        assert sense.size == (senses.labels == number).sum()
+        assert len(sense.examples) == 5
+        topics.add(topic)
+    assert topics == {"river", "money"}
+
+
+def test_the_word_itself_and_marks_are_not_typical(index) -> None:
+    for sense in find_senses(index, "bank", clusters=3).senses:
+        assert not {"bank", ".", "the"} & set(sense.typical)
+
+
+def test_one_cluster(tmp_path) -> None:
+    rows = [f"deep river bank x{n} y{n} z{n} far off and long after a b c d e f g".split() for n in range(30)]
+    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    senses = find_senses(index, "bank")
+    assert len(senses.senses) == 1
+    assert senses.silhouette == 0
+    assert {"deep", "river"} <= set(senses.senses[0].typical)
+
+
+def test_examples_are_distinct(tmp_path) -> None:
+    rows = sentences(12) * 5
+    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    for sense in find_senses(index, "bank", clusters=2, examples=6).senses:
+        assert len({example.tokens for example in sense.examples}) == len(sense.examples) == 6
+        assert sense.size == 30
+
+
+def test_mistakes(index) -> None:
+    with pytest.raises(ElmoError, match="'zebra' is not in the index"):
+        find_senses(index, "zebra")
+    with pytest.raises(ElmoError, match="between 1 and the 60 distinct contexts, got 61"):
+        find_senses(index, "bank", clusters=61)

