@@ -36,7 +36,7 @@ def main() -> None:
     train = examples[:240] or read_texts(given.train, segment=cut)[: given.limit]
     dev = examples[240:] or read_texts(given.dev, segment=cut)[: given.limit]
     print(f"cut by {cut}: {' | '.join(train[0].tokens)}")
-    fitted = fit("classify", train, dev, TaskOptions(epochs=given.epochs, batch_size=8), elmo=elmo, segment=cut)
+    fitted = fit("classify", train, dev, TaskOptions(epochs=given.epochs), elmo=elmo, segment=cut)
     print(*fitted.notes, *fitted.scores.table(), sep="\n")
     for headline, answer in zip(NEW, fitted.model.predict(NEW), strict=True):
         likely = sorted(answer.probabilities.items(), key=lambda item: -item[1])[:3]

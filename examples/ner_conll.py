@@ -34,7 +34,7 @@ def main() -> None:
     elmo = open_model(given.model, (" ".join(example.tokens) for example in made))
     train = made[:240] or read_tagged(given.train)[: given.limit]
     dev = made[240:] or read_tagged(given.dev)[: given.limit]
-    fitted = fit("tag", train, dev, TaskOptions(epochs=given.epochs, batch_size=8), elmo=elmo)
+    fitted = fit("tag", train, dev, TaskOptions(epochs=given.epochs), elmo=elmo)
     print(*fitted.notes, *fitted.scores.table(), sep="\n")
     print(f"{len(fitted.history)} epochs, {fitted.seconds:.0f} s; tags: {' '.join(fitted.model.labels)}")
     for answer in fitted.model.predict([sentence.split() for sentence in SENTENCES]):

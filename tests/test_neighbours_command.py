@@ -116,7 +116,7 @@ def test_which_of_several() -> None:
     assert find_word("bank", tokens, 5) == 4
     assert find_word("The", tokens, None, ignore_case=True) == 0
     for arguments, said in (
-        (("river", tokens, None), "must have 'river' among its tokens, which are: the bank of a bank"),
+        (("river", tokens, None), "must have 'river' among its tokens, which are: 'the' 'bank' 'of' 'a' 'bank'"),
         (("bank", tokens, None), "has 'bank' 2 times, as its tokens 2, 5: choose with --position"),
         (("bank", tokens, 3), r"number of 'bank' among the tokens \(2, 5\), got 3"),
         (("bank", [], None), "which are: none"),

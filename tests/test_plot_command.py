@@ -37,6 +37,8 @@ def test_words_in_sentences(tmp_path, model_folder) -> None:
     assert (tmp_path / "words.svg").read_bytes().startswith(b"<?xml")
     with pytest.raises(ElmoError, match="'zebra' is not a token of any --sentence"):
         run_words(replace(request, words=["bank", "zebra"]))
+    with pytest.raises(ElmoError, match="at most 8 words apart, got 9"):
+        run_words(replace(request, words=list("abcdefghi")))
     with pytest.raises(ElmoError, match="not both"):
         run_words(replace(request, where=IndexRequest(corpus=["text.txt"])))
 

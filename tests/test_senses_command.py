@@ -56,6 +56,7 @@ def test_mistakes(request_, tmp_path) -> None:
         ({"output": tmp_path / "none" / "bank.png"}, "in a folder that exists"),
         ({"font": tmp_path / "a.ttf"}, "--font is for the picture"),
         ({"output": tmp_path / "bank.png", "font": tmp_path / "a.ttf"}, "--font must be a font file"),
+        ({"output": tmp_path / "bank.png", "clusters": 9}, "at most 8 clusters apart, got 9"),
         ({"clusters": 50}, "must lie between 1 and the .* distinct contexts, got 50"),
         ({"word": "BANK"}, "BANK does not occur .*, but bank does: add --ignore-case"),
         ({"model": str(tmp_path / "none")}, "none"),

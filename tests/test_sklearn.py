@@ -50,7 +50,7 @@ def embedded(monkeypatch):
 def test_vectors_are_those_of_encode(model_folder):
     elmo = Elmo.load(model_folder)
     texts = ["the river bank", ["money", "of"], "", "a"]
-    for layer in ("mix", "top", 1):
+    for layer in ("mix", "top", 1, np.int64(0)):
         for pool in ("mean", "max", "first", "last"):
             found = ElmoVectorizer(model_folder, layer=layer, pool=pool).fit_transform(texts)
             np.testing.assert_array_equal(found, elmo.encode(texts, output="sentence", layer=layer, pool=pool))
@@ -65,10 +65,17 @@ def test_a_grid_search_embeds_each_text_once(model_folder, embedded):
     search = GridSearchCV(pipeline, {"classifier__C": [0.1, 1, 10]}, cv=3, error_score="raise").fit(TEXTS, LABELS)
     assert sum(embedded) == len(set(TEXTS))
     assert search.score(TEXTS, LABELS) == 1
-    GridSearchCV(pipeline, {"elmo__layer": ["mix", 1], "elmo__pool": ["mean", "max"]}, cv=2, error_score="raise").fit(
-        TEXTS, LABELS
-    )
-    assert sum(embedded) == 4 * len(set(TEXTS)), "each layer and pool once; the first is known already"
+    grid = {"elmo__layer": ["mix", "top", "all", *np.arange(3)], "elmo__pool": ["mean", "max"]}
+    GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(TEXTS, LABELS)
+    assert sum(embedded) == 4 * len(set(TEXTS)), "the mix and all layers, each pool once; the first is known already"
+
+
+def test_without_a_model_it_is_the_bundled_one(model_folder, monkeypatch):
+    monkeypatch.setattr("elmokit.formats.bundled.FOLDER", model_folder.parent)
+    monkeypatch.setattr("elmokit.sklearn.DEFAULT", model_folder.name)
+    for given in (None, model_folder.name):
+        found = ElmoVectorizer(given).transform(TEXTS)
+        np.testing.assert_array_equal(found, ElmoVectorizer(model_folder).transform(TEXTS))
 
 
 def test_a_grid_search_in_two_processes(model_folder):
@@ -218,7 +225,6 @@ def test_memory_is_bounded(model_folder, monkeypatch, embedded):
         ({"pool": None}, "pool must be mean, max, first or last, got None"),
         ({"segment": "words"}, "the segmenter must be one of"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
-        ({"model": None}, "needs a model"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_label_that_training_never_saw_is_told(train, place, tmp_path):
     status, out, err = train("classify", "classify.tsv", "--dev", tmp_path / "dev.tsv")
     assert status == 0
     assert f"{tmp_path / 'dev.tsv'}, line 3: training never saw the label 'meh'" in err
-    assert f"{tmp_path / 'dev.tsv'} has no example of 'neg'" in err
+    assert "there is no example of 'neg' to score on" in err
     assert [line for line in out.splitlines() if line.startswith("meh")]
 
 
@@ -275,6 +275,25 @@ def test_predictions_of_tags_can_be_read_again(call, place, tmp_path):
     (tmp_path / "raw.txt").write_text("film Ann Smith was Paris\n\nRome\n")
     status, out, _ = call("predict", place / "tag-model", "--input", tmp_path / "raw.txt")
     assert (status, len(out.splitlines())) == (0, 2)
+
+
+def test_texts_that_are_cut_are_told(call, place, tmp_path):
+    (tmp_path / "a.tsv").write_text(f"label\ttext\npos\t{'good ' * 500}\nneg\tbad\n")
+    _, _, err = call("eval", place / "classify-model", tmp_path / "a.tsv")
+    assert err == f"1 of 2 texts of {tmp_path / 'a.tsv'} is longer than 400 tokens (max_tokens) and is cut\n"
+    status, out, err = call("predict", place / "classify-model", "--input", tmp_path / "a.tsv")
+    assert (status, len(out.splitlines())) == (0, 2)
+    assert err == "1 text longer than 400 tokens (max_tokens): cut\n"
+
+
+def test_a_mistake_late_in_a_file_leaves_no_half_of_the_answers(call, place, tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "pos\tgood\n" * 600 + "pos\n")
+    status, _, err = call(
+        "predict", place / "classify-model", "--input", tmp_path / "a.tsv", "--output", tmp_path / "a.jsonl"
+    )
+    assert status == 2
+    assert err.startswith(f"elmo: {tmp_path / 'a.tsv'}, line 602: a row must have as many columns")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tsv"]
 
 
 def test_text_that_utf_8_cannot_hold(call, place, tmp_path):
@@ -455,11 +474,11 @@ def test_ctrl_c_leaves_nothing(place, tmp_path):
 
 
 def test_long_work_logs_lines_without_a_terminal(call, train, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("elmokit.commands.task._LOG_SECONDS", -1)
+    monkeypatch.setattr("elmokit.commands.task_progress._LOG_SECONDS", -1)
     _, _, err = call(
         "predict", place / "classify-model", "--input", place / "classify-dev.tsv", "--output", tmp_path / "a.tsv"
     )
-    assert err.splitlines() == [f"predicting: {done} of 12 examples" for done in range(1, 13)]
+    assert err.splitlines() == [f"predicting: {done} examples" for done in range(1, 13)]
     _, _, err = train("classify", "classify.tsv", "--dev", place / "classify-dev.tsv", "--cache", tmp_path / "cache")
     lines = err.splitlines()
     assert any(line.startswith("ELMo vectors: ") for line in lines)

@@ -18,7 +18,7 @@ from rows import Row, read_rows
 from elmokit import Elmo
 from elmokit.analyse.probes.pos import probe_pos
 from elmokit.analyse.probes.senses import read_evaluation, read_semcor
-from elmokit.analyse.probes.sources import Source, StaticSource, source_of
+from elmokit.analyse.probes.sources import Source, StaticSource, evenly, source_of
 from elmokit.analyse.probes.wic import probe_wic, read_wic
 from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import probe_wsd
@@ -97,7 +97,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
     else:
         source = source_of(_elmo(setting.models[row.language], setting.device))
     if row.kind == "pos":
-        tagged = _tagged(train)[: setting.limit], [example for path in measured for example in _tagged(path)]
+        tagged = evenly(_tagged(train), setting.limit), [example for path in measured for example in _tagged(path)]
         result = probe_pos(source, *tagged, seeds=unit.seeds, folder=_folder(setting))
         names: dict[Input, str] = {"elmo": "mix", "layer0": "0", "glove": "static"}
         values: Values = []
@@ -114,7 +114,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
         details = {"by layer": scores, **asdict(found)}
     else:
         pairs = [pair for path in measured for pair in read_wic(path)]
-        likeness = probe_wic(source, read_wic(train)[: setting.limit], pairs)
+        likeness = probe_wic(source, evenly(read_wic(train), setting.limit), pairs)
         # As a task's network learns to mix the layers, so does the regression here.
         scores = likeness.logistic
         details = {"by layer": likeness.accuracy, **asdict(likeness)}
@@ -128,7 +128,7 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
 
     segment = _segment(row, setting)
     train, dev, measured = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
-    train = train[: setting.limit]
+    train = list(evenly(train, setting.limit))
     values: Values = []
     for name in unit.inputs:
         for seed in unit.seeds:

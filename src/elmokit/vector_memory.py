@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.formats.bundled import resolved
 from elmokit.tasks.features import fingerprint
 
 Vector = NDArray[np.float32]
@@ -48,12 +49,12 @@ class Opened:
 
 @torch.no_grad()
 def open_model(model: str | Path | Elmo, device: str | None) -> Opened:
-    """The model of a path, loaded once in this process; an Elmo as it is.
+    """The model of a path, or a bundled one by its name, loaded once in this process; an Elmo as it is.
 
     A model that was written anew is loaded anew.
     """
     with _lock:
-        elmo = model if isinstance(model, Elmo) else _loaded(Path(model), device)
+        elmo = model if isinstance(model, Elmo) else _loaded(Path(resolved(model)), device)
         # An Elmo may be trained or moved between two calls; sums are quicker than a digest, and tell.
         tensors = [tensor.detach() for tensor in elmo.state_dict().values()]
         versions = tuple((str(tensor.dtype), float(tensor.sum()), float(tensor.norm())) for tensor in tensors)

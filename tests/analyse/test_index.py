@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +157,8 @@ def test_folders_that_are_refused(tmp_path, index) -> None:
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(ElmoError, match="has files in it"):
         build_index(StandIn(), corpus, tmp_path / "mine")
+    with pytest.raises(ElmoError, match=r"the index .* cannot be written"):
+        build_index(StandIn(), corpus, tmp_path / "mine" / "thesis.tex" / "index")
     with pytest.raises(ElmoError, match=r"thesis.tex is a file"):
         build_index(StandIn(), corpus, tmp_path / "mine" / "thesis.tex")
     with pytest.raises(ElmoError, match=r"it has no index.json"):
@@ -165,8 +170,14 @@ def test_damage_is_told(index) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ElmoError, match=r"vectors.bin must have [\d,]+ bytes, got"):
         OccurrenceIndex.open(index.folder)
+    with pytest.raises(ElmoError, match=r"vectors.bin must have [\d,]+ bytes, got"):
+        build_index(StandIn(), prepared(index.folder.parent / "corpus"), index.folder)
     described = json.loads((index.folder / "index.json").read_text())
-    for wrong, said in (({"version": 99}, "another version"), ({"format": "zip"}, "does not describe")):
+    for wrong, said in (
+        ({"version": 99}, "another version"),
+        ({"format": "zip"}, "does not describe"),
+        ({"rows": None}, "is damaged"),
+    ):
         (index.folder / "index.json").write_text(json.dumps({**described, **wrong}))
         with pytest.raises(ElmoError, match=said):
             OccurrenceIndex.open(index.folder)
@@ -195,3 +206,24 @@ def test_models_that_are_refused(tmp_path, make_elmo) -> None:
             build_index(make_elmo(**arguments), corpus, tmp_path / "second")
     with pytest.raises(ElmoError, match="mix, top or a number from 0 to 2, got 3"):
         build_index(StandIn(), corpus, tmp_path / "second", layer=3)
+
+
+def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypatch, index) -> None:
+    """A model computes some sentences at once: only after all of them does a new run make the same batches."""
+    monkeypatch.setattr(row_file, "_SYNC_SECONDS", -1.0)
+
+    class InTens(StandIn):
+        def stream(self, sentences: Iterable[list[str]], **others: Any) -> Iterator[np.ndarray]:
+            given = iter(sentences)
+            while some := list(islice(given, 10)):
+                yield from list(super().stream(some, **others))[: 7 if self.encoded == 20 else 10]
+                if self.encoded == 20:
+                    raise KeyboardInterrupt
+
+    corpus = prepared(tmp_path / "corpus")
+    with pytest.raises(KeyboardInterrupt):
+        build_index(InTens(), corpus, tmp_path / "second")
+    rest = StandIn()
+    build_index(rest, corpus, tmp_path / "second")
+    assert rest.encoded == 50
+    assert files_of(tmp_path / "second") == files_of(tmp_path / "index")

@@ -18,7 +18,8 @@ from elmokit.analyse.index import Occurrence
 from elmokit.analyse.sense_picture import draw_senses, snippet
 from elmokit.analyse.senses import find_senses
 from elmokit.analyse.similarity_picture import draw_similarity, similarities
-from elmokit.analyse.words_picture import draw_words, place_words
+from elmokit.analyse.vectors import normalised
+from elmokit.analyse.words_picture import PlacedWords, draw_words, place_words
 from standing_in import StandIn, prepared
 
 pytest.importorskip("matplotlib")
@@ -156,6 +157,35 @@ def test_words(tmp_path, make_elmo, shown) -> None:
         assert not one.overlaps(other)
     with pytest.raises(ElmoError, match="at most 80 occurrences of bank, money, got 120"):
         place_words(elmo, ["bank", "money"], found * 20)
+
+
+def test_a_crowd_of_words_is_not_labelled_with_the_word_alone(tmp_path, shown) -> None:
+    random = np.random.default_rng(1)
+    tokens = [(f"before{number}", "bank", f"behind{number}") for number in range(70)]
+    found = tuple(Occurrence(number, 1, each) for number, each in enumerate(tokens))
+    vectors = normalised(random.standard_normal((2, 70, 6)).astype(np.float32) * (9, 9, 1, 1, 1, 1))
+    draw_words(["bank"], PlacedWords(found, (0,) * 70, vectors), tmp_path / "crowd.png")
+    written = [text.get_text() for text in shown[0].axes[1].texts]
+    assert 5 < len(written) < 70
+    assert "bank" not in written, "the legend says that already"
+    for one, other in combinations(boxes_of(shown[0]), 2):
+        assert not one.overlaps(other)
+
+
+def test_neighbours_in_a_script_without_a_font_are_left_out(tmp_path, font, shown) -> None:
+    found = (Occurrence(0, 1, ("a", "bank", "b")), Occurrence(1, 1, ("银行", "bank", "b")))
+    vectors = normalised(np.arange(12, dtype=np.float32).reshape(2, 2, 3) ** 2)
+    draw_words(["bank"], PlacedWords(found, (0, 0), vectors), tmp_path / "words.png")
+    assert sorted(text.get_text() for text in shown[0].axes[1].texts) == ["a bank b", "bank"]
+
+
+def test_no_more_groups_than_looks(tmp_path, index) -> None:
+    found = tuple(Occurrence(number, 0, ("bank",)) for number in range(9))
+    placed = PlacedWords(found, tuple(range(9)), np.zeros((2, 9, 3), np.float32))
+    with pytest.raises(ElmoError, match="at most 8 words apart, got 9"):
+        draw_words([f"word{number}" for number in range(9)], placed, tmp_path / "words.png")
+    with pytest.raises(ElmoError, match="at most 8 clusters apart, got 9"):
+        draw_senses(find_senses(index, "bank", 9), index, tmp_path / "bank.png")
 
 
 def test_snippets() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from elmokit import ElmoError
 from elmokit.analyse.probes.senses import Mention, SenseSentence, read_evaluation, read_semcor
+from elmokit.analyse.probes.sources import StaticSource, evenly
 from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import WsdScore, probe_wsd
 
@@ -70,6 +71,22 @@ def test_the_mean_and_the_nearest_context_may_differ():
     result = probe_wsd(Placed(), train, [said("bank cash", bank(MONEY))])
     assert result.nearest["0"].f1 == 1
     assert result.centroid["0"].f1 == 0
+
+
+def test_a_limit_takes_from_the_whole_file():
+    assert list(evenly("aabbccdd", 4)) == ["a", "b", "c", "d"]
+    assert evenly("abc", None) == evenly("abc", 3) == "abc"
+    with pytest.raises(ElmoError, match="limit must be at least 1, got 0"):
+        evenly("abc", 0)
+
+
+def test_of_contexts_equally_near_the_sense_of_most_counts():
+    """To a vector that knows no context all occurrences of a word are the same."""
+    static = StaticSource(["bank", "shore"], np.array([[3.0, 4.0], [1.0, 0.0]], np.float32))
+    train = [said("bank a", bank(MONEY)), *(said(f"{word} b", bank(RIVER)) for word in ("bank", "bank", "shore"))]
+    asked = [said("c bank", bank(RIVER, 1)), said("nowhere", bank(RIVER))]
+    result = probe_wsd(static, train, asked)
+    assert result.nearest["static"].f1 == 1, "not the first one of the file"
 
 
 def test_only_senses_of_the_same_lemma_and_part_of_speech_are_candidates():

@@ -27,8 +27,13 @@ def test_a_network_has_its_own_weights_again():
     with torch.no_grad():
         weight += 10
     averages.update()
-    with pytest.raises(RuntimeError, match="stop"), averages.in_use():
-        assert weight.tolist() == pytest.approx([10.0, 11.0])
-        raise RuntimeError("stop")
+
+    def fail():
+        with averages.in_use():
+            assert weight.tolist() == pytest.approx([10.0, 11.0])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
     assert weight.tolist() == [11.0, 12.0]
     assert averages.copies()[0].tolist() == pytest.approx([10.0, 11.0])

@@ -98,10 +98,10 @@ def test_layer_0_alone_needs_no_lstm_and_no_disk(make_elmo, tmp_path, computed):
     assert not computed
     assert not list(tmp_path.iterdir())
     expected, _ = live_layers(elmo, SENTENCES)
-    torch.testing.assert_close(alone.batch(range(6))[0], expected[:1])
+    torch.testing.assert_close(alone.batch(range(6))[0], expected[:1], atol=2e-3, rtol=2e-3)
     frozen_features(elmo, SENTENCES, cache=tmp_path)
     stored = frozen_features(elmo, SENTENCES, cache=tmp_path, layer_0=True)
-    torch.testing.assert_close(stored.batch(range(6))[0], expected[:1], atol=2e-3, rtol=2e-3)
+    assert torch.equal(stored.batch(range(6))[0], alone.batch(range(6))[0])  # no result depends on a warm cache
 
 
 def test_many_small_files_are_as_one(make_elmo, tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import TaggedExample
-from elmokit.tasks.reading.columns import read_tagged
+from elmokit.tasks.reading import columns
+from elmokit.tasks.reading.columns import read_tagged, stream_tagged
 
 SHARED = Path("/work/shared/tasks")
 CONLLU = """# sent_id = 1
@@ -128,6 +129,18 @@ def test_segment_digits(file):
 def test_a_few_slips_do_not_hide_segment_digits(file):
     lines = ["科0\tO\n", "技1\tO\n"] * 100 + ["\ufffd\ufffd0\tO\n"]
     assert read_tagged(file("".join(lines)))[0].tokens[-3:] == ("科", "技", "\ufffd\ufffd")
+
+
+def test_a_stream_gives_sentences_before_the_file_is_read(file, monkeypatch):
+    stream = stream_tagged(file("EU B-ORG\nsays O\n\nNo O\n\nAda\n"))
+    assert [next(stream).tokens for _ in range(2)] == [("EU", "says"), ("No",)]
+    with pytest.raises(ElmoError, match="line 6"):
+        next(stream)
+    monkeypatch.setattr(columns, "_SEGMENT_TOKENS", 3)
+    stream = stream_tagged(file("科0\tO\n技1\tO\n\n" * 3 + "全\tO\n"))
+    assert [next(stream).tokens for _ in range(3)] == [("科", "技")] * 3
+    with pytest.raises(ElmoError, match=r"line 10.*must end in a digit"):
+        next(stream)
 
 
 def test_ordinary_files_keep_their_digits(file):

@@ -255,5 +255,5 @@ def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ElmoError, match="is not a task model"):
         load(tmp_path / "missing")
-    with pytest.raises(ElmoError, match="cannot be read: Not a directory"):
+    with pytest.raises(ElmoError, match="is not a task model"):
         load(tmp_path / "file")

@@ -44,10 +44,10 @@ def test_slips_in_training_data_are_told():
     assert Labels.of("ababab").check_training() == []
     assert Labels.of("ab" * 10).check_training("a.tsv") == []
     assert Labels.of(["a"] * 9 + ["b"] * 9 + ["lable"]).check_training("a.tsv") == [
-        "a.tsv has only one example each of 'lable': is that a slip?"
+        "a.tsv has only one example of 'lable': is that a slip?"
     ]
-    assert Labels(("a", "b", "c"), (3, 4, 0)).check_training() == [
-        "the training data has no example of 'c': such a class cannot be learned"
+    assert Labels.of([*"ababababab", "c", "d"]).check_training() == [
+        "the training data has only one example each of 'c', 'd': is that a slip?"
     ]
 
 
@@ -56,10 +56,17 @@ def test_dev_labels():
     assert labels.check_dev([text("a", 2), text("b", 3), text("c", 4)]) == []
     assert labels.check_dev([text("a", 2), text("z", 3), text("c", 4), text("z", 5)], "dev.tsv") == [
         "dev.tsv, line 3: training never saw the label 'z'; 2 places with it will count as wrong",
-        "dev.tsv has no example of 'b', so its score says nothing about that",
+        "there is no example of 'b' to score on, so no score speaks for that",
     ]
     two = labels.check_dev([text(label, 2) for label in "abcyz"], "dev.tsv")
     assert two == ["dev.tsv, line 2: training never saw the labels 'y', 'z'; 2 places with them will count as wrong"]
+
+
+def test_dev_labels_of_another_kind_are_refused():
+    with pytest.raises(
+        ElmoError, match=r"dev\.tsv, line 2: training saw none of the labels here \('1', '0'\), only 'a'"
+    ):
+        Labels.of("aabb").check_dev([text("1", 2), text("0", 3)], "dev.tsv")
 
 
 def test_dev_tags():

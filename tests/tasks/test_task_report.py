@@ -191,6 +191,19 @@ def test_names_that_no_font_has_are_numbered(tmp_path, figures, monkeypatch):
     assert [label.get_text() for label in figures[0].axes[0].get_yticklabels()] == ["sport", "class 2", "class 3"]
 
 
+def test_long_names_are_told_apart(tmp_path, figures):
+    names = ["a very long name of class 1 in this file", "a very long name of class 2 in this file", "b" * 30, "c"]
+    draw_confusion(tmp_path / "a.png", names, np.eye(4, dtype=int))
+    assert [label.get_text() for label in figures[0].axes[0].get_yticklabels()] == [
+        "class 1", "class 2", "b" * 23 + "…", "c",
+    ]  # fmt: skip
+    names = [f"a very long class name for topic {n}" for n in range(2)]
+    draw_confusion(tmp_path / "a.png", names, np.eye(2, dtype=int))
+    assert [label.get_text() for label in figures[1].axes[0].get_yticklabels()] == [
+        "a very long… for topic 0", "a very long… for topic 1",
+    ]  # fmt: skip
+
+
 def test_mix_picture(tmp_path, figures):
     draw_mixes(tmp_path / "a.png", [([0.2, 0.5, 0.3], 1.25), ([0.1, 0.1, 0.8], 0.5)])
     check_png(tmp_path / "a.png")
@@ -212,6 +225,9 @@ def test_learning_curve(tmp_path, figures):
     assert score.get_legend().get_texts()[0].get_text() == "best: 0.7500 in epoch 4"
     assert list(loss.lines[0].get_ydata()) == [1, 1 / 2, 1 / 3, 1 / 4, 0.1]
     assert score.lines[0].get_marker() != loss.lines[0].get_marker()
+    nothing_found = [{"epoch": n, "loss": 1 / n, "score": 0.0} for n in (1, 2, 3)]
+    draw_learning(tmp_path / "b.png", nothing_found, "entity F1", best_epoch=3)
+    assert figures[1].axes[0].get_legend().get_texts()[0].get_text() == "best: 0.0000 in epoch 3"
 
 
 @pytest.mark.parametrize(

@@ -173,12 +173,14 @@ def test_a_few_broken_sequences_are_told():
     examples[7] = sentence("O", "I-X", line=29)
     told = check_scheme(examples, BIO, "a.conll")
     assert told.startswith("a.conll, line 30: in BIO I-X cannot stand after O (1 such place, 30 spans);")
+    few = examples[7:9]
     with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot stand after O"):
-        check_scheme(examples, BIO, "a.conll", strict=True)
+        check_scheme(few, BIO, "a.conll")
     with pytest.raises(ElmoError, match=r"a\.conllu, line 29, token 2 \('w1'\): in BIO"):
-        check_scheme(examples, BIO, "a.conllu", strict=True)
+        check_scheme(few, BIO, "a.conllu")
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
-        check_scheme(examples, BIO, strict=True)
+        check_scheme(few, BIO)
+    assert check_scheme(few, BIO, "a.conll", refuse=False).startswith("a.conll, line 30: in BIO I-X cannot stand")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import PairExample, TextExample
 from elmokit.tasks.reading.lines import suffix_of
-from elmokit.tasks.reading.tables import read_pairs, read_texts
+from elmokit.tasks.reading.tables import read_pairs, read_texts, stream_pairs, stream_texts
 
 SHARED = Path("/work/shared/tasks")
 
@@ -115,7 +115,7 @@ def test_without_a_header_the_label_comes_first(file):
 
 def test_swapped_columns_without_a_header_are_noticed(file):
     path = file("a.tsv", "".join(f"text number {n}\t{'ab'[n % 2]}\n" for n in range(12)))
-    refused(read_texts, path, "more different values than the second", "text 1 and label 2")
+    refused(read_texts, path, "more different values than the second", "--text 1 --label 2")
     assert len(read_texts(path, text="1", label="2")) == 12
 
 
@@ -156,7 +156,7 @@ def test_pairs(file, header):
 
 def test_a_file_with_a_label_and_a_score_needs_the_name(file):
     path = file("a.tsv", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta\tb\t3.5\tNO\n")
-    refused(read_pairs, path, "relatedness_score", "entailment_judgment", "name it with label")
+    refused(read_pairs, path, "relatedness_score", "entailment_judgment", "name it with --label")
     assert read_pairs(path, label="relatedness_score")[0].label == "3.5"
     assert read_pairs(path, label="entailment_judgment")[0].label == "NO"
     assert read_pairs(path, labelled=False)[0].label is None
@@ -238,6 +238,7 @@ def test_segmenters(file):
         ("a.jsonl", '{"text": "a", "label": "b"}\n[1, 2]\n', ["line 2", "must be a JSON object", "'[1, 2]'"]),
         ("a.jsonl", '{"text": "a", "label": "b"}\n\n{"text": \n', ["line 3", "must be a JSON object"]),
         ("a.json", '[\n{"text": "a", "label": "b"}\n]\n', ["line 1", "jq -c"]),
+        ("a.json", '[{"text": "a", "label": "b"}]\n', ["line 1", "jq -c"]),
         ("a.jsonl", "[" * 100_000, ["line 1", "must be a JSON object"]),
         ("a.jsonl", "{}\n", ["line 1", "must be a JSON object with fields"]),
         ("a.jsonl", '{"text": ["a"], "label": "b"}\n', ["line 1", "'text' for the text must be a string", "'[\"a\"]'"]),
@@ -274,6 +275,29 @@ def test_files_that_are_not_there(tmp_path):
 def test_a_torn_packed_file(file):
     packed = gzip.compress(b"label\ttext\n" + b"a\tb\n" * 1000)
     refused(read_texts, file("a.tsv.gz", packed[: len(packed) - 12]), "is damaged after line")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "label\ttext\nx\tone\nx\n"),
+        ("a.csv", "label,text\nx,one\nx\n"),
+        ("a.jsonl", '{"label": "x", "text": "one"}\n{\n'),
+        ("a.txt", "one\n\ntwo\n"),
+    ],
+)
+def test_a_stream_gives_examples_before_the_file_is_read(file, name, content):
+    stream = stream_texts(file(name, content), labelled=False)
+    assert next(stream).tokens == ("one",)
+    with pytest.raises(ElmoError, match=r"line [23]"):
+        next(stream)
+
+
+def test_a_stream_of_pairs(file):
+    stream = stream_pairs(file("a.tsv", "first\tsecond\na\tb\nc\n"), labelled=False)
+    assert next(stream) == PairExample(("a",), ("b",), None, 2)
+    with pytest.raises(ElmoError, match="line 3"):
+        next(stream)
 
 
 def test_a_document_longer_than_the_csv_module_likes(file):

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import fields
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -242,6 +243,43 @@ def test_without_dev_data_some_is_held_out(elmo, tmp_path):
     assert fitted.scores.to_dict() == fitted.model.score(dev).to_dict()
 
 
+def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
+    rare = [*texts(20), TextExample(("odd",), "rare", 21)]
+    for seed in range(30):
+        train, dev = held_out(rare, seed, by_label=True)
+        assert len(dev) == 2
+        assert {example.label for example in train} == {"pos", "neg", "rare"}
+    assert held_out(texts(40), 1, by_label=True) == held_out(texts(40), 1)
+    assert len(held_out(pairs(20, scores=True), 1)[1]) == 2
+    with pytest.raises(ElmoError, match=r"each of the 2 examples is the only one of its label: give dev data"):
+        fit("classify", texts(2), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
+
+
+def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_path):
+    examples = sentences(30)
+    held = held_out(examples, seed=1)[1][0]
+    examples[held.line - 1] = TaggedExample(("film", "Ann"), ("O", "I-PER"), held.line)
+    options = tiny_options(epochs=1)
+    fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))
+    (note,) = fitted.notes
+    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER cannot stand after O")
+
+
+def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):
+    dev = [TaggedExample(("film", "Ann"), ("O", "B-PERSON"), 1), TaggedExample(("Rome",), ("B-LOC",), 4)]
+    notes = trained("tag", sentences(16), dev=dev, epochs=1).notes
+    assert notes == [
+        "line 1, token 2 ('Ann'): training never saw the label 'B-PERSON'; 1 place with it will count as wrong"
+    ]
+
+
+def test_dev_data_without_spans_is_told(trained):
+    dev = [TaggedExample(("film",), ("O",), 1)]
+    assert "every tag to score on is O, so the entity F1 is 0 whatever the answers" in (
+        trained("tag", sentences(16), dev=dev, epochs=1).notes
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "train", "dev", "message"),
     [
@@ -270,6 +308,18 @@ def test_gradients_that_are_no_numbers_are_told(trained, elmo):
     torch.nn.init.constant_(elmo.bilm.get_parameter(next(iter(elmo.bilm.state_dict()))), math.nan)
     with pytest.raises(ElmoError, match="no update of epoch 1 had finite gradients"):
         trained("classify", texts(16), epochs=2)
+
+
+def test_updates_that_are_left_out_are_told(trained):
+    class Noting(Unwatched):
+        notes: ClassVar[list[str]] = []
+
+        def note(self, text):
+            self.notes.append(text)
+
+    fitted = trained("classify", texts(32), epochs=1, learning_rate=1e30, watch=Noting())
+    assert Noting.notes[-1].startswith("2 of the 3 updates of epoch 1 were left out")
+    assert 0.5 < fitted.history[0]["loss"] < 1  # of the one that counted
 
 
 def bilm_of(elmo):

@@ -76,7 +76,7 @@ def build_index(
     if index := opened(folder, plan):
         return index
     _refuse_unwritable(folder)
-    with guarding(folder):
+    with guarding(folder, "index"):
         if index := opened(folder, plan):  # another process has built it while this one waited
             return index
         _refuse_foreign(folder)
@@ -125,7 +125,7 @@ def opened(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
     try:
         index = OccurrenceIndex.open(folder)
     except ElmoError:
-        return None  # damaged, or of another version: it is built anew
+        return None  # damaged, or of another version: who is about to write there says so
     same = json.loads(json.dumps(plan))
     return index if {name: index.description.get(name) for name in same} == same else None
 
@@ -142,6 +142,7 @@ def _refuse_foreign(folder: Path) -> None:
         raise ElmoError(f"an index is built in a folder, and {folder} is a file: name another")
     if folder.is_dir() and any(folder.iterdir()):
         if (folder / DESCRIPTION).is_file():
+            OccurrenceIndex.open(folder)  # says what is damaged, where that is why it does not serve
             raise ElmoError(
                 f"{folder} is an index of another model, corpus or choice of words: name another folder, or remove it"
             )
@@ -204,6 +205,9 @@ def _write_vectors(
     def sentences() -> Iterator[list[str]]:
         start = int(text.ends[done - 1]) if done else 0
         for end in text.ends[done:].tolist():
+            # The stream asks for more once it has given back all it had: a run that goes on from here makes the same
+            # batches, and so the same bytes.
+            file.note(number)
             yield [types[number] for number in text.tokens[start:end].tolist()]
             start = end
 
@@ -220,10 +224,9 @@ def _write_vectors(
             start = int(text.ends[number - 2]) if number > 1 else 0
             file.add(rows[first:last], vectors[places[first:last] - start])
             first = last
-            file.flush(number)
             if number % _TELL_EVERY == 0:
                 tell(number)
-        file.flush(number, force=True)
+        file.note(number, force=True)
         tell(number)
 
 
@@ -249,6 +252,7 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     for file in partial.glob("*.bin"):
         sync(file)
     replace_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
+    sync(partial)
     if folder.is_dir():
         folder.rmdir()
     partial.rename(folder)

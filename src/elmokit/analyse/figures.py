@@ -33,6 +33,12 @@ LOOKS = (
 )  # fmt: skip
 
 
+def check_groups(count: int, kind: str) -> None:
+    """Refuse more words or clusters than there are looks."""
+    if count > len(LOOKS):
+        raise ElmoError(f"a picture tells at most {len(LOOKS)} {kind} apart, got {count}: ask for fewer")
+
+
 def check_picture(path: Path) -> None:
     """Refuse what could not be written once everything has been computed."""
     if path.suffix.lower() not in SUFFIXES:

@@ -157,9 +157,10 @@ def _build(
         )
     if new:
         size = sum(file.stat().st_size for file in index.folder.rglob("*.bin"))
-        words = "all words" if choice.words is None else ", ".join(choice.words[:3])
+        shown = "all words" if choice.words is None else ", ".join(choice.words[:3])
+        more = " …" if choice.words is not None and len(choice.words) > 3 else ""
         print(
-            f"built an index of {words}: {counted(len(index), 'occurrence')} in "
+            f"built an index of {shown}{more}: {counted(len(index), 'occurrence')} in "
             f"{counted(index.text.n_sentences, 'sentence')}, {_megabytes(size)} in {index.folder}",
             file=sys.stderr,
         )

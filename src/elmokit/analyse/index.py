@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "index.json"
 FORMAT = "elmokit-index"
 VERSION = 1
+_NUMBERS, _FACTS = ("rows", "vector_size", "coarse_size"), {"model", "layer"}
+"""What a description has to have."""
 Rows = NDArray[np.int64]
 
 
@@ -76,7 +78,7 @@ class OccurrenceIndex:
         folder = Path(folder).expanduser()
         description = read_description(folder)
         text = PreparedCorpus.open(folder / "text")
-        rows, size, coarse_size = (description[name] for name in ("rows", "vector_size", "coarse_size"))
+        rows, size, coarse_size = (description[name] for name in _NUMBERS)
         coarse = None
         if coarse_size:
             directions = mapped(folder / "directions.bin", "<f4", (size, coarse_size))
@@ -199,6 +201,8 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{folder} was built by another version of elmokit (format {description.get('version')}, this one reads "
             f"{VERSION}): remove the folder and build the index again"
         )
+    if not all(isinstance(description.get(name), int) for name in _NUMBERS) or not description.keys() >= _FACTS:
+        raise ElmoError(f"{path} is damaged: remove the folder and build the index again")
     return description
 
 

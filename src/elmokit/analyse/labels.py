@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_GAP = 4.0
+_GAP = 5.0
 """Pixels at 100 dots an inch between a point and its label."""
 _DISTANCES = (1.0, 2.5, 4.0, 6.0, 8.0, 10.0, 13.0, 16.0, 20.0, 25.0, 32.0, 40.0)
 _DIRECTIONS = 24
 _HALO = 2.5
+_MARK = 0.8
+"""Gaps from the middle of a point's mark to its edge."""
 _COVERING = 30.0
 """A label stands so much farther from its point rather than on another one."""
 _LINE_POINTS = 9
@@ -82,7 +84,7 @@ def place_boxes(
                 line = leader(anchor, box)
                 if _covered(box, lines, 0.0) or any(_covered(other, line, 0.0) for other in placed):
                     continue
-                price = _COVERING * _covered(box, obstacles, gap / 2) + distance
+                price = _COVERING * _covered(box, obstacles, _MARK * gap) + distance
                 if price < least:
                     choice, least = box, price
         if choice is not None:
@@ -99,7 +101,7 @@ def leader(anchor: NDArray[np.float64], box: Box) -> NDArray[np.float64]:
 
 
 def _around(x: float, y: float, width: float, height: float, gap: float) -> list[Box]:
-    """Boxes all around a point, none nearer than the gap."""
+    """Boxes all around a point, the gap away from it on the sides and nearer at the corners."""
     boxes = []
     for step in range(_DIRECTIONS):
         angle = 2 * np.pi * step / _DIRECTIONS

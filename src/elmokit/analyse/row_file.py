@@ -36,24 +36,25 @@ class RowFile:
         self._synced = time.monotonic()
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Take vectors of any length [N, D]."""
+        """Take vectors of any length [N, D]; many are written at once."""
         self._waiting.append((rows, vectors))
         self._bytes += vectors.nbytes
-
-    def flush(self, sentences: int, *, force: bool = False) -> None:
-        """Write if there is much to write, or if it was long ago."""
-        late = time.monotonic() - self._synced > _SYNC_SECONDS
-        if not force and not late and self._bytes < _BUFFER_BYTES:
-            return
-        if self._waiting:
+        if self._bytes >= _BUFFER_BYTES:
             self._write()
-        if force or late:
-            self._codes.sync()
-            self._scales.sync()
-            replace_text(self._partial / DONE, json.dumps({"sentences": sentences}))
-            self._synced = time.monotonic()
+
+    def note(self, sentences: int, *, force: bool = False) -> None:
+        """Bring all of it to the disk and note how many sentences that makes, if the last time is long ago."""
+        if not force and time.monotonic() - self._synced < _SYNC_SECONDS:
+            return
+        self._write()
+        self._codes.sync()
+        self._scales.sync()
+        replace_text(self._partial / DONE, json.dumps({"sentences": sentences}))
+        self._synced = time.monotonic()
 
     def _write(self) -> None:
+        if not self._waiting:
+            return
         rows = np.concatenate([rows for rows, _ in self._waiting])
         packed = pack(np.concatenate([vectors for _, vectors in self._waiting]))
         order = np.argsort(rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.analyse.figures import LOOKS, drawing
+from elmokit.analyse.figures import LOOKS, check_groups, drawing
 from elmokit.analyse.fonts import drawable, families_for
 from elmokit.analyse.index import Occurrence, OccurrenceIndex
 from elmokit.analyse.labels import Box, label_points
@@ -30,7 +30,8 @@ _DIGIT = "\u2007"
 
 
 def draw_senses(senses: Senses, index: OccurrenceIndex, path: Path) -> None:
-    """Write a scatter plot of the occurrences of a word as .png, .svg or .pdf."""
+    """Write a scatter plot of the occurrences of a word in up to 8 clusters as .png, .svg or .pdf."""
+    check_groups(len(senses.senses), "clusters")
     legends = [_legend(number, sense, len(senses.rows)) for number, sense in enumerate(senses.senses, 1)]
     labels = [_labels(index, sense) for sense in senses.senses]
     texts = [senses.word, *legends, *(text for _, each in labels for text in each)]
@@ -60,8 +61,7 @@ def _scatter(axes: Axes, senses: Senses, legends: Sequence[str]) -> None:
     axes.set_title(f"{senses.word}: {counted(len(senses.rows), 'occurrence')} in {kinds}", fontsize=11)
     size = 14 if len(senses.rows) > 400 else 26
     # The largest cluster first, so that the small ones lie on top and are seen.
-    for number, legend in enumerate(legends):
-        look = LOOKS[number % len(LOOKS)]
+    for number, (look, legend) in enumerate(zip(LOOKS, legends, strict=False)):
         points = senses.points[senses.labels == number]
         axes.scatter(
             points[:, 0], points[:, 1], s=size, color=look.color, marker=look.marker, alpha=0.85, linewidths=0.4,
@@ -96,12 +96,14 @@ def _legend(number: int, sense: Sense, total: int) -> str:
 
 
 def _labels(index: OccurrenceIndex, sense: Sense) -> tuple[list[int], list[str]]:
-    """Rows near the centre of a cluster and a few words of each, all different."""
+    """Rows near the centre of a cluster and a few words of each, all different and not the word alone."""
     rows: list[int] = []
     texts: list[str] = []
     for row in sense.rows[: 4 * _TRIED]:
-        text = snippet(index.occurrence(row), 2, _LONGEST_LABEL)
-        if text.casefold() not in (known.casefold() for known in texts) and drawable(text):
+        occurrence = index.occurrence(row)
+        text = snippet(occurrence, 2, _LONGEST_LABEL)
+        known = (occurrence.word.casefold(), *(each.casefold() for each in texts))
+        if text.casefold() not in known and drawable(text):
             rows.append(row)
             texts.append(text)
         if len(rows) == _TRIED:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.analyse.figures import LOOKS, drawing
-from elmokit.analyse.fonts import families_for
+from elmokit.analyse.figures import LOOKS, check_groups, drawing
+from elmokit.analyse.fonts import drawable, families_for
 from elmokit.analyse.index import Occurrence
 from elmokit.analyse.labels import label_points
 from elmokit.analyse.plane import principal_parts
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MOST_OCCURRENCES = 80
 _PANEL = 4.6
 """Inches."""
+_REACH, _LONGEST = 2, 26
+"""Words on each side in a label, and its letters."""
+_FAR = 20.0
+"""Gaps between a point and its label at the most."""
 _SAME = 1e-4
 """Points nearer than this, as a share of the picture, are drawn as one."""
 
@@ -57,17 +61,19 @@ def place_words(elmo: Elmo, words: Sequence[str], found: Sequence[tuple[int, Occ
 
 
 def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
-    """Write the words in the plane of their largest differences, a panel a layer, as .png, .svg or .pdf."""
+    """Write up to 8 words in the plane of their largest differences, a panel a layer, as .png, .svg or .pdf."""
+    check_groups(len(words), "words")
     count = len(placed.vectors)
     width, height = count * _PANEL + 0.1 * (count + 1), _PANEL + 0.75
-    texts = [*words, *(snippet(each, 2, 40) for each in placed.occurrences)]
+    texts = [*words, *(snippet(each, 0, _LONGEST) for each in placed.occurrences)]
+    texts += [text for each in placed.occurrences if drawable(text := snippet(each, _REACH, _LONGEST))]
     with drawing(path, (width, height), families_for(texts)) as figure:
         for number, vectors in enumerate(placed.vectors):
             left = 0.1 + number * (_PANEL + 0.1)
             axes = figure.add_axes((left / width, 0.45 / height, _PANEL / width, _PANEL / height))
             axes.set_title("layer 0, no context" if number == 0 else f"layer {number}", fontsize=10)
             flat = principal_parts(vectors.astype(np.float64), 2)
-            reach = 2 if number else 0  # without context the words around a word say nothing about its place
+            reach = _REACH if number else 0  # without context the words around a word say nothing about its place
             _draw_panel(axes, words, placed, reach, np.pad(flat, ((0, 0), (0, 2 - flat.shape[1]))))
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles, names, loc="lower center", ncol=len(words), frameon=False, fontsize=9, borderaxespad=0.4)
@@ -75,8 +81,7 @@ def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
 
 def _draw_panel(axes: Axes, words: Sequence[str], placed: PlacedWords, reach: int, points: NDArray[np.float64]) -> None:
     groups = np.array(placed.groups)
-    for number, word in enumerate(words):
-        look = LOOKS[number % len(LOOKS)]
+    for number, (look, word) in enumerate(zip(LOOKS, words, strict=False)):
         mine = points[groups == number]
         axes.scatter(
             mine[:, 0], mine[:, 1], s=30, color=look.color, marker=look.marker, edgecolors=look.edge, linewidths=0.4,
@@ -94,21 +99,26 @@ def _draw_panel(axes: Axes, words: Sequence[str], placed: PlacedWords, reach: in
 
 
 def _label(axes: Axes, placed: PlacedWords, reach: int, points: NDArray[np.float64], size: NDArray[np.float64]) -> None:
-    """Every point with the words around it, or with fewer of them where there is no room."""
+    """Every point with the words around it, or with fewer of them; where there is no room at all, not every point."""
     together = _together(points / size, placed.groups)
     anchors = points[[group[0] for group in together]]
-    for around, letters in [(around, letters) for around in range(reach, -1, -1) for letters in (7.0, 6.0)]:
-        texts = []
-        for group in together:
-            occurrence = placed.occurrences[group[0]]
-            several = f"{occurrence.word} × {len(group)}"
-            texts.append(several if len(group) > 1 else snippet(occurrence, around, 26))
+    least = min(reach, 1)
+    for around, letters in [(around, letters) for around in range(reach, least - 1, -1) for letters in (7.0, 6.0)]:
         before = len(axes.texts), len(axes.lines)
-        boxes = label_points(axes, anchors, texts, points, size=letters)
-        if len(boxes) == len(texts) or (around, letters) == (0, 6.0):
+        texts = [_text([placed.occurrences[number] for number in group], around) for group in together]
+        boxes = label_points(axes, anchors, texts, points, size=letters, cost=_FAR)
+        if len(boxes) == len(texts) or (around, letters) == (least, 6.0):
             return
         for artist in (*axes.texts[before[0] :], *axes.lines[before[1] :]):
             artist.remove()
+
+
+def _text(occurrences: Sequence[Occurrence], around: int) -> str:
+    first = occurrences[0]
+    if len(occurrences) > 1:
+        return f"{first.word} × {len(occurrences)}"
+    text = snippet(first, around, _LONGEST)
+    return text if drawable(text) else snippet(first, 0, _LONGEST)
 
 
 def _together(points: NDArray[np.float64], groups: Sequence[int]) -> list[list[int]]:

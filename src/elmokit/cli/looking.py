@@ -19,7 +19,9 @@ probe = typer.Typer(help="What each layer of a model knows, measured.", rich_mar
 app.add_typer(probe, name="probe")
 ProbeTrain = Annotated[str, typer.Option("--train", metavar="FILE", help="What the probe learns from.")]
 ProbeDev = Annotated[str, typer.Option("--dev", metavar="FILE", help="What it is measured on.")]
-ProbeLimit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N training sentences or pairs.")]
+ProbeLimit = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="At most N training sentences or pairs, evenly from the file.")
+]
 ProbeOutput = Annotated[str | None, typer.Option(metavar="FILE.json", help="Also write the figures.")]
 ProbeBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")]
 

@@ -67,7 +67,8 @@ def find_word(word: str, tokens: list[str], position: int | None, *, ignore_case
         if token == word or (ignore_case and token.casefold() == word.casefold())
     ]
     if not places:
-        raise ElmoError(f"--context must have {word!r} among its tokens, which are: {' '.join(tokens) or 'none'}")
+        shown = " ".join(map(repr, tokens)) or "none"
+        raise ElmoError(f"--context must have {word!r} among its tokens, which are: {shown}")
     if position is None and len(places) > 1:
         shown = ", ".join(str(place + 1) for place in places)
         raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {shown}: choose with --position")

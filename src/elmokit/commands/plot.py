@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmokit.analyse.figures import check_picture
+from elmokit.analyse.figures import check_groups, check_picture
 from elmokit.analyse.finding import IndexRequest, find_index, segment_of
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.index import Occurrence
@@ -82,6 +82,7 @@ def run_words(request: WordsRequest) -> None:
     if request.sentences and (request.where.corpus or request.where.index):
         raise ElmoError("give the sentences with --sentence or a text with --corpus, not both")
     asked = list(dict.fromkeys(request.words))
+    check_groups(len(asked), "words")
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
     found = _in_sentences(request, asked, elmo) if request.sentences else _in_corpus(request, asked, elmo)
     draw_words(asked, place_words(elmo, asked, found), request.output)

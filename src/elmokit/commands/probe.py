@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from elmokit.analyse.probes.pos import PosResult, probe_pos
 from elmokit.analyse.probes.senses import read_evaluation, read_semcor
-from elmokit.analyse.probes.sources import ElmoSource, Source, Tokens, Vectors
+from elmokit.analyse.probes.sources import ElmoSource, Source, Tokens, Vectors, evenly
 from elmokit.analyse.probes.wic import WicResult, probe_wic, read_wic
 from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import WsdResult, probe_wsd
@@ -37,7 +37,7 @@ class ProbeRequest:
     options: str | None = None
     vocab: str | None = None
     limit: int | None = None
-    """At most so many training sentences or pairs."""
+    """At most so many training sentences or pairs, evenly from the file."""
     output: Path | None = None
     """A JSON file for the figures."""
     batch_tokens: int = 2048
@@ -74,7 +74,7 @@ def run_pos(request: PosRequest) -> None:
     source = _source(request)
     result = probe_pos(
         source,
-        train[: request.limit],
+        evenly(train, request.limit),
         dev,
         seeds=range(1, request.seeds + 1),
         folder=request.cache,
@@ -96,7 +96,7 @@ def run_wsd(request: WsdRequest) -> None:
 def run_wic(request: WicRequest) -> None:
     """Print the accuracy of a threshold on each layer."""
     _check(request)
-    train, dev = read_wic(request.train)[: request.limit], read_wic(request.dev)
+    train, dev = evenly(read_wic(request.train), request.limit), read_wic(request.dev)
     result = probe_wic(_source(request), train, dev)
     _report(request, result, wic_lines(result))
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elmokit.analyse.figures import check_picture
+from elmokit.analyse.figures import check_groups, check_picture
 from elmokit.analyse.finding import IndexRequest, find_index
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.sense_picture import draw_senses
@@ -43,6 +43,7 @@ def run_senses(request: SensesRequest) -> None:
     """Find the index or build it, print the clusters with examples and draw them where that is asked for."""
     if request.output is not None:
         check_picture(request.output)
+        check_groups(request.clusters or 1, "clusters")
         if request.font is not None:
             add_font(request.font)
         families_for([request.word])  # a missing font has to show before anything is read

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tqdm import tqdm
-
 from elmokit import __version__
+from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import check_making, making
@@ -21,19 +18,17 @@ from elmokit.output.strings import counted
 from elmokit.placement import choose_device
 from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample
 from elmokit.tasks.folder import LAST, load, write_model
-from elmokit.tasks.model import Answer
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading.columns import Column, read_tagged
-from elmokit.tasks.reading.tables import read_pairs, read_texts
+from elmokit.tasks.reading.columns import Column, stream_tagged
+from elmokit.tasks.reading.tables import stream_pairs, stream_texts
 from elmokit.tasks.report import comparison_table, write_report
 from elmokit.tasks.scores import Scores
+from elmokit.tasks.sources import cut_note, is_cut
 from elmokit.tasks.training import Fitted, fit, with_layer_0, without_elmo
 from elmokit.tasks.writing import check_suffix, on_screen, write_answers
 from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)
-
-_LOG_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -47,24 +42,20 @@ class Columns:
     token_column: str | None = None
     tag_column: str | None = None
 
-    def read(self, kind: Kind, path: str, segment: SegmenterName, *, labelled: bool = True) -> list[Example]:
-        """The examples of a file."""
+    def read(self, kind: Kind, path: str, segment: SegmenterName, *, labelled: bool = True) -> Iterator[Example]:
+        """The examples of a file, one by one."""
         if kind == "classify":
-            return list(read_texts(path, text=self.text, label=self.label, segment=segment, labelled=labelled))
+            return stream_texts(path, text=self.text, label=self.label, segment=segment, labelled=labelled)
         if kind == "pair":
-            return list(
-                read_pairs(
-                    path, first=self.first, second=self.second, label=self.label, segment=segment, labelled=labelled
-                )
+            return stream_pairs(
+                path, first=self.first, second=self.second, label=self.label, segment=segment, labelled=labelled
             )
-        return list(
-            read_tagged(
-                path,
-                token_column=_column(self.token_column),
-                tag_column=_column(self.tag_column),
-                segment=segment,
-                labelled=labelled,
-            )
+        return stream_tagged(
+            path,
+            token_column=_column(self.token_column),
+            tag_column=_column(self.tag_column),
+            segment=segment,
+            labelled=labelled,
         )
 
 
@@ -102,13 +93,13 @@ def run_task_train(request: TrainTaskRequest) -> None:
     segment = request.segment or cast(SegmenterName, "none" if elmo is None else elmo.text.get("segment", "none"))
     if request.segment is None and segment != "none":
         log.info("texts are split as the training text of the model was, --segment %s", segment)
-    train = request.columns.read(request.kind, request.train, segment)
-    dev = None if request.dev is None else request.columns.read(request.kind, request.dev, segment)
+    train = list(request.columns.read(request.kind, request.train, segment))
+    dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, segment))
     told = f"{request.train}: {counted(len(train), 'example')}"
-    _say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
+    say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
 
     def trained(chosen: TaskOptions, name: str) -> Fitted:
-        with _Shown(name, quiet=chosen != options) as shown:
+        with TrainingShown(name, quiet=chosen != options) as shown:
             return fit(
                 request.kind,
                 train,
@@ -142,16 +133,17 @@ def run_task_train(request: TrainTaskRequest) -> None:
             ],
             facts=_facts(request, fitted, len(train), dev),
             comparison=comparison or None,
+            best_epoch=fitted.epoch,
         )
     if note:
-        _say(note)
+        say(note)
     for line in fitted.scores.table():
         print(line)
     if comparison:
         print()
         for line in comparison_table(comparison):
             print(line)
-    _say(
+    say(
         f"model: {request.output}, as it was after epoch {fitted.epoch} (elmokit.tasks.load opens it); "
         f"report: {request.output / 'report' / 'report.md'}"
     )
@@ -172,10 +164,10 @@ def run_task_eval(request: EvalTaskRequest) -> None:
     """Print a trained model's scores on a labelled file; write a report of them where one is asked for."""
     _refuse_missing(request.file)
     model = load(request.folder, device=request.device)
-    examples = request.columns.read(model.kind, request.file, model.segment)
-    for note in model.answers.check(examples, request.file):
-        _say(note)
-    with _Bar(len(examples)) as bar:
+    examples = list(request.columns.read(model.kind, request.file, model.segment))
+    for note in (*model.answers.check(examples, request.file), *cut_note(examples, model.options, request.file)):
+        say(note)
+    with AnswerBar(len(examples)) as bar:
         answers = list(bar.counted(model.stream(examples)))
     scores = model.answers.score(examples, [answer.answer for answer in answers])
     for line in scores.table():
@@ -184,7 +176,7 @@ def run_task_eval(request: EvalTaskRequest) -> None:
         facts = {"model": request.folder, "file": request.file, "examples": len(examples), "elmokit": __version__}
         title = f"{model.kind}: {Path(request.file).name}"
         missing = write_report(request.report, title=title, scores=scores, history=[], mixes=[], facts=facts)
-        _say(missing or f"report: {request.report / 'report.md'}")
+        say(missing or f"report: {request.report / 'report.md'}")
 
 
 @dataclass(frozen=True)
@@ -209,6 +201,7 @@ def run_task_predict(request: PredictTaskRequest) -> None:
     model = load(request.folder, device=request.device)
     if request.output is not None:
         check_suffix(request.output, model.kind)
+    examples: Iterable[Example]
     if request.input is not None:
         examples = request.columns.read(model.kind, request.input, model.segment, labelled=False)
     elif model.kind == "pair":
@@ -219,12 +212,22 @@ def run_task_predict(request: PredictTaskRequest) -> None:
     else:
         made: Callable[..., Example] = TaggedExample if model.kind == "tag" else TextExample
         examples = [made(model.tokens(text)) for text in request.texts]
+    cut = 0
+
+    def watched() -> Iterator[Example]:
+        nonlocal cut
+        for example in examples:
+            cut += is_cut(example, model.options)
+            yield example
+
     if request.output is None:  # what appears is progress enough, and a bar would stand in its way
-        for example, answer in zip(examples, model.stream(examples), strict=True):
+        for example, answer in model.answered(watched()):
             print(on_screen(example, answer, has_spans=model.answers.scheme.has_spans))
-        return
-    with _Bar(len(examples)) as bar:
-        write_answers(request.output, zip(examples, bar.counted(model.stream(examples)), strict=True), model)
+    else:
+        with AnswerBar(None if request.input is not None else len(request.texts)) as bar:
+            write_answers(request.output, bar.counted(model.answered(watched())), model)
+    if cut:
+        say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")
 
 
 def _refuse_idle(request: TrainTaskRequest, options: TaskOptions) -> None:
@@ -263,91 +266,3 @@ def _name(options: TaskOptions) -> str:
 
 def _column(name: str | None) -> Column | None:
     return int(name) if name is not None and name.isdecimal() else name
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-class _Bar:
-    """Shows how far an answering is: a bar on a terminal, a line now and then without one."""
-
-    def __init__(self, total: int) -> None:
-        self._bar = tqdm(total=total, desc="predicting", unit=" examples", disable=None, leave=False)
-
-    def counted(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        """The answers, counted."""
-        said = time.monotonic()
-        for done, answer in enumerate(answers, start=1):
-            self._bar.update()
-            if self._bar.disable and time.monotonic() - said > _LOG_SECONDS:
-                said = time.monotonic()
-                _say(f"predicting: {done:,} of {self._bar.total:,} examples")
-            yield answer
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-
-class _Shown:
-    """Shows a training: a bar on a terminal, a line for each epoch in any case."""
-
-    def __init__(self, name: str, *, quiet: bool) -> None:
-        """`quiet`: without notes, which were shown before."""
-        self._before, self._quiet = f"{name}: " if name else "", quiet
-        self._bar: tqdm[Any] | None = None
-        self._doing = ""
-        self._said = time.monotonic()
-
-    def note(self, text: str) -> None:
-        """Say something."""
-        if not self._quiet:
-            self._write(text)
-
-    def features(self, done: int, total: int) -> None:
-        """Show how many sentences have their vectors."""
-        self._advance("ELMo vectors", done, total, "sentences")
-
-    def batch(self, epoch: int, done: int, total: int) -> None:
-        """Show how far an epoch is."""
-        self._advance(f"epoch {epoch}", done, total, "batches")
-
-    def epoch(self, line: dict[str, Any], *, best: bool) -> None:
-        """Show what an epoch brought."""
-        self._close()
-        self._write(
-            f"{self._before}epoch {line['epoch']}: loss {line['loss']:.4f}, dev {line['name']} {line['score']:.4f}"
-            f"{', the best so far' if best else ''} ({line['seconds']:.1f} s)"
-        )
-
-    def _advance(self, doing: str, done: int, total: int, unit: str) -> None:
-        if doing != self._doing:
-            self._close()
-            self._bar = tqdm(total=total, desc=self._before + doing, unit=f" {unit}", disable=None, leave=False)
-            self._doing, self._said = doing, time.monotonic()
-        assert self._bar is not None
-        self._bar.update(done - self._bar.n)
-        if self._bar.disable:  # no terminal: a line now and then
-            self._bar.n = done
-            if time.monotonic() - self._said > _LOG_SECONDS:
-                self._said = time.monotonic()
-                self._write(f"{self._before}{doing}: {done:,} of {total:,} {unit}")
-
-    def _write(self, text: str) -> None:
-        if self._bar is not None and not self._bar.disable:
-            self._bar.clear()
-        _say(text)
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar, self._doing = None, ""
-
-    def __enter__(self) -> _Shown:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,8 +90,13 @@ class Answers:
         """Which tags may follow which."""
         return transitions(self.names, self.scheme) if self.kind == "tag" else None
 
-    def check(self, examples: Sequence[Example], path: str | Path | None = None) -> list[str]:
-        """Refuse examples to score that have no answers; sentences on labels that training never saw."""
+    def check(
+        self, examples: Sequence[Example], path: str | Path | None = None, *, held_out: bool = False
+    ) -> list[str]:
+        """Refuse examples to score that have no answers; sentences on labels that training never saw.
+
+        `held_out`: they are part of a training file that was checked as a whole; its few broken spans may be many here.
+        """
         if self.labels is None:
             scores_of(cast(Sequence[PairExample], examples), path)
             return []
@@ -100,11 +105,17 @@ class Answers:
                 label_of(cast(TextExample | PairExample, example), path)
             return self.labels.check_dev(examples, path)
         tagged = cast(Sequence[TaggedExample], examples)
-        note = check_scheme(tagged, self.scheme, path)
-        rewritten = [
-            TaggedExample(example.tokens, to_bioes(_tags(example), self.scheme), example.line) for example in tagged
-        ]
-        return [*([note] if note else []), *self.labels.check_dev(rewritten, path)]
+        for example in tagged:
+            _tags(example)
+        notes = [check_scheme(tagged, self.scheme, path, refuse=not held_out) or ""]
+        if self.scheme.has_spans and all(tag == OUTSIDE for example in tagged for tag in _tags(example)):
+            notes.append("every tag to score on is O, so the entity F1 is 0 whatever the answers")
+        # A broken span counts as what it is read as.
+        read = [replace(example, tags=self._repaired(_tags(example))) for example in tagged]
+        return [*filter(None, notes), *Labels.of(self.spelled).check_dev(read, path)]
+
+    def _repaired(self, tags: Tokens) -> Tokens:
+        return from_bioes(to_bioes(tags, self.scheme), self.scheme)
 
     def targets(self, examples: Sequence[Example]) -> Tensor:
         """What the network is to give for a batch of training examples: labels [B], tags [B, T] or scores [B]."""

@@ -90,7 +90,7 @@ def frozen_features(
     distinct = dict(zip(digests, sentences, strict=True))
     found = store.find(distinct.keys())
     if layer_0 and len(found) < len(distinct):
-        block = _words_alone(elmo, distinct)
+        block = _words_alone(elmo, distinct, dtype)
         found = {digest: Place(block, start, end) for digest, start, end in block.places()}
     elif len(found) < len(distinct):
         with store.alone():
@@ -194,11 +194,11 @@ def _block(elmo: Elmo, group: dict[bytes, Tokens], dtype: torch.dtype, progress:
 
 
 @torch.no_grad()
-def _words_alone(elmo: Elmo, group: dict[bytes, Tokens]) -> Block:
-    """Layer 0 of some sentences, in float32 and without the others."""
+def _words_alone(elmo: Elmo, group: dict[bytes, Tokens], dtype: torch.dtype) -> Block:
+    """Layer 0 of some sentences without the others, rounded as stored ones are, so that the cache changes no result."""
     numbers, rows = _numbered(group.values())
-    table = _rounded(elmo.encode_types(list(numbers)), torch.float32)
-    return block_of(_lengths(group), table, rows, torch.zeros(len(rows), 0, elmo.config.vector_size))
+    table = _rounded(elmo.encode_types(list(numbers)), dtype)
+    return block_of(_lengths(group), table, rows, torch.zeros(len(rows), 0, elmo.config.vector_size, dtype=dtype))
 
 
 def _numbered(sentences: Iterable[Tokens]) -> tuple[dict[str, int], Tensor]:

@@ -110,7 +110,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     path = folder / LAST
     try:
         facts = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ElmoError(
             f"{folder} is not a task model: it has no task.json; `elmo task train` makes such a folder"
         ) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elmokit.errors import ElmoError
+from elmokit.output.strings import counted
 from elmokit.tasks.examples import Example, PairExample, TaggedExample, TextExample
 from elmokit.tasks.reading.lines import place, shown, token_place
 
@@ -64,28 +65,25 @@ class Labels:
         if len(self) == 1:
             raise ElmoError(
                 f"there must be at least two classes to tell apart, got {shown(self.names[0])} alone, "
-                f"{sum(self.counts):,} times, in {where}: is that the column of the labels?"
+                f"{counted(sum(self.counts), 'time')}, in {where}: is that the column of the labels?"
             )
         if len(self) > 10 and 2 * len(self) > sum(self.counts):
             raise ElmoError(
                 f"{where} has {len(self):,} classes in {sum(self.counts):,} examples ({self._listed(self.names)}): "
                 "is that the column of the labels?"
             )
-        empty = [name for name, count in zip(self.names, self.counts, strict=True) if not count]
         single = [name for name, count in zip(self.names, self.counts, strict=True) if count == 1]
-        notes = []
-        if empty:
-            notes.append(f"{where} has no example of {self._listed(empty)}: such a class cannot be learned")
         if single and sum(self.counts) > 10:
-            notes.append(f"{where} has only one example each of {self._listed(single)}: is that a slip?")
-        return notes
+            each = "" if len(single) == 1 else " each"
+            return [f"{where} has only one example{each} of {self._listed(single)}: is that a slip?"]
+        return []
 
     def check_dev(self, examples: Sequence[Example], path: str | Path | None = None) -> list[str]:
         """Sentences on labels that training never saw, which count as wrong, and on classes that dev data lacks.
 
-        Tags must be spelled as these labels are; that some do not occur is no news and not said.
+        Where training saw none of them, that is an ElmoError. Tags must be spelled as these labels are; that some do
+        not occur is no news and not said.
         """
-        where = "the dev data" if path is None else str(path)
         unseen: Counter[str] = Counter()
         seen: set[str] = set()
         first = ""
@@ -97,6 +95,11 @@ class Labels:
                     first = token_place(path, example, index)
                 elif not first:
                     first = place(path, example.line)
+        if unseen and not any(label in self for label in seen):
+            raise ElmoError(
+                f"{first}: training saw none of the labels here ({self._listed(unseen)}), only "
+                f"{self._listed(self.names)}: is that the column of the labels?"
+            )
         notes = []
         if unseen:
             total = sum(unseen.values())
@@ -108,7 +111,7 @@ class Labels:
         tagged = any(isinstance(example, TaggedExample) for example in examples)
         missing = [name for name in self.names if name not in seen]
         if missing and not tagged:
-            notes.append(f"{where} has no example of {self._listed(missing)}, so its score says nothing about that")
+            notes.append(f"there is no example of {self._listed(missing)} to score on, so no score speaks for that")
         return notes
 
     @staticmethod
@@ -137,7 +140,7 @@ def scores_of(examples: Sequence[PairExample], path: str | Path | None = None) -
         if not math.isfinite(score):
             raise ElmoError(
                 f"{place(path, example.line)}: a score must be a number, got {shown(label)}: "
-                "name the column of the scores with label, or train with labels as the target"
+                "name the column of the scores with --label, or train with --target label"
             )
         scores.append(score)
     return scores

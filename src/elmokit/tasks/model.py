@@ -163,9 +163,13 @@ class TaskModel:
 
     def stream(self, examples: Iterable[Example]) -> Iterator[Answer]:
         """An answer for each example, in order; reads some hundred of them ahead."""
+        return (answer for _, answer in self.answered(examples))
+
+    def answered(self, examples: Iterable[Example]) -> Iterator[tuple[Example, Answer]]:
+        """Each example with its answer, as `stream` gives it."""
         left = iter(examples)
         while group := list(islice(left, _AT_A_TIME)):
-            yield from self.answer(group)
+            yield from zip(group, self.answer(group), strict=True)
 
     def answer(self, examples: Sequence[Example], source: Source | None = None) -> list[Answer]:
         """An answer for each example; `source` gives their batches where they are at hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,8 +112,13 @@ def mix_name(number: int, count: int) -> str:
     return ("input", "output")[number] if count == 2 else f"mix {number + 1}"
 
 
-def draw_learning(path: Path, history: Sequence[Mapping[str, Any]], score_name: str) -> None:
-    """How training went, as a PNG, from lines with `epoch`, `loss` and `score` (on dev data); gaps stay gaps."""
+def draw_learning(
+    path: Path, history: Sequence[Mapping[str, Any]], score_name: str, best_epoch: int | None = None
+) -> None:
+    """How training went, as a PNG, from lines with `epoch`, `loss` and `score` (on dev data); gaps stay gaps.
+
+    A star marks the best epoch: the one given, or the first with the highest score.
+    """
     with _figure(path, "a learning curve") as new:
         from matplotlib.ticker import MaxNLocator
 
@@ -131,7 +137,7 @@ def draw_learning(path: Path, history: Sequence[Mapping[str, Any]], score_name: 
             axes.spines[["top", "right"]].set_visible(False)
             axes.margins(y=0.15)
             if marker == "o":
-                best = int(np.nanargmax(values))
+                best = epochs.index(best_epoch) if best_epoch in epochs else int(np.nanargmax(values))
                 axes.plot(
                     epochs[best], values[best], color="white", markeredgecolor=color, marker="*", markersize=14,
                     linestyle="none", zorder=3, label=f"best: {values[best]:.4f} in epoch {epochs[best]}",
@@ -181,17 +187,30 @@ def _families() -> list[str]:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The names as a picture can show them: cut, and numbered where no font has their characters."""
+    """The names as a picture can show them: cut, and numbered where no font has their characters.
+
+    Where what is left of two names is the same, both their ends are shown, or else their numbers.
+    """
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known: set[int] = set()
     for family in _families():
         known |= set(get_font(findfont(FontProperties(family=family))).get_charmap())
-    labels = []
-    for number, name in enumerate(names, start=1):
-        short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-        labels.append(short if {ord(character) for character in short} <= known else f"class {number}")
-    return labels
+    shortened = [(_beginning(name), _both_ends(name), f"class {number}") for number, name in enumerate(names, start=1)]
+    uses = Counter(text for row in shortened for text in set(row))
+    return [
+        next(text for text in row if text == row[-1] or (uses[text] == 1 and set(map(ord, text)) <= known))
+        for row in shortened
+    ]
+
+
+def _beginning(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def _both_ends(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _count(count: int) -> str:

@@ -28,16 +28,17 @@ def write_report(
     mixes: Sequence[Mix],
     facts: Mapping[str, Any],
     comparison: Sequence[tuple[str, Scores]] | None = None,
+    best_epoch: int | None = None,
 ) -> str | None:
     """Write scores.json, report.md and pictures into a folder, all or none; where pictures are missing, say why.
 
     A line of `history` has `epoch`, `loss`, `score` (the main score on dev data) and what else is worth a column;
-    the fact `command` becomes a block to copy.
+    the fact `command` becomes a block to copy. `best_epoch` is marked in the curve.
     """
     note = None
     with filling(folder, "scores.json", PICTURES) as staging:
         drawn: list[str] = []
-        for name, draw in _pictures(scores, history, mixes):
+        for name, draw in _pictures(scores, history, mixes, best_epoch):
             try:
                 draw(staging / name)
                 drawn.append(name)
@@ -69,7 +70,7 @@ def comparison_table(comparison: Sequence[tuple[str, Scores]]) -> list[str]:
 
 
 def _pictures(
-    scores: Scores, history: Sequence[Mapping[str, Any]], mixes: Sequence[Mix]
+    scores: Scores, history: Sequence[Mapping[str, Any]], mixes: Sequence[Mix], best_epoch: int | None
 ) -> Iterable[tuple[str, Callable[[Path], None]]]:
     if not isinstance(scores, NumberScores):
         names, counts = [name or UNTYPED for name in scores.names], scores.confusion
@@ -78,7 +79,7 @@ def _pictures(
     if mixes:
         yield "mix.png", lambda path: draw_mixes(path, mixes)
     if history:
-        yield "curve.png", lambda path: draw_learning(path, history, scores.main.name)
+        yield "curve.png", lambda path: draw_learning(path, history, scores.main.name, best_epoch)
 
 
 def _markdown(

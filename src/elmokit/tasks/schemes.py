@@ -113,12 +113,12 @@ def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal[
 
 
 def check_scheme(
-    examples: Sequence[TaggedExample], scheme: Scheme, path: str | Path | None = None, *, strict: bool = False
+    examples: Sequence[TaggedExample], scheme: Scheme, path: str | Path | None = None, *, refuse: bool = True
 ) -> str | None:
     """Check every tag and sequence of a file: None, or a sentence that names the first broken sequence.
 
     A tag that the scheme does not know is an ElmoError, and so are broken sequences where they are more than one
-    span in 20, or any where `strict`; fewer are read as conlleval reads them, which is what the sentence says.
+    span in 20, unless `refuse` is false; fewer are read as conlleval reads them, which is what the sentence says.
     """
     if not scheme.has_spans:
         return None
@@ -142,7 +142,7 @@ def check_scheme(
     if not broken:
         return None
     first += f" ({broken:,} such place{'' if broken == 1 else 's'}, {total:,} span{'' if total == 1 else 's'})"
-    if strict or broken > _BROKEN_SHARE * total:
+    if refuse and broken > _BROKEN_SHARE * total:
         raise ElmoError(f"{first}: correct the tags, or convert the file")
     return f"{first}; a span is taken to begin or end there"
 

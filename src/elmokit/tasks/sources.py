@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elmokit.elmo import Elmo
-from elmokit.tasks.examples import Example, PairExample, Tokens
+from elmokit.tasks.examples import Example, PairExample, TaggedExample, TextExample, Tokens
 from elmokit.tasks.features import Features, Progress, frozen_features, live_layers
 from elmokit.tasks.inputs import SentenceBatch
 from elmokit.tasks.network import Inputs
@@ -24,11 +24,29 @@ def sentences_of(examples: Sequence[Example], options: TaskOptions) -> list[list
         if isinstance(example, PairExample):
             for side, tokens in zip(sides, (example.first, example.second), strict=True):
                 side.append(tokens[: options.max_tokens])
-        elif hasattr(example, "label"):
+        elif isinstance(example, TextExample):
             sides[0].append(example.tokens[: options.max_tokens])
         else:
             sides[0].append(example.tokens)
     return sides if sides[1] else sides[:1]
+
+
+def is_cut(example: Example, options: TaskOptions) -> bool:
+    """Whether an example has a text that is longer than the network reads."""
+    if isinstance(example, TaggedExample):
+        return False
+    sides = (example.first, example.second) if isinstance(example, PairExample) else (example.tokens,)
+    return max(map(len, sides)) > options.max_tokens
+
+
+def cut_note(examples: Sequence[Example], options: TaskOptions, path: str | None = None) -> list[str]:
+    """A sentence on examples that are cut, where any are."""
+    cut = sum(is_cut(example, options) for example in examples)
+    if not cut:
+        return []
+    are = "is" if cut == 1 else "are"
+    of_all = f"{cut:,} of {len(examples):,} texts" + (f" of {path}" if path else "")
+    return [f"{of_all} {are} longer than {options.max_tokens} tokens (max_tokens) and {are} cut"]
 
 
 class Source:

@@ -22,13 +22,13 @@ from elmokit.placement import choose_device
 from elmokit.tasks.answers import Answers, check_kind
 from elmokit.tasks.averaging import Averages
 from elmokit.tasks.batches import batches_of
-from elmokit.tasks.examples import Example, Kind, PairExample
-from elmokit.tasks.labels import scores_of
+from elmokit.tasks.examples import Example, Kind, PairExample, TextExample
+from elmokit.tasks.labels import label_of, scores_of
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.scores import Scores
-from elmokit.tasks.sources import Source, sentences_of
+from elmokit.tasks.sources import Source, cut_note, sentences_of
 from elmokit.tasks.static import StaticVectors
 from elmokit.text.tokens import SegmenterName
 
@@ -119,24 +119,36 @@ def fit(
     _refuse_other_kinds(kind, options)
     if dev is not None and not dev:
         raise ElmoError("there must be dev examples to score on, got none")
+    is_held_out = dev is None
     if dev is None:
         Answers.of(kind, train, options, paths[0])  # a mistake in what will be held out is named with its file
-        train, dev = held_out(train, options.seed)
-        watch.note(f"no dev data: {len(dev):,} of the {len(train) + len(dev):,} examples are held out to score on")
+        train, dev = held_out(train, options.seed, by_label=kind != "tag" and options.target == "label")
+        are = "is" if len(dev) == 1 else "are"
+        watch.note(f"no dev data: {len(dev):,} of the {len(train) + len(dev):,} examples {are} held out to score on")
+        paths = (paths[0], paths[0])
     chosen = choose_device(device) if device is not None or elmo is None else elmo.device
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         used = None if elmo is None or options.elmo == "none" else _to_train(elmo) if options.fine_tune else elmo
         torch.manual_seed(options.seed)
-        training = _Training(kind, train, dev, options, used, static, segment, chosen, watch, cache, paths)
+        training = _Training(kind, train, dev, options, used, static, segment, chosen, watch, cache, paths, is_held_out)
         return training.run()
 
 
-def held_out(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Examples to train on and examples to score on, one in ten, drawn by the seed."""
+def held_out(examples: Sequence[Example], seed: int, *, by_label: bool = False) -> tuple[list[Example], list[Example]]:
+    """Examples to train on and examples to score on, one in ten, drawn by the seed.
+
+    `by_label`: every label keeps an example to train on.
+    """
     if len(examples) < 2:
         raise ElmoError(f"there must be at least two examples, one to train and one to score on, got {len(examples)}")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
+    if by_label:
+        labels = [label_of(cast(TextExample | PairExample, example)) for example in examples]
+        kept = set({labels[number]: number for number in order}.values())  # the last of each label in this order
+        order = [number for number in order if number not in kept]
+        if not order:
+            raise ElmoError(f"each of the {len(examples)} examples is the only one of its label: give dev data (--dev)")
     chosen = set(order[: max(1, len(examples) // _DEV_SHARE)])
     return (
         [example for number, example in enumerate(examples) if number not in chosen],
@@ -158,13 +170,14 @@ class _Training:
         watch: Watcher,
         cache: Path | None,
         paths: tuple[str | None, str | None],
+        is_held_out: bool,
     ) -> None:
         self.options, self.device, self.watch = options, device, watch
         self.started = time.monotonic()
         self.train, self.dev = train, dev
         self.answers, self.notes = Answers.of(kind, train, options, paths[0])
-        self.notes += self.answers.check(dev, paths[1])
-        self.notes += [*_cut(train, options, paths[0]), *_cut(dev, options, paths[1])]
+        self.notes += self.answers.check(dev, paths[1], held_out=is_held_out)
+        self.notes += [*cut_note(train, options, paths[0]), *cut_note(dev, options, paths[1])]
         sentences = [tokens for side in sentences_of(train, options) for tokens in side]
         table = _static(options, static, sentences)
         if table is not None and table.note:
@@ -244,8 +257,7 @@ class _Training:
         """One time through the examples; the mean loss."""
         network = self.model.network.train()
         batches = batches_of(self.train_source.lengths, self.options.batch_size_for(len(self.train)), shuffle=order)
-        total = 0.0
-        left_out = 0
+        total, counted_examples, left_out = 0.0, 0, 0
         for done, numbers in enumerate(batches, start=1):
             targets = self.answers.targets([self.train[number] for number in numbers]).to(self.device)
             loss = network.loss(self.train_source.batch(numbers, self.device), targets)
@@ -256,6 +268,7 @@ class _Training:
                 self.optimizer.step()
                 self.averages.update()
                 total += float(loss.detach()) * len(numbers)
+                counted_examples += len(numbers)
             else:
                 left_out += 1
             self.watch.batch(epoch, done, len(batches))
@@ -264,7 +277,12 @@ class _Training:
                 f"no update of epoch {epoch} had finite gradients (learning_rate {self.options.learning_rate:g}): "
                 "try a lower learning rate"
             )
-        return total / len(self.train)
+        if left_out:
+            self.watch.note(
+                f"{left_out:,} of the {len(batches):,} updates of epoch {epoch} were left out, for their gradients "
+                f"were not finite (learning_rate {self.options.learning_rate:g}): try a lower learning rate"
+            )
+        return total / counted_examples
 
     def _score(self) -> Scores:
         with self.averages.in_use():
@@ -309,19 +327,3 @@ def _static(options: TaskOptions, given: Given | None, sentences: Sequence[Seque
             sentences, size=options.static_size, min_count=options.static_min_count, seed=options.seed
         )
     return StaticVectors.read(Path(options.static), sentences, frozen=options.static_frozen)
-
-
-def _cut(examples: Sequence[Example], options: TaskOptions, path: str | None) -> list[str]:
-    """A sentence on texts that are cut."""
-    longest = [
-        max(len(example.first), len(example.second)) if isinstance(example, PairExample) else len(example.tokens)
-        for example in examples
-        if isinstance(example, PairExample) or hasattr(example, "label")
-    ]
-    cut = sum(length > options.max_tokens for length in longest)
-    if not cut:
-        return []
-    where = f"of {path} " if path else ""
-    return [
-        f"{cut:,} of {len(longest):,} texts {where}are longer than {options.max_tokens} tokens (max_tokens) and are cut"
-    ]

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from elmokit.analyse.probes.sources import evenly
 from elmokit.errors import ElmoError
 from elmokit.output.input_lines import read_lines
 
@@ -53,14 +54,9 @@ def read_semcor(path: str | Path, limit: int | None = None) -> list[SenseSentenc
     def mention(row: list[Any]) -> Mention:
         start, length, lemma, tag, key, number = row
         rank = int(number) if str(number).isdigit() else 0
-        return Mention(int(start), int(length), str(lemma), _part_of_speech(tag), (sense_key(key),), rank)
+        return Mention(int(start), int(length), _lemma(lemma), _part_of_speech(tag), (sense_key(key),), rank)
 
-    sentences = list(_read(path, "senses", mention))
-    if limit is None or limit >= len(sentences):
-        return sentences
-    if limit < 1:
-        raise ElmoError(f"limit must be at least 1, got {limit}")
-    return [sentences[index * len(sentences) // limit] for index in range(limit)]
+    return list(evenly(list(_read(path, "senses", mention)), limit))
 
 
 def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSentence]:
@@ -68,7 +64,7 @@ def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSen
 
     def mention(row: list[Any]) -> Mention:
         index, _, lemma, pos, keys = row
-        return Mention(int(index), 1, str(lemma), _part_of_speech(pos), tuple(sense_key(key) for key in keys))
+        return Mention(int(index), 1, _lemma(lemma), _part_of_speech(pos), tuple(sense_key(key) for key in keys))
 
     return list(islice(_read(path, "instances", mention), limit))
 
@@ -76,6 +72,11 @@ def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSen
 def sense_key(key: str) -> str:
     """The key as WordNet's documentation has it: some files leave a marker in it ("each%5:00:00:all(a):00")."""
     return _MARKER.sub("", key)
+
+
+def _lemma(text: str) -> str:
+    """As WordNet writes it, "New York" as "new_york"."""
+    return text.lower().replace(" ", "_")
 
 
 def _part_of_speech(tag: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from elmokit.errors import ElmoError
 
 Vectors = NDArray[np.float32]
 Tokens = Sequence[str]
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -80,6 +81,15 @@ class StaticSource:
                 if row is not None:
                     found[0, position] = self._vectors[row]
             yield found
+
+
+def evenly(items: Sequence[T], limit: int | None) -> Sequence[T]:
+    """At most so many of the items, taken evenly from all of them: a file may be sorted."""
+    if limit is None or limit >= len(items):
+        return items
+    if limit < 1:
+        raise ElmoError(f"limit must be at least 1, got {limit}")
+    return [items[number * len(items) // limit] for number in range(limit)]
 
 
 def source_of(given: Elmo | Source) -> Source:

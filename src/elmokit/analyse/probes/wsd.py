@@ -1,7 +1,8 @@
 """Word senses by nearest neighbour: a word in context gets the sense whose SemCor contexts are most like it.
 
 For every layer, and for the mean of them: the sense whose contexts' mean vector is nearest by cosine (the paper's way),
-and the sense of the one nearest context. Only senses of the same lemma and part of speech are candidates.
+and the sense of the one nearest context; of contexts equally near, as for a static vector all with the same word are,
+the sense that most of them have. Only senses of the same lemma and part of speech are candidates.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from elmokit.errors import ElmoError
 
 Entry = tuple[str, str]
 """A lemma and its part of speech."""
+_SAME = 1e-6
+"""Cosines nearer than this are equal: what is between them is rounding."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class WsdResult:
     centroid: dict[str, WsdScore]
     """By layer ("0" … and "mean"): the sense with the nearest mean vector."""
     nearest: dict[str, WsdScore]
-    """By layer: the sense of the nearest single context."""
+    """By layer: the sense of the nearest single context, or of most of those that are equally near."""
     most_frequent: WsdScore
     """The lemma's most frequent sense in the training text."""
     first_sense: float | None
@@ -119,7 +122,7 @@ class _Senses:
             places[entry].append(place)
         self._places = {entry: np.array(found) for entry, found in places.items()}
         self._best = np.full(asked.shape[:2], -np.inf)
-        self._best_sense = np.full(asked.shape[:2], None, dtype=object)
+        self._nearest: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
 
     def add(self, mention: Mention, vectors: Vectors) -> None:
         """One occurrence, [K, D]."""
@@ -130,9 +133,13 @@ class _Senses:
         total += vectors
         places = self._places[entry]
         likeness = np.einsum("kd,kwd->kw", _unit(vectors), self._asked[:, places])
-        layers, found = np.nonzero(likeness > self._best[:, places])
-        self._best[layers, places[found]] = likeness[layers, found]
-        self._best_sense[layers, places[found]] = sense
+        before = self._best[:, places]
+        for layer, found in np.argwhere(likeness > before - _SAME).tolist():
+            place = int(places[found])
+            if likeness[layer, found] > before[layer, found] + _SAME:
+                self._nearest[layer, place].clear()
+            self._nearest[layer, place][sense] += 1
+        self._best[:, places] = np.maximum(before, likeness)
 
     def by_centroid(self, layer: int) -> list[str | None]:
         """For each word, the sense with the nearest mean; None for a lemma that never came."""
@@ -145,7 +152,11 @@ class _Senses:
 
     def by_nearest(self, layer: int) -> list[str | None]:
         """For each word, the sense of the nearest occurrence; None for a lemma that never came."""
-        return list(self._best_sense[layer])
+        answers: list[str | None] = []
+        for place, entry in enumerate(self._entries):
+            found = self._nearest[layer, place]
+            answers.append(max(self._ordered(entry), key=found.__getitem__, default=None))
+        return answers
 
     def most_frequent(self, entry: Entry) -> str | None:
         """The sense that came most often, of equals the first in WordNet; None for a lemma that never came."""

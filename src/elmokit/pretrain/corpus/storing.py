@@ -22,12 +22,12 @@ _OLD_SECONDS = 86_400
 
 
 @contextmanager
-def guarding(folder: Path) -> Iterator[bool]:
+def guarding(folder: Path, what: str = "prepared corpus") -> Iterator[bool]:
     """One process at a time in the block, by a lock beside the folder; says whether locks are to be had."""
     lock = folder.with_name(f".{folder.name}.lock")
-    with explained(folder):
+    with explained(folder, what):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fd = _wait_for(lock)
+        fd = _wait_for(lock, what)
     try:
         yield fd is not None
     finally:
@@ -37,14 +37,14 @@ def guarding(folder: Path) -> Iterator[bool]:
         release(fd)
 
 
-def _wait_for(lock: Path) -> int | None:
+def _wait_for(lock: Path, what: str) -> int | None:
     told = False
     while True:
         try:
             return acquire(lock)
         except BlockingIOError:
             if not told:
-                log.info("another process is preparing this corpus: waiting for it")
+                log.info("another process is making this %s: waiting for it", what)
             told = True
             time.sleep(_WAIT_SECONDS)
 
@@ -91,15 +91,15 @@ def _remove_leftovers(folder: Path, alone: bool) -> None:
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path, what: str = "prepared corpus") -> Iterator[None]:
     """Turn an error of the disk into one sentence about the folder that was to be written."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise ElmoError(
-                f"no space is left on the disk for the prepared corpus {folder}: free some, or name another folder"
+                f"no space is left on the disk for the {what} {folder}: free some, or name another folder"
             ) from error
         raise ElmoError(
-            f"the prepared corpus {folder} cannot be written ({error.strerror or error}): name another folder"
+            f"the {what} {folder} cannot be written ({error.strerror or error}): name another folder"
         ) from error

@@ -23,6 +23,8 @@ _DOCUMENT = "-DOCSTART-"
 _METADATA = re.compile(r"#\s*\S+\s*=\s")
 _SEGMENT_SHARE = 0.98
 """Of the tokens that carry a segment digit, so many are one character and count on; the rest are slips of the file."""
+_SEGMENT_TOKENS = 100_000
+"""After so many tokens with a digit the question is settled, whatever the length of the file."""
 
 
 def read_tagged(
@@ -41,18 +43,42 @@ def read_tagged(
     whether a token ends in a digit that counts its characters' place in a word (口0 腔1), None: see for yourself.
     With labelled=False no tags are read, and a .txt file is a sentence a line, split by `segment`.
     """
+    return list(
+        stream_tagged(
+            path,
+            token_column=token_column,
+            tag_column=tag_column,
+            segment_digits=segment_digits,
+            segment=segment,
+            labelled=labelled,
+        )
+    )
+
+
+def stream_tagged(
+    path: str | Path,
+    *,
+    token_column: Column | None = None,
+    tag_column: Column | None = None,
+    segment_digits: bool | None = None,
+    segment: SegmenterName = "none",
+    labelled: bool = True,
+) -> Iterator[TaggedExample]:
+    """What `read_tagged` gives, one by one, so that a file may be larger than the memory."""
     if not labelled and token_column is None and suffix_of(path) == ".txt":
-        return _read_text(path, segment)
+        yield from _read_text(path, segment)
+        return
     if suffix_of(path) == ".conllu":
         sentences = _read_conllu(path, token_column, tag_column, labelled)
     else:
         sentences = _read_columns(path, token_column, tag_column, labelled)
-    examples = [TaggedExample(tuple(s.tokens), tuple(s.tags) if labelled else None, s.line) for s in sentences]
-    if not examples:
+    examples = (TaggedExample(tuple(s.tokens), tuple(s.tags) if labelled else None, s.line) for s in sentences)
+    head = list(_until_told(examples))
+    if not head:
         raise ElmoError(f"{path} has no sentences: it must have a token and its tag a line")
-    if segment_digits or (segment_digits is None and _have_segment_digits(examples)):
-        return [_without_digits(path, example) for example in examples]
-    return examples
+    digits = _have_segment_digits(head) if segment_digits is None else segment_digits
+    for example in chain(head, examples):
+        yield _without_digits(path, example) if digits else example
 
 
 @dataclass
@@ -62,13 +88,14 @@ class _Sentence:
     tags: list[str]
 
 
-def _read_text(path: str | Path, segment: SegmenterName) -> list[TaggedExample]:
-    split = segmenter(segment)
-    sentences = ((number, tuple(words(split(line)))) for number, line in numbered_lines(path))
-    examples = [TaggedExample(tokens, line=number) for number, tokens in sentences if tokens]
-    if not examples:
+def _read_text(path: str | Path, segment: SegmenterName) -> Iterator[TaggedExample]:
+    split, empty = segmenter(segment), True
+    for number, line in numbered_lines(path):
+        if tokens := tuple(words(split(line))):
+            empty = False
+            yield TaggedExample(tokens, line=number)
+    if empty:
         raise ElmoError(f"{path} has no sentences: it must have one a line")
-    return examples
 
 
 def _read_columns(
@@ -189,13 +216,27 @@ def _is_blank(line: str) -> bool:
     return not line.strip(" \t")
 
 
+def _until_told(examples: Iterable[TaggedExample]) -> Iterator[TaggedExample]:
+    """As many sentences as it takes to tell whether a file has segment digits: mostly one."""
+    tokens = 0
+    for example in examples:
+        yield example
+        tokens += len(example.tokens)
+        if tokens > _SEGMENT_TOKENS or not all(map(_has_digit, example.tokens)):
+            return
+
+
+def _has_digit(token: str) -> bool:
+    return len(token) > 1 and token[-1] in "0123456789"
+
+
 def _have_segment_digits(examples: Iterable[TaggedExample]) -> bool:
     """Whether every token ends in a digit after a character, and the digits count on or begin again."""
     tokens = regular = 0
     for example in examples:
         before = -1
         for token in example.tokens:
-            if len(token) < 2 or token[-1] not in "0123456789":
+            if not _has_digit(token):
                 return False
             digit = int(token[-1])
             tokens += 1
@@ -206,7 +247,7 @@ def _have_segment_digits(examples: Iterable[TaggedExample]) -> bool:
 
 def _without_digits(path: str | Path, example: TaggedExample) -> TaggedExample:
     for index, token in enumerate(example.tokens):
-        if len(token) < 2 or token[-1] not in "0123456789":
+        if not _has_digit(token):
             raise ElmoError(
                 f"{place(path, example.line + index)}: with segment_digits a token must end in a digit after its "
                 f"characters, got {shown(token)}"

@@ -130,7 +130,7 @@ def _apart(path: str | Path, found: Columns, cells: Sequence[str]) -> Columns:
 
 
 def _remedy(role: Role, cells: Sequence[str]) -> str:
-    return f"name it with {role}; {_listed(cells)}"
+    return f"name it with --{role}; {_listed(cells)}"
 
 
 def _listed(cells: Sequence[str]) -> str:

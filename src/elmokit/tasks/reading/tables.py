@@ -19,6 +19,7 @@ from elmokit.text.tokens import Segmenter, SegmenterName, segmenter, words
 Fields = dict[Role, str]
 _TABLES = (".tsv", ".csv", ".txt")
 _JSON = (".jsonl", ".json")
+_SIDES: tuple[Role, Role] = ("first", "second")
 _LONGEST_FIELD = 2**31 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -36,12 +37,22 @@ def read_texts(
     Without them, usual names in a header are known, and a file of two columns without a header is `label TAB text`.
     With labelled=False no label is read, and a .txt file or one of a single column is a text a line.
     """
+    return list(stream_texts(path, text=text, label=label, segment=segment, labelled=labelled))
+
+
+def stream_texts(
+    path: str | Path,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    segment: SegmenterName = "none",
+    labelled: bool = True,
+) -> Iterator[TextExample]:
+    """What `read_texts` gives, one by one, so that a file may be larger than the memory."""
     names: Names = {"text": text, "label": label} if labelled else {"text": text}
     split = segmenter(segment)
-    return [
-        TextExample(_tokens(path, line, fields, "text", split), fields.get("label"), line)
-        for line, fields in _read(path, names)
-    ]
+    for line, fields in _read(path, names):
+        yield TextExample(_tokens(path, line, fields, "text", split), fields.get("label"), line)
 
 
 def read_pairs(
@@ -57,19 +68,26 @@ def read_pairs(
 
     With labelled=False no label is read, and a file of two columns without a header is `first TAB second`.
     """
+    return list(stream_pairs(path, first=first, second=second, label=label, segment=segment, labelled=labelled))
+
+
+def stream_pairs(
+    path: str | Path,
+    *,
+    first: str | None = None,
+    second: str | None = None,
+    label: str | None = None,
+    segment: SegmenterName = "none",
+    labelled: bool = True,
+) -> Iterator[PairExample]:
+    """What `read_pairs` gives, one by one."""
     names: Names = {"first": first, "second": second}
     if labelled:
         names = {**names, "label": label}
     split = segmenter(segment)
-    return [
-        PairExample(
-            _tokens(path, line, fields, "first", split),
-            _tokens(path, line, fields, "second", split),
-            fields.get("label"),
-            line,
-        )
-        for line, fields in _read(path, names)
-    ]
+    for line, fields in _read(path, names):
+        first_tokens, second_tokens = (_tokens(path, line, fields, role, split) for role in _SIDES)
+        yield PairExample(first_tokens, second_tokens, fields.get("label"), line)
 
 
 def _read(path: str | Path, names: Names) -> Iterator[tuple[int, Fields]]:
@@ -78,7 +96,7 @@ def _read(path: str | Path, names: Names) -> Iterator[tuple[int, Fields]]:
     if suffix not in (*_TABLES, *_JSON) and str(path) != "-":
         raise ElmoError(
             f"the suffix tells the format: .tsv, .csv, .jsonl, .json or .txt, and .gz, .xz, .bz2 or .zst after it "
-            f"where the file is packed; got {path}: rename it"
+            f"where the file is packed; got {path}: rename it, or export it as one of these"
         )
     examples = _read_json(path, names) if suffix in _JSON else _read_table(path, names, suffix)
     for line, fields in examples:
@@ -141,7 +159,8 @@ def _even(path: str | Path, first: _Row, rest: Iterator[_Row]) -> Iterator[_Row]
         if len(row.cells) != width:
             raise ElmoError(
                 f"{place(path, row.line)}: a row must have as many columns as line {first.line}, {width}, "
-                f"got {len(row.cells)}"
+                f"got {len(row.cells)}: "
+                + ("a text with a comma stands in quotes" if suffix_of(path) == ".csv" else "a text may not hold a tab")
             )
         yield row
 
@@ -151,7 +170,7 @@ def _plausible(path: str | Path, rows: list[_Row]) -> Iterator[_Row]:
     if len({row.cells[0] for row in rows}) > len({row.cells[1] for row in rows}):
         raise ElmoError(
             f"{path} has no header, and its first column, which should be the label, has more different values than "
-            "the second: name the columns with text 1 and label 2, or give the file a header"
+            "the second: name the columns with --text 1 --label 2, or give the file a header"
         )
     return iter(rows)
 
@@ -167,24 +186,26 @@ def _tsv_rows(path: str | Path, *, split: bool) -> Iterator[_Row]:
 
 def _csv_rows(path: str | Path) -> Iterator[_Row]:
     """Rows of a file where a field in quotes may hold commas, quotes and line ends; each with its first line."""
-    rows: list[_Row] = []
     reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
-    start = 1
-    # A document may be longer than what the module takes for a field by default, and the limit is everyone's.
-    limit = csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        for cells in reader:
-            if cells or rows:
-                rows.append(_Row(start, cells or [""]))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise ElmoError(
-            f"{place(path, start)}: the row is not CSV ({error}): a field with a comma, a quote or a line end stands "
-            "in quotes, and a quote in it is doubled"
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-    return iter(rows)
+    seen, start = False, 1
+    while True:
+        # A document may be longer than what the module takes for a field by default, and the limit is everyone's.
+        limit = csv.field_size_limit(_LONGEST_FIELD)
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ElmoError(
+                f"{place(path, start)}: the row is not CSV ({error}): a field with a comma, a quote or a line end "
+                "stands in quotes, and a quote in it is doubled"
+            ) from error
+        finally:
+            csv.field_size_limit(limit)
+        if cells is None:
+            return
+        seen = seen or bool(cells)
+        if seen:
+            yield _Row(start, cells or [""])
+        start = reader.line_num + 1
 
 
 def _read_json(path: str | Path, names: Names) -> Iterator[tuple[int, Fields]]:
@@ -203,11 +224,11 @@ def _read_json(path: str | Path, names: Names) -> Iterator[tuple[int, Fields]]:
 
 
 def _object(path: str | Path, number: int, line: str) -> dict[str, object]:
+    hint = ", with jq -c '.[]' where they are in one list" if line.lstrip().startswith("[") else ""
     try:
         item = json.loads(line)
     except (ValueError, RecursionError) as error:
         what = str(error).splitlines()[0]
-        hint = ", with jq -c '.[]' where they are in one list" if line.lstrip().startswith("[") else ""
         raise ElmoError(
             f"{place(path, number)}: each line must be a JSON object, got {shown(line)} ({what}): "
             f"write one object a line{hint}"
@@ -215,7 +236,7 @@ def _object(path: str | Path, number: int, line: str) -> dict[str, object]:
     if not isinstance(item, dict) or not item:
         raise ElmoError(
             f"{place(path, number)}: each line must be a JSON object with fields, got {shown(line)}: "
-            'write {"text": "…", "label": "…"}'
+            f'write {{"text": "…", "label": "…"}}{hint}'
         )
     return item
 
