@@ -51,6 +51,13 @@ def test_version_and_help(capsys):
     assert call(capsys) == (0, out, "")
 
 
+@pytest.mark.parametrize("name", ["task", "plot", "probe"])
+def test_a_word_with_commands_behind_it_shows_them(capsys, name):
+    status, out, err = call(capsys, name)
+    assert (status, err) == (0, "")
+    assert f" {name} [OPTIONS] COMMAND" in out.splitlines()[0]
+
+
 def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
     status, out, _ = call(capsys, "embed", "the bank", "a\x07river 😀", "--model", model_folder)
     assert status == 0

@@ -10,7 +10,7 @@ from elmokit.tasks.examples import TaggedExample
 from elmokit.tasks.reading import columns
 from elmokit.tasks.reading.columns import read_tagged, stream_tagged
 
-SHARED = Path("/work/shared/tasks")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 CONLLU = """# sent_id = 1
 # text = I don't
 1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_

@@ -14,7 +14,7 @@ from elmokit.tasks.examples import PairExample, TextExample
 from elmokit.tasks.reading.lines import suffix_of
 from elmokit.tasks.reading.tables import read_pairs, read_texts, stream_pairs, stream_texts
 
-SHARED = Path("/work/shared/tasks")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
 
 @pytest.fixture

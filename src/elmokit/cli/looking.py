@@ -1,4 +1,4 @@
-"""Commands that look inside: neighbours, senses, plot, probe."""
+"""Commands that look inside: neighbours, senses, plot."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elmokit.cli.shared import Device, Model, ModelOption, Options, Segment, Split, Vocab, Workers, app, refuse_empty
+from elmokit.cli.shared import (
+    Device,
+    ModelOption,
+    Options,
+    Segment,
+    Split,
+    Vocab,
+    Workers,
+    app,
+    group,
+    path_or_none,
+    refuse_empty,
+)
 from elmokit.formats.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from elmokit.analyse.finding import IndexRequest
 
-plot = typer.Typer(help="Pictures of what the layers make of words in sentences.", rich_markup_mode=None)
-app.add_typer(plot, name="plot")
-probe = typer.Typer(help="What each layer of a model knows, measured.", rich_markup_mode=None, no_args_is_help=True)
-app.add_typer(probe, name="probe")
-ProbeTrain = Annotated[str, typer.Option("--train", metavar="FILE", help="What the probe learns from.")]
-ProbeDev = Annotated[str, typer.Option("--dev", metavar="FILE", help="What it is measured on.")]
-ProbeLimit = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="At most N training sentences or pairs, evenly from the file.")
-]
-ProbeOutput = Annotated[str | None, typer.Option(metavar="FILE.json", help="Also write the figures.")]
-ProbeBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")]
+plot = group("plot", "Pictures of what the layers make of words in sentences.")
 
 Corpus = Annotated[
     list[str] | None,
@@ -60,10 +62,6 @@ Font = Annotated[
 ]
 
 
-def _path(value: str | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
 def _where(
     *,
     corpus: list[str] | None,
@@ -80,7 +78,7 @@ def _where(
 
     return IndexRequest(
         corpus=corpus or (),
-        index=_path(index),
+        index=path_or_none(index),
         layer=layer,
         segment=segment,
         split=split,
@@ -199,8 +197,8 @@ def senses(
             clusters=clusters,
             examples=examples,
             ignore_case=ignore_case,
-            output=_path(output),
-            font=_path(font),
+            output=path_or_none(output),
+            font=path_or_none(font),
             seed=seed,
             json=json,
             device=device,
@@ -233,7 +231,7 @@ def plot_similarity(
             options=options,
             vocab=vocab,
             segment=segment,
-            font=_path(font),
+            font=path_or_none(font),
             device=device,
         )
     )
@@ -275,112 +273,7 @@ def plot_words(
             where=_where(corpus=corpus, index=index, segment=segment, split=split, workers=workers),
             occurrences=occurrences,
             ignore_case=ignore_case,
-            font=_path(font),
+            font=path_or_none(font),
             device=device,
-        )
-    )
-
-
-@probe.command("pos")
-def probe_pos(
-    model: Model,
-    train: ProbeTrain,
-    dev: ProbeDev,
-    options: Options = None,
-    vocab: Vocab = None,
-    tag_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The tags' column: upos, xpos or a number [upos, or the last].")
-    ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Classifiers a layer.")] = 1,
-    cache: Annotated[str | None, typer.Option(metavar="DIR", help="Where the vectors are kept meanwhile.")] = None,
-    limit: ProbeLimit = None,
-    output: ProbeOutput = None,
-    batch_tokens: ProbeBatch = 2048,
-    device: Device = None,
-) -> None:
-    """Parts of speech: a linear tagger on each layer of MODEL (CoNLL-U or CoNLL columns)."""
-    from elmokit.commands.probe import PosRequest, run_pos
-
-    refuse_empty(MODEL=model, train=train, dev=dev, options=options, vocab=vocab, output=output, cache=cache)
-    run_pos(
-        PosRequest(
-            model,
-            Path(train),
-            Path(dev),
-            options,
-            vocab,
-            limit,
-            _path(output),
-            batch_tokens,
-            device,
-            column=tag_column,
-            seeds=seeds,
-            cache=_path(cache),
-        )
-    )
-
-
-@probe.command("wsd")
-def probe_wsd(
-    model: Model,
-    train: ProbeTrain,
-    dev: ProbeDev,
-    options: Options = None,
-    vocab: Vocab = None,
-    wordnet: Annotated[
-        str | None, typer.Option(metavar="DIR", help="WordNet 3.0, for lemmas that the training text lacks.")
-    ] = None,
-    limit: ProbeLimit = None,
-    output: ProbeOutput = None,
-    batch_tokens: ProbeBatch = 2048,
-    device: Device = None,
-) -> None:
-    """Word senses: the nearest sense of SemCor (--train) for each word of an evaluation set (--dev)."""
-    from elmokit.commands.probe import WsdRequest, run_wsd
-
-    refuse_empty(MODEL=model, train=train, dev=dev, options=options, vocab=vocab, output=output, wordnet=wordnet)
-    run_wsd(
-        WsdRequest(
-            model,
-            Path(train),
-            Path(dev),
-            options,
-            vocab,
-            limit,
-            _path(output),
-            batch_tokens,
-            device,
-            wordnet=_path(wordnet),
-        )
-    )
-
-
-@probe.command("wic")
-def probe_wic(
-    model: Model,
-    train: ProbeTrain,
-    dev: ProbeDev,
-    options: Options = None,
-    vocab: Vocab = None,
-    limit: ProbeLimit = None,
-    output: ProbeOutput = None,
-    batch_tokens: ProbeBatch = 2048,
-    device: Device = None,
-) -> None:
-    """Word in context: is a word meant in the same way in two sentences?"""
-    from elmokit.commands.probe import WicRequest, run_wic
-
-    refuse_empty(MODEL=model, train=train, dev=dev, options=options, vocab=vocab, output=output)
-    run_wic(
-        WicRequest(
-            model,
-            Path(train),
-            Path(dev),
-            options,
-            vocab,
-            limit,
-            _path(output),
-            batch_tokens,
-            device,
         )
     )

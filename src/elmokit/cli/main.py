@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from elmokit import __version__
-from elmokit.cli import looking, models, tasks, training
+from elmokit.cli import looking, models, probing, tasks, training
 from elmokit.cli.shared import app, typed
 from elmokit.errors import ElmoError
 
@@ -91,5 +91,5 @@ def elmo(
         logging.getLogger().setLevel(logging.INFO)
 
 
-_ORDER = [module.__name__ for module in (models, training, tasks, looking)]
+_ORDER = [module.__name__ for module in (models, training, tasks, looking, probing)]
 app.registered_commands.sort(key=lambda command: _ORDER.index(getattr(command.callback, "__module__", _ORDER[-1])))

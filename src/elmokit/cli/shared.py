@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -45,3 +46,21 @@ def refuse_empty(**values: str | None) -> None:
         if value is not None and not value.strip():
             shown = name if name.isupper() else f"--{name}"
             raise ElmoError(f"{shown} must not be empty: is a shell variable unset?")
+
+
+def path_or_none(value: str | None) -> Path | None:
+    """A path where one was typed."""
+    return None if value is None else Path(value)
+
+
+def group(name: str, help: str) -> typer.Typer:
+    """Commands behind a word, as `elmo task train`; the word alone shows their help."""
+    made = typer.Typer(help=help, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+
+    @made.callback()
+    def commands(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    app.add_typer(made, name=name)
+    return made

@@ -9,28 +9,14 @@ from typing import Annotated
 
 import typer
 
-from elmokit.cli.shared import Device, ModelOption, Options, Segment, Vocab, app, refuse_empty, typed
+from elmokit.cli.shared import Device, ModelOption, Options, Segment, Vocab, group, refuse_empty, typed
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.option_fields import shown_value, with_options_of
 from elmokit.tasks.examples import Kind
 from elmokit.tasks.options import TaskOptions
 
-task = typer.Typer(
-    help="Train, score and use classifiers, taggers and sentence-pair models on ELMo vectors.",
-    add_completion=False,
-    rich_markup_mode=None,
-    invoke_without_command=True,
-)
-app.add_typer(task, name="task")
-
-
-@task.callback()
-def commands(context: typer.Context) -> None:
-    """Show the help where no command was given."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
+task = group("task", "Train, score and use classifiers, taggers and sentence-pair models on ELMo vectors.")
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="A folder that elmo task train wrote.")]
 Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="classify: the texts [found by name].")]
