@@ -16,8 +16,9 @@ import torch
 from elmokit import BiLM, Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.model import char_cnn, token_encoder
+from elmokit.model import int8
 from elmokit.ops import recurrence
+from elmokit.ops.bilstm import forced
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 SIZES = {"small": (1024, 128), "medium": (2048, 256), "original": (4096, 512)}
@@ -36,7 +37,7 @@ def build(size: str, strength: float) -> Elmo:
         name: strength * torch.randn(value.shape, generator=generator) / value.shape[-1] ** 0.5
         for name, value in BiLM(config).state_dict().items()
     }
-    return Elmo(Checkpoint(config, weights, kind="elmokit", where="random"))
+    return Elmo(Checkpoint(config, weights, kind="elmokit", where="random"), type_cache_mb=0)
 
 
 def spread(elmo: Elmo) -> float:
@@ -59,7 +60,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     where = torch.cuda.get_device_name() if arguments.device != "cpu" else torch.backends.cpu.get_cpu_capability()
     print(f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.get_num_threads()} threads")
-    modules = (char_cnn, token_encoder, recurrence)
+    modules = (int8, recurrence)
     ours = recurrence.linear
     for strength in (1.0, 3.0):
         elmo = build(arguments.size, strength).to(arguments.device)
@@ -68,7 +69,8 @@ def main() -> None:
             for module in modules:
                 module.linear = torch.nn.functional.linear  # type: ignore[assignment]
             recurrence.filled = lambda rows: rows
-            print(f", plain products {spread(elmo):.1e}")
+            with forced("packed"):
+                print(f", plain products {spread(elmo):.1e}")
         finally:
             for module in modules:
                 module.linear = ours

@@ -33,7 +33,7 @@ same = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @same
 @given(batch=sentences, seed=st.integers(0, 2**16))
 def test_alone_in_any_batch_in_any_order(make_elmo, name, batch, seed):
-    elmo = make_elmo(CONFIGS[name], scale=WILD)
+    elmo = make_elmo(CONFIGS[name], scale=WILD, type_cache_mb=0)
     together = elmo.encode(batch, output="layers")
     order = np.random.default_rng(seed).permutation(len(batch))
     shuffled = elmo.encode([batch[i] for i in order], output="layers", batch_tokens=1 + seed % 40)
@@ -45,7 +45,7 @@ def test_alone_in_any_batch_in_any_order(make_elmo, name, batch, seed):
 @same
 @given(batch=sentences)
 def test_call_equals_encode_whatever_the_padding(make_elmo, batch):
-    elmo = make_elmo(scale=WILD)
+    elmo = make_elmo(scale=WILD, type_cache_mb=0)
     longest = max(len(row) for row in batch) + 3
     out = elmo(tokens=[row + [""] * (longest - len(row)) for row in batch], sequence_len=[len(row) for row in batch])
     for row, vectors in enumerate(elmo.encode(batch)):
@@ -65,7 +65,7 @@ def test_earlier_calls_leave_no_trace(make_elmo):
 def test_any_number_of_threads(make_elmo):
     before = torch.get_num_threads()
     config = tiny_config(lstm=LstmConfig(512, 64), characters=CharacterConfig(filters=((1, 64), (3, 256)), n_highway=1))
-    elmo = make_elmo(config, scale=1.0)
+    elmo = make_elmo(config, scale=1.0, type_cache_mb=0)
     text = [f"a sentence with number {n} in it" for n in range(30)]
     found = []
     try:

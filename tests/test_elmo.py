@@ -4,6 +4,7 @@ import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.config import LstmConfig
+from exactness import assert_same
 from tiny_models import WORDS, tiny_config, word_config
 
 SENTENCES = ["the bank of the river .", ["a", "bank", "."], "", "money"]
@@ -313,3 +314,44 @@ def test_saved_mixes_come_back(make_elmo, tmp_path):
 def test_no_projection_and_many_layers_encode(make_elmo):
     config = tiny_config(lstm=LstmConfig(6, 6, n_layers=3, projection=False))
     assert make_elmo(config).encode(["a b"], output="layers")[0].shape == (4, 2, 12)
+
+
+def test_words_seen_before_are_not_encoded_again(make_elmo):
+    elmo, plain = make_elmo(), make_elmo(type_cache_mb=0)
+    sentences = ["the bank of money", "money of the river bank the", "", "a"]
+    asked = []
+    encode_types = elmo.encode_types
+    elmo.encode_types = lambda words: asked.append(list(words)) or encode_types(words)
+    for sentence in sentences:
+        assert_same(elmo.encode([sentence])[0], plain.encode([sentence])[0])
+    assert asked == [["<S>", "</S>", "the", "bank", "of", "money"], ["river"], ["a"]]
+    assert (len(elmo.type_cache), elmo.type_cache.misses, elmo.type_cache.hits) == (8, 8, 11)
+    assert len(plain.type_cache) == 0
+
+
+def test_a_cache_smaller_than_a_batch_changes_nothing(make_elmo):
+    sentences = ["the bank of money", "money of the river bank the", "a bank"]
+    expected = make_elmo(type_cache_mb=0).encode(sentences)
+    elmo = make_elmo(type_cache_mb=4 * 6 * 4 / 1e6)
+    for one, other in zip([elmo.encode([s])[0] for s in sentences], expected, strict=True):
+        assert_same(one, other)
+    for one, other in zip(elmo.encode(sentences), expected, strict=True):
+        assert_same(one, other)
+    assert len(elmo.type_cache) <= 4
+
+
+def test_weights_changed_in_between_are_seen(make_elmo):
+    elmo = make_elmo()
+    before = elmo.encode(["the bank"], layer=0)[0]
+    with torch.no_grad():
+        elmo.bilm.token_encoder.projection.bias.add_(1)
+    np.testing.assert_allclose(elmo.encode(["the bank"], layer=0)[0], before + 1, rtol=0, atol=1e-5)
+
+
+def test_a_model_that_learns_gets_gradients_through_words_seen_before(make_elmo):
+    elmo = make_elmo(trainable=True)
+    for _ in range(2):
+        elmo.encode(["the bank"])
+        elmo.zero_grad()
+        elmo(["the bank"])["elmo"].sum().backward()
+        assert elmo.bilm.token_encoder.projection.weight.grad.abs().sum() > 0

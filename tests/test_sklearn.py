@@ -141,7 +141,7 @@ def test_a_model_that_was_written_anew_is_read_anew(tmp_path, make_elmo):
 def test_parameters_and_names(model_folder):
     vectorizer = ElmoVectorizer(model_folder).set_params(layer="all", pool="max")
     assert vectorizer.get_params() == {
-        "model": model_folder, "layer": "all", "pool": "max", "segment": None, "batch_tokens": 2048, "device": None,
+        "model": model_folder, "layer": "all", "pool": "max", "segment": None, "batch_tokens": None, "device": None,
         "cache": None,
     }  # fmt: skip
     names = vectorizer.get_feature_names_out()

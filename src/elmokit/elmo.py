@@ -6,8 +6,11 @@ text → tokens → ids → token encoder → two LSTM stacks → layers → mix
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, Self, SupportsIndex
@@ -17,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from elmokit.encode import BATCH_TOKENS, encode_stream
+from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, encode_stream
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.bundled import DEFAULT
@@ -25,10 +28,13 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.language_model import LanguageModel, LogProbs, Perplexity
-from elmokit.model.bilm import BiLM, State
+from elmokit.model.bilm import BiLM, State, moved
 from elmokit.model.lm_head import LmHead
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
-from elmokit.placement import choose_device, choose_dtype
+from elmokit.model.shell import shells
+from elmokit.model.type_cache import TypeCache
+from elmokit.ops.bilstm import choose
+from elmokit.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.pooling import Pool, check_pool, pool_tokens
 from elmokit.text.sentences import Sentence, many, padded, tokens_of
 
@@ -81,13 +87,15 @@ class Elmo(nn.Module):
         layer_norm: LayerNorm | None = None,
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
+        type_cache_mb: float = 64,
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` does so from a file.
 
         `mixes`: how many weighted sums of the layers (saved ones, or 1). `trainable`: whether the biLM's weights take
         gradients; the mixes always do. `dropout`: on the mixes, in training mode. `layer_norm`: see `ScalarMix`.
         `state`: "zero" starts every sentence afresh, "carry" goes on where the last call left each batch slot.
-        `boundaries`: keep the vectors of the sentence's begin and end.
+        `boundaries`: keep the vectors of the sentence's begin and end. `type_cache_mb`: the size of `type_cache`, which
+        keeps vectors of words without context from batch to batch; 0 is off.
         """
         super().__init__()
         if state not in ("zero", "carry"):
@@ -101,9 +109,10 @@ class Elmo(nn.Module):
         self.notes, self.text = checkpoint.notes, checkpoint.text
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
+        self.type_cache = TypeCache(type_cache_mb)
         self._carried: State | None = None
-        with torch.device("meta"):
-            self.bilm = BiLM(checkpoint.config)
+        self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
+        with shells():
             self.head = LmHead(*checkpoint.head["weight"].shape) if checkpoint.head else None
         _fill(self.bilm, checkpoint.weights, trainable=trainable)
         if self.head is not None:
@@ -121,22 +130,30 @@ class Elmo(nn.Module):
         vocab: str | Path | None = None,
         token_embeddings: str | Path | None = None,
         device: str | torch.device | None = None,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype | None = None,
         mixes: int | None = None,
         trainable: bool = False,
         dropout: float = 0.0,
         layer_norm: LayerNorm | None = None,
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
+        type_cache_mb: float = 64,
     ) -> Self:
         """Load a model of any format in docs/formats.md, detected from its files, or a bundled one by its name.
 
         Without a path it is the bundled English one. `options`, `vocab` and `token_embeddings` name files that do not
-        lie beside the weights. Without `device`, a GPU is used where there is one. The other arguments are the
+        lie beside the weights. Without `device`, a GPU is used where there is one. `dtype` is float32, float64,
+        float16, bfloat16 or, on the CPU, int8: matrices in 8 bits, a quarter of the memory and the quickest; without
+        it, a model saved in 8 bits stays so on the CPU, and others compute in float32. The other arguments are the
         constructor's.
         """
-        chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
-        checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings)
+        chosen_dtype = None if dtype is None else choose_dtype(dtype)
+        int8 = chosen_dtype == torch.int8
+        chosen_device = choose_int8_device(device) if int8 else choose_device(device)
+        checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings, int8=int8)
+        if checkpoint.int8 and not int8 and (chosen_dtype is not None or chosen_device.type != "cpu"):
+            log.info("dtype %s: the 8 bits of %s are for the CPU", chosen_dtype or torch.float32, checkpoint.where)
+            checkpoint = checkpoint.in_floats()
         elmo = cls(
             checkpoint,
             mixes=mixes,
@@ -145,13 +162,28 @@ class Elmo(nn.Module):
             layer_norm=layer_norm,
             state=state,
             boundaries=boundaries,
+            type_cache_mb=type_cache_mb,
         )
-        return elmo.to(device=chosen_device, dtype=chosen_dtype)
+        floats = torch.float32 if checkpoint.int8 or chosen_dtype is None else chosen_dtype
+        return elmo.to(device=chosen_device, dtype=floats)
 
     @property
     def device(self) -> torch.device:
         """Where the network lies."""
         return self.bilm.device
+
+    @property
+    def dtype(self) -> str:
+        """What the network computes with, by the name that `load` takes."""
+        if self.bilm.int8:
+            return "int8"
+        return str(self.bilm.zero_state(0).h.dtype).removeprefix("torch.")
+
+    def explain(self, sentences: int = 1, tokens: int = 20) -> str:
+        """How a batch of so many sentences would go through the LSTMs here, and why so."""
+        x = torch.empty(sentences, tokens, self.config.lstm.output_size, device=self.device)
+        choice = choose(x.to(self.bilm.zero_state(0).h.dtype), self.bilm.stacks(), gradient=False)
+        return f"{choice.path} on {self.device} in {self.dtype}: {choice.why}"
 
     def forward(
         self,
@@ -203,7 +235,7 @@ class Elmo(nn.Module):
         output: Literal["tokens", "layers", "sentence"] = "tokens",
         layer: Layer = "mix",
         pool: Pool | None = None,
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
     ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
         """Sentences → a list of float32 arrays [T, D]; a string is split on white space, a list is taken as tokens.
 
@@ -232,15 +264,18 @@ class Elmo(nn.Module):
         *,
         layer: Layer = "mix",
         pool: Pool | None = None,
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
     ) -> Iterator[Vectors]:
         """Any number of sentences → their arrays one by one, in order, with bounded memory.
 
-        As `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
+        `batch_tokens` bounds the tokens of a batch; without it the device's own number is taken. Otherwise as
+        `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
         the sentences are one batch, as in one call of the original systems.
         """
         self._check_layer(layer)
         check_pool(pool)
+        if batch_tokens is None:
+            batch_tokens = BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
         if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
             raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
@@ -248,7 +283,7 @@ class Elmo(nn.Module):
         rows = (tokens_of(sentence) for sentence in sentences)
 
         @torch.no_grad()
-        def run(batch: Sequence[Sequence[str]]) -> list[Vectors]:
+        def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
             return self._arrays(self.layers_of(batch), layer, pool)
 
         if self.state == "carry":
@@ -257,16 +292,16 @@ class Elmo(nn.Module):
 
     def layers_of(self, sentences: Sequence[Sequence[str]], *, keep_state: bool = True) -> Layers:
         """Lists of tokens → all layers with the boundaries in, each distinct word encoded once."""
-        types: dict[str, int] = {self.indexer.begin: 0, self.indexer.end: 1}
-        rows = []
-        for tokens in sentences:
-            rows.append([0, *(types.setdefault(token, len(types)) for token in tokens), 1])
-        lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
-        longest = max(map(len, rows), default=2)
-        places = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
-        table = self.encode_types(list(types))  # [U, P]
-        tokens_in = table[places.reshape(len(rows), longest).to(self.device)]  # [B, T, P]
-        before = None if self._carried is None else self._carried.resized(len(rows)).like(tokens_in)
+        counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
+        looked = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
+        begin, end = looked.rows[:2]
+        places = np.full((len(counts), counts.max(initial=0) + 2), begin)
+        places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = looked.rows[2:]
+        places[np.arange(len(counts)), counts + 1] = end
+        tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), looked.table)  # [B, T, P]
+        lengths = torch.from_numpy(counts + 2)
+        before = None if self._carried is None else self._carried.resized(len(counts)).like(tokens_in)
         values, last = self.bilm.contextualise(tokens_in, lengths, before)
         if self.state == "carry" and keep_state:
             # Slots that a smaller batch did not use keep the state they have.
@@ -346,29 +381,37 @@ class Elmo(nn.Module):
             ],
             notes=self.notes,
             text=self.text,
+            int8=self.bilm.int8,
         )
 
-    def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> list[Vectors]:
-        if not self.boundaries:
-            layers = layers.without_boundaries()
-        lengths = layers.lengths.tolist()
-        if layer == "mix":
-            mix = self.mixes[0]
-            assert isinstance(mix, ScalarMix)
-            if mix.layer_norm:
-                # Sentence by sentence, so that the normalisation sees no neighbours.
-                parts = [mix(layers.values[:, [b], :n]) for b, n in enumerate(lengths)]
-                chosen = [part[0].float().cpu().numpy() for part in parts]
-            else:
-                values = mix(layers.values).float().cpu().numpy()
-                chosen = [values[b, :n].copy() for b, n in enumerate(lengths)]
-        elif layer == "all":
-            values = layers.values.float().cpu().numpy()
-            chosen = [values[:, b, :n].copy() for b, n in enumerate(lengths)]
-        else:
-            values = layers.values[-1 if layer == "top" else layer].float().cpu().numpy()
-            chosen = [values[b, :n].copy() for b, n in enumerate(lengths)]
-        return chosen if pool is None else [pool_tokens(array, pool) for array in chosen]
+    def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
+        """A sentence's vectors each; from a GPU they are on their way, and waited for when they are asked for."""
+        lengths = layers.lengths.numpy() - (0 if self.boundaries else 2)
+        values = layers.values.flatten(1, 2)[
+            :, moved(_places(layers, lengths, boundaries=self.boundaries), self.device)
+        ]
+        chosen = _on_host(self._chosen(values, lengths, layer))  # [N, D] or [L+1, N, D]: no padding
+
+        def parts() -> Iterator[Vectors]:
+            packed, stop = chosen(), 0
+            for length in lengths.tolist():
+                start, stop = stop, stop + length
+                part = packed[..., start:stop, :]
+                yield part.copy() if pool is None else pool_tokens(part, pool)
+
+        return parts() if self.device.type == "cpu" else _aside(parts())
+
+    def _chosen(self, values: Tensor, lengths: NDArray[np.int64], layer: Layer) -> Tensor:
+        """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""
+        if layer == "all":
+            return values
+        if layer != "mix":
+            return values[-1 if layer == "top" else layer]
+        mix = self.mixes[0]
+        assert isinstance(mix, ScalarMix)
+        # With a layer norm sentence by sentence, so that the normalisation sees no neighbours.
+        alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
+        return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])
 
     def _check_layer(self, layer: Layer) -> None:
         if layer in ("mix", "top", "all"):
@@ -384,9 +427,50 @@ class Elmo(nn.Module):
         return LanguageModel(self.head, self.vocab, bidirectional=self.config.bidirectional)
 
 
+def _places(layers: Layers, lengths: NDArray[np.int64], *, boundaries: bool) -> Tensor:
+    """Where in [B·T] the tokens of all sentences lie, one after the other."""
+    columns = np.arange(layers.values.shape[2])
+    first = 0 if boundaries else 1
+    kept = (columns >= first) & (columns < first + lengths[:, None])
+    return torch.from_numpy(np.flatnonzero(kept))
+
+
+def _on_host(values: Tensor) -> Callable[[], NDArray[np.float32]]:
+    """Start the way to the host as float32, and wait for its end when called."""
+    values = values.float()
+    if values.device.type != "cuda":
+        there = values.cpu().numpy()
+        return lambda: there
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> NDArray[np.float32]:
+        arrived.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+def _aside(parts: Iterator[Vectors]) -> Iterator[Vectors]:
+    """The same, gone through in another thread while this one prepares the next batches."""
+    made = _collector().submit(list, parts)
+
+    def results() -> Iterator[Vectors]:
+        yield from made.result()
+
+    return results()
+
+
+@cache
+def _collector() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="elmokit-collector")
+
+
 def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:
     # Half precision is a way to store; double stays, so that what was saved in it comes back exactly.
-    full = {name: value if value.dtype == torch.float64 else value.float() for name, value in weights.items()}
+    kept = (torch.float64, torch.int8)
+    full = {name: value if value.dtype in kept else value.float() for name, value in weights.items()}
     module.load_state_dict(full, assign=True)
     module.requires_grad_(trainable)
 

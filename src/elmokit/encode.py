@@ -6,9 +6,11 @@ Nothing here changes a vector: the network gives each sentence the same numbers 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Generic, TypeVar
 
 import torch
 
@@ -16,8 +18,12 @@ log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048
 """Tokens in a batch, sentence boundaries counted."""
-WINDOW_BATCHES = 16
+GPU_BATCH_TOKENS = 8192
+"""The same on a GPU, which wants more at a time."""
+WINDOW_BATCHES = 8
 """Batches' worth of sentences that are sorted by length together."""
+AHEAD = 2
+"""Batches that are started before the results of one are asked for: a GPU works on them in the meantime."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
@@ -25,22 +31,50 @@ Tokens = Sequence[str]
 
 def encode_stream(
     sentences: Iterable[Tokens],
-    run: Callable[[Sequence[Tokens]], list[Result]],
+    run: Callable[[Sequence[Tokens]], Iterable[Result]],
     batch_tokens: int = BATCH_TOKENS,
 ) -> Iterator[Result]:
-    """Yield one result a sentence, in order, reading ahead no more than a window.
+    """Yield one result a sentence, in order, reading ahead no more than a window and a few batches.
 
-    `run` takes the sentences of a batch and returns a result for each; it is called again with half a batch when
-    memory runs out.
+    `run` takes the sentences of a batch and returns a result for each, or what gives them when it is gone through,
+    which happens when the next batches have been started; it is called again with half a batch when memory runs out.
     """
     stream = iter(sentences)
-    while window := _window(stream, batch_tokens * WINDOW_BATCHES):
-        results: dict[int, Result] = {}
-        for batch in batches([len(tokens) + 2 for tokens in window], batch_tokens):
-            for index, result in zip(batch, run_halving([window[i] for i in batch], run), strict=True):
-                results[index] = result
-        for index in range(len(window)):
-            yield results.pop(index)  # let go of it as soon as the caller has it
+    windows: deque[_Window[Result]] = deque()  # in order; those whose results are not all there yet
+    started: deque[tuple[_Window[Result], list[int], Iterable[Result]]] = deque()
+    while sentences_here := _window(stream, batch_tokens * WINDOW_BATCHES):
+        plan = list(batches([len(tokens) + 2 for tokens in sentences_here], batch_tokens))
+        window = _Window[Result](len(sentences_here), {})
+        windows.append(window)
+        for batch in plan:
+            started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
+            if len(started) > AHEAD:
+                _finish(started)
+                yield from _complete(windows)
+    while started:
+        _finish(started)
+        yield from _complete(windows)
+
+
+@dataclass
+class _Window(Generic[Result]):
+    """Sentences that are sorted together: how many, and the results that there are by their places."""
+
+    size: int
+    results: dict[int, Result]
+
+
+def _finish(started: deque[tuple[_Window[Result], list[int], Iterable[Result]]]) -> None:
+    window, batch, found = started.popleft()
+    window.results.update(zip(batch, found, strict=True))
+
+
+def _complete(windows: deque[_Window[Result]]) -> Iterator[Result]:
+    """The results of the windows at the front that have them all."""
+    while windows and len(windows[0].results) == windows[0].size:
+        window = windows.popleft()
+        for index in range(window.size):
+            yield window.results.pop(index)  # let go of it as soon as the caller has it
 
 
 def _window(stream: Iterator[Tokens], tokens: int) -> list[Tokens]:
@@ -68,7 +102,7 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], list[Result]]) -> list[Result]:
+def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], Iterable[Result]]) -> Iterable[Result]:
     """Run a batch; where memory runs out, run its halves instead, down to single sentences."""
     try:
         return run(batch)
@@ -79,7 +113,7 @@ def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], list[
         torch.cuda.empty_cache()
     half = len(batch) // 2
     log.warning("memory ran out with %d sentences in a batch; going on with %d", len(batch), half)
-    return run_halving(batch[:half], run) + run_halving(batch[half:], run)
+    return chain(run_halving(batch[:half], run), run_halving(batch[half:], run))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,13 @@ from elmokit.errors import ElmoError
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -37,3 +43,14 @@ def choose_dtype(dtype: str | torch.dtype) -> torch.dtype:
         assert isinstance(dtype, torch.dtype)
         return dtype
     raise ElmoError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def choose_int8_device(device: str | torch.device | None) -> torch.device:
+    """The CPU, the only device where matrices in 8 bits are used."""
+    if device is None:
+        log.info("device cpu: dtype int8 is for the CPU")
+        return torch.device("cpu")
+    chosen = choose_device(device)
+    if chosen.type != "cpu":
+        raise ElmoError(f"dtype int8 is for the CPU, got the device {chosen}: give dtype='bfloat16' or 'float32' there")
+    return chosen

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo, Layer
-from elmokit.encode import BATCH_TOKENS
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.pooling import Pool, check_pool
@@ -49,7 +48,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         layer: Layer = "mix",
         pool: Pool = "mean",
         segment: SegmenterName | None = None,
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
         device: str | None = None,
         cache: str | Path | None = None,
     ) -> None:

@@ -63,9 +63,10 @@ def same(first, second):
         ("tag", sentences(80, IOB1), {"elmo": "none"}),
         ("tag", sentences(80, BIOES), {"crf": False}),
         ("tag", sentences(80, NONE), {"elmo_output": True}),
-        ("pair", pairs(128), {"learning_rate": 0.01}),
+        ("pair", pairs(128), {"learning_rate": 0.004, "hidden": 24, "epochs": 16}),
+        ("pair", pairs(128), {"learning_rate": 0.01, "words_beside": False}),
         ("pair", pairs(128), {"alignment": False, "learning_rate": 0.01}),
-        ("pair", pairs(128, scores=True), {"target": "score", "learning_rate": 0.01, "hidden": 16, "epochs": 10}),
+        ("pair", pairs(128, scores=True), {"target": "score", "learning_rate": 0.003, "hidden": 16, "epochs": 12}),
     ],
 )
 def test_every_kind_learns(trained, kind, examples, options):
@@ -93,6 +94,7 @@ CHANGES = {
     "pooling": ("max", "classify", {}),
     "crf": (False, "tag", {}),
     "alignment": (False, "pair", {}),
+    "words_beside": (False, "pair", {}),
     "target": ("score", "pair", {}),
     "learning_rate": (0.001, "classify", {}),
     "batch_size": (3, "classify", {}),

@@ -15,6 +15,27 @@ def test_a_word_is_framed_and_padded():
     assert byte_ids("</S>", 5) == [259, 258, 260, 261, 261]
 
 
+@pytest.mark.parametrize("size", [3, 5, 50])
+def test_many_tokens_at_once_have_the_same_ids(size):
+    tokens = [
+        "a",
+        "",
+        "<S>",
+        "</S>",
+        "x" * 49,
+        "é" * 30,
+        "\ud800" * 60 + "b",
+        "\ud800",
+        "中文字",
+        "<S",
+        "a\x00b",
+        "x" * 9999,
+    ]
+    found = ByteIndexer(size)(tokens).characters
+    assert found.tolist() == [byte_ids(token, size) for token in tokens]
+    assert ByteIndexer(size)([]).characters.shape == (0, size)
+
+
 def test_a_long_word_is_cut_by_bytes_even_inside_a_character():
     assert byte_ids("abcdef", 5) == [259, 98, 99, 100, 260]
     assert byte_ids("aéé", 5) == [259, 98, 0xC3 + 1, 0xA9 + 1, 260]

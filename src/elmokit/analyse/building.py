@@ -58,7 +58,7 @@ def build_index(
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice | None = None,
     model: str | None = None,
-    batch_tokens: int = 2048,
+    batch_tokens: int | None = None,
     on_progress: Callable[[BuildProgress], None] | None = None,
 ) -> OccurrenceIndex:
     """The index of a corpus in a folder, opened where it is there already, and gone on with where it is half built.
@@ -192,7 +192,7 @@ def _write_vectors(
     tokens: NDArray[np.int64],
     layer: Literal["mix", "top"] | int,
     size: int,
-    batch_tokens: int,
+    batch_tokens: int | None,
     on_progress: Callable[[BuildProgress], None] | None,
 ) -> None:
     """Encode the sentences that are not done, in order."""

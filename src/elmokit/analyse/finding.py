@@ -46,7 +46,7 @@ class IndexRequest:
     """The words that a new index of its own folder, or of all words, holds; None: all."""
     min_count: int = 1
     max_occurrences: int = MAX_OCCURRENCES
-    batch_tokens: int = 2048
+    batch_tokens: int | None = None
     workers: int | None = None
 
 

@@ -38,11 +38,17 @@ def embed(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
-    batch_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")] = 2048,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens in a batch [the device's own number].", show_default=False),
+    ] = None,
     device: Device = None,
     dtype: Annotated[
-        Literal["float32", "float64", "float16", "bfloat16"], typer.Option(help="Numbers to compute in.")
-    ] = "float32",
+        Literal["float32", "float64", "float16", "bfloat16", "int8"] | None,
+        typer.Option(
+            help="Numbers to compute in; int8: on the CPU [float32, or int8 where it was saved so].", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Turn sentences into vectors: shown line by line, or written to a file."""
     from elmokit.commands.embed import EmbedRequest, run_embed
@@ -104,6 +110,12 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model of any format.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; a .hdf5 file for --to tokens.")],
     to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
+    dtype: Annotated[
+        Literal["float32", "int8"] | None,
+        typer.Option(
+            help="Numbers to store, with --to elmokit; int8 is the smallest [as they are].", show_default=False
+        ),
+    ] = None,
     options: Options = None,
     vocab: Vocab = None,
     overwrite: Annotated[
@@ -114,5 +126,7 @@ def convert(
     from elmokit.commands.convert import convert_model
 
     refuse_empty(SRC=source, DST=target, options=options, vocab=vocab)
-    written = convert_model(Path(source), Path(target), to=to, options=options, vocab=vocab, overwrite=overwrite)
+    written = convert_model(
+        Path(source), Path(target), to=to, dtype=dtype, options=options, vocab=vocab, overwrite=overwrite
+    )
     print(f"wrote {written}")

@@ -16,7 +16,10 @@ Limit = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="At most N training sentences or pairs, evenly from the file.")
 ]
 Output = Annotated[str | None, typer.Option(metavar="FILE.json", help="Also write the figures.")]
-Batch = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a batch.")]
+Batch = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Tokens in a batch [the device's own number].", show_default=False),
+]
 
 
 @probe.command("pos")
@@ -33,7 +36,7 @@ def probe_pos(
     cache: Annotated[str | None, typer.Option(metavar="DIR", help="Where the vectors are kept meanwhile.")] = None,
     limit: Limit = None,
     output: Output = None,
-    batch_tokens: Batch = 2048,
+    batch_tokens: Batch = None,
     device: Device = None,
 ) -> None:
     """Parts of speech: a linear tagger on each layer of MODEL (CoNLL-U or CoNLL columns)."""
@@ -70,7 +73,7 @@ def probe_wsd(
     ] = None,
     limit: Limit = None,
     output: Output = None,
-    batch_tokens: Batch = 2048,
+    batch_tokens: Batch = None,
     device: Device = None,
 ) -> None:
     """Word senses: the nearest sense of SemCor (--train) for each word of an evaluation set (--dev)."""
@@ -102,7 +105,7 @@ def probe_wic(
     vocab: Vocab = None,
     limit: Limit = None,
     output: Output = None,
-    batch_tokens: Batch = 2048,
+    batch_tokens: Batch = None,
     device: Device = None,
 ) -> None:
     """Word in context: is a word meant in the same way in two sentences?"""

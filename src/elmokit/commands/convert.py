@@ -20,16 +20,25 @@ def convert_model(
     target: Path,
     *,
     to: Literal["elmokit", "bilm", "tokens"],
+    dtype: Literal["float32", "int8"] | None = None,
     options: str | Path | None = None,
     vocab: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Convert the model at `source` and return what was written."""
+    """Convert the model at `source` and return what was written.
+
+    `dtype` is what our own folder stores; without it numbers stay as they are.
+    """
+    if dtype == "int8" and to != "elmokit":
+        raise ElmoError(f"the format {to} holds float32: --dtype int8 goes with --to elmokit")
     try:
         _check_target(target, to, overwrite=overwrite)
     except OSError as error:
         raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
-    checkpoint = read_checkpoint(source, options=options, vocab=vocab)
+    checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
+    if dtype == "float32":
+        checkpoint = checkpoint.in_floats()
+        checkpoint.weights = {name: value.float() for name, value in checkpoint.weights.items()}
     if to == "elmokit":
         write_native(checkpoint, target)
     elif to == "bilm":

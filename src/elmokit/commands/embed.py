@@ -48,9 +48,10 @@ class EmbedRequest:
     segment: SegmenterName | None
     """None: as the model's training text was read, or at white space where that is not known."""
     resume: bool
-    batch_tokens: int
+    batch_tokens: int | None
     device: str | None
-    dtype: str
+    dtype: str | None
+    """None: float32, or int8 for a model that was saved so."""
 
 
 def run_embed(request: EmbedRequest) -> None:
@@ -161,7 +162,7 @@ def _to_file(
         "layer": request.layer,
         "pool": request.pool,
         "segment": request.segment,
-        "dtype": request.dtype,
+        "dtype": elmo.dtype,
     }
     with _progress() as on_progress:
         summary = embed_lines(

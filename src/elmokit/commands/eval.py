@@ -52,7 +52,7 @@ def run_eval(request: EvalRequest) -> None:
         raise ElmoError("--sentences gives the perplexity of each sentence by itself: leave out --state carry")
     if request.sentences is not None:
         _check_table(request.sentences, request)
-    model = read_checkpoint(request.model, options=request.options, vocab=request.vocab)
+    model = read_checkpoint(request.model, options=request.options, vocab=request.vocab).in_floats()
     segment = request.segment or model.text.get("segment", "none")
     split = request.split or model.text.get("split", "none")
     network = _network(model, choose_device(request.device))

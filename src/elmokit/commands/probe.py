@@ -40,7 +40,7 @@ class ProbeRequest:
     """At most so many training sentences or pairs, evenly from the file."""
     output: Path | None = None
     """A JSON file for the figures."""
-    batch_tokens: int = 2048
+    batch_tokens: int | None = None
     device: str | None = None
 
 

@@ -22,6 +22,7 @@ from elmokit.fetch import local_path
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM, State, lengths_of
+from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer
 
@@ -37,7 +38,7 @@ def read_model(options_file: str | Path | None, weight_file: str | Path | None) 
         raise ConfigurationError("weight_file must name a model: a path or an http(s) address, got None")
     try:
         options = None if options_file is None else local_path(options_file)
-        checkpoint = read_checkpoint(local_path(weight_file), options=options)
+        checkpoint = read_checkpoint(local_path(weight_file), options=options).in_floats()
     except ElmoError as error:
         raise ConfigurationError(str(error)) from error
     lstm = checkpoint.config.lstm
@@ -80,7 +81,7 @@ class _ElmoCharacterEncoder(nn.Module):
     ) -> None:
         super().__init__()
         checkpoint = checkpoint or read_model(options_file, weight_file)
-        with torch.device("meta"):
+        with shells():
             self.token_encoder = TokenEncoder(checkpoint.config)
         _fill(self.token_encoder, checkpoint.weights, "token_encoder.", requires_grad=requires_grad)
         self.indexer = checkpoint.indexer()
@@ -146,8 +147,7 @@ class _ElmoLstm(nn.Module):
 
     def __init__(self, checkpoint: Checkpoint, *, requires_grad: bool, stateful: bool) -> None:
         super().__init__()
-        with torch.device("meta"):
-            self.bilm = BiLM(checkpoint.config)
+        self.bilm = BiLM.shell(checkpoint.config)
         del self.bilm.token_encoder  # `_ElmoCharacterEncoder` has it; the stacks need nothing of it
         for name in ("forward_lstm", "backward_lstm")[: checkpoint.config.n_directions]:
             _fill(getattr(self.bilm, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)

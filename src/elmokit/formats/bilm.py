@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
@@ -21,6 +22,8 @@ from elmokit.formats.hdf5 import Hdf5Tensors
 from elmokit.formats.options import read_options
 from elmokit.formats.source import Source, read_json, read_text
 from elmokit.formats.tensorbundle import TensorBundle
+from elmokit.model.bilm import int8_names
+from elmokit.model.int8 import quantised
 from elmokit.text.vocab import Vocabulary
 
 
@@ -52,19 +55,26 @@ def find_options(source: Source, weights: str) -> str:
     )
 
 
-def read_hdf5(source: Source, weights: str, options: tuple[Source, str] | None = None) -> Checkpoint:
-    """A model from weights.hdf5 and options.json."""
+def read_hdf5(
+    source: Source, weights: str, options: tuple[Source, str] | None = None, *, int8: bool = False
+) -> Checkpoint:
+    """A model from weights.hdf5 and options.json; with `int8` its matrices are brought to 8 bits as they are read."""
     options = options or (source, find_options(source, weights))
     with Hdf5Tensors(source, weights) as tensors:
-        return _read(_File(tensors, "hdf5", source.describe(weights)), options)
+        return _read(_File(tensors, "hdf5", source.describe(weights)), options, int8=int8)
 
 
-def read_tensorflow(source: Source, prefix: str, options: tuple[Source, str] | None = None) -> Checkpoint:
-    """A model from a TensorFlow checkpoint `prefix.index` and options.json, with softmax and Adagrad slots."""
+def read_tensorflow(
+    source: Source, prefix: str, options: tuple[Source, str] | None = None, *, int8: bool = False
+) -> Checkpoint:
+    """A model from a TensorFlow checkpoint `prefix.index` and options.json, with softmax and Adagrad slots.
+
+    With `int8` its matrices are brought to 8 bits as they are read.
+    """
     options = options or (source, find_options(source, f"{prefix}.index"))
     where = source.describe(prefix)  # so that messages name the whole path
     tensors = TensorBundle(where, open_file=lambda name: source.open(prefix + name.removeprefix(where)))
-    return _read(_File(tensors, "tensorflow", source.describe(f"{prefix}.index")), options)
+    return _read(_File(tensors, "tensorflow", source.describe(f"{prefix}.index")), options, int8=int8)
 
 
 class _File:
@@ -92,7 +102,7 @@ class _File:
         return any(name.startswith(f"{self.scope}rnn/") for name in self.names)
 
 
-def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
+def _read(file: _File, options_at: tuple[Source, str], *, int8: bool) -> Checkpoint:
     options, options_where = read_json(*options_at), options_at[0].describe(options_at[1])
     bidirectional = not file.is_forward_only() and options.get("bidirectional") is not False
     table = file.shape(f"{file.scope}embedding")
@@ -103,7 +113,8 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
         n_words=table[0] if table else None,
         projections=_projections(file),
     )
-    weights: dict[str, NDArray[Any]] = {}
+    matrices = int8_names(config) if int8 else set()
+    weights: dict[str, Tensor] = {}
     slots: dict[str, NDArray[Any]] = {}
     for row in rows(config, file.family):
         found = next((name for name in row.theirs if name in file.names), None)
@@ -111,24 +122,26 @@ def _read(file: _File, options_at: tuple[Source, str]) -> Checkpoint:
             raise ElmoError(
                 f"{file.where} lacks {row.theirs[0]}, which {options_where} asks for: they do not belong together"
             )
-        weights.update(zip(row.ours, row.read(file.read(found, row.shape)), strict=True))
-        if f"{found}/Adagrad" in file.names:
+        parts = as_tensors(dict(zip(row.ours, row.read(file.read(found, row.shape)), strict=True)))
+        weights |= quantised(parts, matrices)
+        if f"{found}/Adagrad" in file.names and not int8:
             slot = row.read(file.read(f"{found}/Adagrad", row.shape))
             if row.ours[0].endswith(("embedding.weight", "words.weight")):
                 slot[0][0] = 1.0  # the padding row gets no gradient; any positive number keeps Adagrad defined
             slots.update(zip(row.ours, slot, strict=True))
     _refuse_left_over(file, config, options_where)
     head, head_slots = _read_head(file, config, shared_with=weights if options.get("share_embedding_softmax") else {})
-    optimizer = as_tensors(slots | head_slots)
+    optimizer = {} if int8 else as_tensors(slots | head_slots)
     if optimizer and file.shape("global_step") == ():
         optimizer["step"] = torch.from_numpy(file.tensors.read("global_step").reshape(1).astype(np.int64))
     return Checkpoint(
         config,
-        as_tensors(weights),
+        weights,
         kind="bilm" if file.family == "hdf5" else "tensorflow",
         where=file.where,
         head=as_tensors(head),
         optimizer=optimizer,
+        int8=int8,
     )
 
 
@@ -170,7 +183,7 @@ def _refuse_left_over(file: _File, config: ElmoConfig, options_where: str) -> No
 
 
 def _read_head(
-    file: _File, config: ElmoConfig, shared_with: Mapping[str, NDArray[Any]]
+    file: _File, config: ElmoConfig, shared_with: Mapping[str, Tensor]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """The softmax and its slots where the file has them; a shared one takes its weights from the word table."""
     shapes = {"bias": file.shape(f"{file.scope}softmax/b"), "weight": file.shape(f"{file.scope}softmax/W")}
@@ -188,9 +201,9 @@ def _read_head(
             slots[f"head.{part}"] = file.read(f"{theirs}/Adagrad", shape)
     if "weight" not in head and table is not None:
         check_shape(
-            table[1:].shape, (n_words, config.lstm.output_size), "embedding (shared by the softmax)", file.where
+            tuple(table[1:].shape), (n_words, config.lstm.output_size), "embedding (shared by the softmax)", file.where
         )
-        head["weight"] = table[1:].copy()
+        head["weight"] = table[1:].clone().numpy()
     return head, slots
 
 

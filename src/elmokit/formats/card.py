@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elmokit.formats.checkpoint import Checkpoint
+from elmokit.model.int8 import SCALES
 
 CARD_TITLE = "# An ELMo model in elmokit's format"
 _NOTES_BEGIN, _NOTES_END = "<!-- notes: kept when the model is saved again -->", "<!-- end of the notes -->"
@@ -68,8 +69,9 @@ def training_section(facts: Mapping[str, str]) -> str:
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """What a person wants to know of a model, as names and values."""
     config, lstm = checkpoint.config, checkpoint.config.lstm
-    parameters = sum(value.numel() for value in checkpoint.weights.values())
-    rows = [("format", checkpoint.kind), ("parameters", f"{parameters:,}")]
+    parameters = sum(value.numel() for name, value in checkpoint.weights.items() if not name.endswith(SCALES))
+    bits = ", matrices in 8 bits" if checkpoint.int8 else ""
+    rows = [("format", checkpoint.kind), ("parameters", f"{parameters:,}{bits}")]
     if config.characters is not None:
         characters = config.characters
         alphabet = "UTF-8 bytes" if characters.alphabet == "bytes" else f"{characters.n_characters - 1:,} symbols"

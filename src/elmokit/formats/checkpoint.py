@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.model.bilm import BiLM
+from elmokit.model.bilm import BiLM, int8_names
+from elmokit.model.int8 import VALUES, check_int8, dense, quantised
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
 from elmokit.text.vocab import Vocabulary
 
@@ -26,7 +27,7 @@ class Checkpoint:
     config: ElmoConfig
     """The network's shape."""
     weights: dict[str, Tensor]
-    """BiLM's parameters by our names."""
+    """BiLM's weights by our names."""
     kind: str
     """The format it was read from."""
     where: str
@@ -45,6 +46,8 @@ class Checkpoint:
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
     notes: str = ""
     """Markdown for the model card, such as how the model was trained; it stays with the model."""
+    int8: bool = False
+    """Whether the matrices are in 8 bits: `name.values` and `name.scales` in place of `name`."""
 
     def __post_init__(self) -> None:
         expected = self._expected_shapes()
@@ -64,6 +67,8 @@ class Checkpoint:
         for part, tensors in (("", self.weights | numbered), ("softmax ", self.head), ("optimiser ", self.optimizer)):
             for name, value in tensors.items():
                 check_finite(value, f"{part}{name}", self.where)
+        for name in (name for name in self.weights if self.int8 and name.endswith(VALUES)):
+            check_int8(self.weights[name], name, self.where)
         self._check_symbols()
         self.use_vocabulary(self.vocab)
 
@@ -73,8 +78,8 @@ class Checkpoint:
         if parts > len(self.weights):  # or a configuration of a billion layers would be built here
             raise ElmoError(f"{self.where} has {len(self.weights)} tensors, too few for {parts} layers and highways")
         try:
-            with torch.device("meta"):
-                return {name: tuple(value.shape) for name, value in BiLM(self.config).state_dict().items()}
+            network = BiLM.shell(self.config, int8=self.int8)
+            return {name: tuple(value.shape) for name, value in network.state_dict().items()}
         except RuntimeError as error:
             raise ElmoError(f"{self.where}: its config.json describes a network larger than any memory") from error
 
@@ -107,6 +112,16 @@ class Checkpoint:
                     f"{self.where} has a {part} of {size} words, and its vocabulary has {len(vocab)}: they do not "
                     "belong together"
                 )
+
+    def in_int8(self) -> Checkpoint:
+        """The same model with its matrices in 8 bits, the nearest there are; such a model is not trained any more."""
+        if self.int8:
+            return self
+        return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={}, int8=True)
+
+    def in_floats(self) -> Checkpoint:
+        """The same model without 8 bits, for what cannot use them."""
+        return replace(self, weights=dense(self.weights), int8=False) if self.int8 else self
 
     def indexer(self) -> Indexer:
         """What turns tokens into this model's ids."""

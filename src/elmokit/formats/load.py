@@ -22,8 +22,13 @@ def read_checkpoint(
     options: str | Path | None = None,
     vocab: str | Path | None = None,
     token_embeddings: str | Path | None = None,
+    int8: bool = False,
 ) -> Checkpoint:
-    """Read a model of any format, or a bundled one by its name; the keyword arguments name files that lie elsewhere."""
+    """Read a model of any format, or a bundled one by its name; the keyword arguments name files that lie elsewhere.
+
+    With `int8` its matrices come in 8 bits, each quantised as it is read, so that the whole is never there in floats;
+    without, they come as they are stored.
+    """
     found = detect(resolved(path))
     if found.kind == "tokens":
         raise ElmoError(
@@ -36,12 +41,12 @@ def read_checkpoint(
             raise ElmoError(f"options= goes with weights.hdf5 or a TensorFlow checkpoint, and {path} is {found.kind}")
         options_at = _file(options)
     if found.kind == "elmokit":
-        checkpoint = read_native(found.source)
+        checkpoint = read_native(found.source, int8=int8)
     elif found.kind == "manylangs":
-        checkpoint = read_manylangs(found.source)
+        checkpoint = read_manylangs(found.source, int8=int8)
     else:
         read = read_hdf5 if found.kind == "bilm" else read_tensorflow
-        checkpoint = read(found.source, found.main, options_at)
+        checkpoint = read(found.source, found.main, options_at, int8=int8)
     words = _vocabulary(found, checkpoint, vocab)
     if token_embeddings is not None:
         return with_token_embeddings(checkpoint, *_file(token_embeddings), words)

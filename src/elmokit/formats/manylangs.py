@@ -17,6 +17,8 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint, check_finite, check_plain, check_shape
 from elmokit.formats.options import read_clip
 from elmokit.formats.source import FolderSource, Source, read_json, read_text
+from elmokit.model.bilm import int8_names
+from elmokit.model.int8 import quantised
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
 
@@ -45,8 +47,8 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-def read_manylangs(source: Source) -> Checkpoint:
-    """A model from an ELMoForManyLangs folder."""
+def read_manylangs(source: Source, *, int8: bool = False) -> Checkpoint:
+    """A model from an ELMoForManyLangs folder; with `int8` its matrices are brought to 8 bits as they are read."""
     names = source.names()
     structure, where = _find_structure(source)
     words = _read_words(source) if "word.dic" in names else None
@@ -55,6 +57,7 @@ def read_manylangs(source: Source) -> Checkpoint:
         config = _config(structure, words, symbols)
     except ElmoError as error:
         raise ElmoError(f"{where}: {error}") from error
+    matrices = int8_names(config) if int8 else set()
     weights: dict[str, Tensor] = {}
     for name, table in (("token_embedder.pkl", _token_table(config)), ("encoder.pkl", _encoder_table(config))):
         tensors = load_tensors(source, name)
@@ -66,7 +69,8 @@ def read_manylangs(source: Source) -> Checkpoint:
             check_shape(tuple(tensors[theirs].shape), shape, theirs, source.describe(name))
             check_plain(tensors[theirs], theirs, source.describe(name))
             check_finite(tensors[theirs], theirs, source.describe(name))
-            weights.update(ours(tensors[theirs].to(torch.float32, copy=True)))  # a pickle's tensors may share memory
+            parts = ours(tensors[theirs].to(torch.float32, copy=True))  # a pickle's tensors may share memory
+            weights |= quantised(parts, matrices)
     return Checkpoint(
         config,
         weights,
@@ -74,6 +78,7 @@ def read_manylangs(source: Source) -> Checkpoint:
         where=source.describe("encoder.pkl"),
         vocab=words,
         symbols=symbols if config.characters else None,
+        int8=int8,
     )
 
 

@@ -2,8 +2,8 @@
 
 | file | holds |
 | --- | --- |
-| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text` (how it was read) |
-| model.safetensors | BiLM's parameters by their names; `mixes.k.weights` and `mixes.k.gamma` |
+| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `dtype` (of 8 bits) |
+| model.safetensors | BiLM's weights by their names; `mixes.k.weights` and `mixes.k.gamma` |
 | vocab.txt | a word a line, in the order of the word table and the softmax |
 | characters.json | code points and their ids, for an alphabet of the model's own |
 | lm_head.safetensors | the softmax: `weight` [V, P], `bias` [V] |
@@ -14,11 +14,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,16 +30,19 @@ from elmokit.formats.atomic import filling, replacing, write_text
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
+from elmokit.model.bilm import int8_names
+from elmokit.model.int8 import VALUES, quantised
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 FORMAT, VERSION = "elmokit", 1
 _OPTIONAL = {"lm_head.safetensors", "optimizer.safetensors", "vocab.txt", "characters.json"}
+_DAMAGE = (SafetensorError, OSError, ValueError, KeyError)
 _LAYER_NORMS = (False, True, "batch", "sentence")
 
 
-def read_native(source: Source) -> Checkpoint:
-    """A model from our own folder."""
+def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
+    """A model from our own folder; with `int8` its matrices are brought to 8 bits one by one as they are read."""
     names = source.names()
     where = source.describe("config.json")
     values = read_json(source, "config.json")
@@ -50,7 +54,13 @@ def read_native(source: Source) -> Checkpoint:
         config = ElmoConfig.from_dict(values["model"])
     except (ElmoError, TypeError) as error:
         raise ElmoError(f"{where}: {error}") from error
-    tensors = _load(source, "model.safetensors")
+    stored = values.get("dtype")
+    if stored not in (None, "int8"):
+        raise ElmoError(f"{where}: dtype must be int8 or absent, got {stored!r}; update elmokit")
+    if int8 and stored is None:
+        tensors = _quantised(source, "model.safetensors", int8_names(config))
+    else:
+        tensors = _load(source, "model.safetensors", int8=stored is not None)
     mixes = []
     for number, layer_norm in enumerate(_mixes(values, where)):
         parts = {part: tensors.pop(f"mixes.{number}.{part}", None) for part in ("weights", "gamma")}
@@ -63,7 +73,7 @@ def read_native(source: Source) -> Checkpoint:
         mixes.append({**parts, "layer_norm": layer_norm})
     optional = {
         name: _load(source, f"{name}.safetensors") if f"{name}.safetensors" in names else {}
-        for name in ("lm_head", "optimizer")
+        for name in (("lm_head",) if int8 else ("lm_head", "optimizer"))
     }
     head = optional["lm_head"]
     got = {name: tuple(value.shape) for name, value in head.items()}
@@ -82,9 +92,10 @@ def read_native(source: Source) -> Checkpoint:
         symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
         head=head,
         mixes=mixes,
-        optimizer=optional["optimizer"],
+        optimizer=optional.get("optimizer", {}),
         text=_text(values, where),
         notes=_read_notes(source) if "README.md" in names else "",
+        int8=int8 or stored is not None,
     )
 
 
@@ -121,6 +132,8 @@ def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
         "model": checkpoint.config.to_dict(),
         "mixes": [{"layer_norm": mix["layer_norm"]} for mix in checkpoint.mixes],
     }
+    if checkpoint.int8:
+        values["dtype"] = "int8"
     if checkpoint.text:
         values["text"] = checkpoint.text
     if checkpoint.vocab is not None:
@@ -150,20 +163,53 @@ def _text(values: dict[str, Any], where: str) -> dict[str, str]:
     return text
 
 
-def _load(source: Source, name: str) -> dict[str, Tensor]:
-    where = source.describe(name)
-    if name not in source.names():
-        raise ElmoError(f"{where} is missing; the folder is not a whole model")
-    path = source.path(name)
-    source.open(name).close()  # says so where it cannot be read; the next line would call the file missing
+def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]:
+    where, path = source.describe(name), _path(source, name)
     try:
         tensors = load_file(path) if path else load_safetensors(read_bytes(source, name))
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again") from error
+    except _DAMAGE as error:
+        raise _damaged(where, error) from error
     for key, value in tensors.items():
-        if key != "step":
+        if key != "step" and not (int8 and key.endswith(VALUES)):
             check_plain(value, key, where)
     return tensors
+
+
+def _quantised(source: Source, name: str, matrices: set[str]) -> dict[str, Tensor]:
+    """The tensors of a file, those of the names in 8 bits; in floats there is never more than one in memory."""
+    where = source.describe(name)
+    found: dict[str, Tensor] = {}
+    try:
+        for key, value in _each(source, name):
+            check_plain(value, key, where)
+            found |= quantised({key: value}, matrices)
+    except _DAMAGE as error:
+        raise _damaged(where, error) from error
+    return found
+
+
+def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
+    path = _path(source, name)
+    if path is None:
+        yield from load_safetensors(read_bytes(source, name)).items()
+        return
+    with safe_open(path, "pt") as file:
+        keys = list(file.keys())
+    for key in keys:
+        with safe_open(path, "pt") as file:  # anew for each: what was read stays in memory until it is closed
+            yield key, file.get_tensor(key)
+
+
+def _path(source: Source, name: str) -> Path | None:
+    """The file on disk, where it is one, once it is known to be there."""
+    if name not in source.names():
+        raise ElmoError(f"{source.describe(name)} is missing; the folder is not a whole model")
+    source.open(name).close()  # says so where it cannot be read; safetensors would call the file missing
+    return source.path(name)
+
+
+def _damaged(where: str, error: Exception) -> ElmoError:
+    return ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again")
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:

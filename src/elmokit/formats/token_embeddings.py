@@ -33,7 +33,15 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
     weights = {key: value for key, value in checkpoint.weights.items() if not key.startswith("token_encoder.")}
     weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(rows[:1]), rows])
     config = replace(checkpoint.config, characters=None, words=WordConfig(len(vocab), shape[1]), token_projection=False)
-    return Checkpoint(config, weights, kind=f"{checkpoint.kind}+tokens", where=where, vocab=vocab, head=checkpoint.head)
+    return Checkpoint(
+        config,
+        weights,
+        kind=f"{checkpoint.kind}+tokens",
+        where=where,
+        vocab=vocab,
+        head=checkpoint.head,
+        int8=checkpoint.int8,
+    )
 
 
 def write_token_embeddings(path: Path, rows: Tensor) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
+from elmokit.model.int8 import VALUES
 from elmokit.model.lstm import LstmStack
+from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
+from elmokit.ops.bilstm import bilstm
+from elmokit.ops.weights import AnyLstmWeights
 
 TYPES = 1024
 """Tokens that go through the character convolutions together."""
@@ -52,7 +58,7 @@ class State:
 
 
 class BiLM(nn.Module):
-    """Character CNN or word table, and an LSTM stack per direction.
+    """Character CNN or word table, and an LSTM stack per direction; with `int8`, its matrices are in 8 bits.
 
     >>> from elmokit import BiLM, ElmoConfig
     >>> from elmokit.config import CharacterConfig, LstmConfig
@@ -61,13 +67,20 @@ class BiLM(nn.Module):
     torch.Size([3, 2, 5, 16])
     """
 
-    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0) -> None:
+    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0, int8: bool = False) -> None:
         super().__init__()
         self.config = config
         self.dropout = dropout
-        self.token_encoder = TokenEncoder(config)
-        self.forward_lstm = LstmStack(config.lstm, reverse=False)
-        self.backward_lstm = LstmStack(config.lstm, reverse=True) if config.bidirectional else None
+        self.int8 = int8
+        self.token_encoder = TokenEncoder(config, int8=int8)
+        self.forward_lstm = LstmStack(config.lstm, int8=int8)
+        self.backward_lstm = LstmStack(config.lstm, int8=int8) if config.bidirectional else None
+
+    @classmethod
+    def shell(cls, config: ElmoConfig, *, int8: bool = False) -> Self:
+        """The network without memory or numbers; `load_state_dict(…, assign=True)` gives it some."""
+        with shells():
+            return cls(config, int8=int8)
 
     def forward(
         self,
@@ -103,6 +116,23 @@ class BiLM(nn.Module):
         assert isinstance(bias, Tensor)
         return bias.device
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As torch's, for a network that can be trained."""
+        if requires_grad and self.int8:
+            raise ElmoError("weights in 8 bits cannot be trained: load the model with dtype='float32'")
+        return super().requires_grad_(requires_grad)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `to`, `half`, `cuda` and their like call, with what they do to a tensor."""
+        if self.int8:
+            moved = fn(torch.zeros(1))
+            if moved.dtype != torch.float32 or moved.device.type not in ("cpu", "meta"):
+                raise ElmoError(
+                    f"weights in 8 bits are for products in float32 on the CPU, got {moved.dtype} on {moved.device}: "
+                    "load the model with another dtype"
+                )
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
         """ids [U, M] and/or words [U] → token vectors [U, P], which know no context.
 
@@ -121,28 +151,32 @@ class BiLM(nn.Module):
         characters = self.token_encoder.char_cnn
         if ids is not None and characters is not None:
             ids = characters.trim(ids)
-        parts = (None if part is None else _moved(part, self.device) for part in (ids, words))
+        parts = (None if part is None else moved(part, self.device) for part in (ids, words))
         tokens: Tensor = self.token_encoder(*parts)
         return tokens
 
     def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D] and the state after each sentence's last token."""
         lengths = lengths.cpu()
-        batch, time, _ = tokens.shape
+        time = tokens.shape[1]
         mask = (torch.arange(time) < lengths.unsqueeze(1)).to(tokens.device)
         tokens = tokens * mask.unsqueeze(-1)
-        if state is None:
-            state = self.zero_state(batch)
-        stacks = [self.forward_lstm] if self.backward_lstm is None else [self.forward_lstm, self.backward_lstm]
-        outputs, last_h, last_c = [], [], []
-        for number, stack in enumerate(stacks):
-            out, h, c = stack(tokens, lengths, state.h[number], state.c[number], dropout=self.dropout)
-            outputs.append(out)
-            last_h.append(h)
-            last_c.append(c)
-        layers = [torch.cat([tokens] * len(stacks), dim=-1)]
-        layers += [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
-        return torch.stack(layers), State(torch.stack(last_h), torch.stack(last_c))
+        found = bilstm(
+            tokens,
+            lengths,
+            self.stacks(),
+            None if state is None else state.h,
+            None if state is None else state.c,
+            skip_connections=self.config.lstm.skip_connections,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        token_layer = torch.cat([tokens] * self.config.n_directions, dim=-1)
+        return torch.stack([token_layer, *found.layers]), State(found.h, found.c)
+
+    def stacks(self) -> list[list[AnyLstmWeights]]:
+        """The LSTM weights, by direction and layer."""
+        directions = [self.forward_lstm] if self.backward_lstm is None else [self.forward_lstm, self.backward_lstm]
+        return [list(stack.weights()) for stack in directions]
 
     def zero_state(self, batch: int) -> State:
         """The state that every sentence starts from unless one is given."""
@@ -161,8 +195,13 @@ def lengths_of(mask: Tensor) -> Tensor:
     return lengths
 
 
-def _moved(part: Tensor, device: torch.device) -> Tensor:
+def moved(part: Tensor, device: torch.device) -> Tensor:
     """The same on a device; from the CPU to a GPU without waiting for the work that the GPU still has."""
     if device.type == "cuda" and part.device.type == "cpu":
         return part.pin_memory().to(device, non_blocking=True)
     return part.to(device)
+
+
+def int8_names(config: ElmoConfig) -> set[str]:
+    """The weights of a network that are in 8 bits where it is."""
+    return {name.removesuffix(VALUES) for name in BiLM.shell(config, int8=True).state_dict() if name.endswith(VALUES)}

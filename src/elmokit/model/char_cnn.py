@@ -6,41 +6,39 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import CharacterConfig
+from elmokit.model.int8 import apply_linear, linear_layer
 from elmokit.ops.convolve import convolve, convolve_together
-from elmokit.ops.linear import linear
 
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
-PARTS = (0.5, 0.8, 0.95)
-"""Where words sorted by their length are divided, so that each part is computed only as long as its own longest."""
-LEAST_SORTED = 256
-"""Fewer words than this are not worth dividing."""
+PART = 128
+"""Words of like length that a CPU takes together, each part only as long as its own longest."""
 
 
 class Highway(nn.Module):
     """x ← g·relu(transform(x)) + (1 − g)·x with g = σ(gate(x))."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, int8: bool = False) -> None:
         super().__init__()
-        self.transform = nn.Linear(size, size)
-        self.gate = nn.Linear(size, size)
+        self.transform = linear_layer(size, size, int8=int8)
+        self.gate = linear_layer(size, size, int8=int8)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [U, F] → [U, F]."""
-        gate = torch.sigmoid(linear(x, self.gate.weight, self.gate.bias))
-        return gate * torch.relu(linear(x, self.transform.weight, self.transform.bias)) + (1 - gate) * x
+        gate = torch.sigmoid(apply_linear(self.gate, x))
+        return gate * torch.relu(apply_linear(self.transform, x)) + (1 - gate) * x
 
 
 class CharCnn(nn.Module):
-    """Characters of U tokens, ids [U, M] → [U, F]."""
+    """Characters of U tokens, ids [U, M] → [U, F]; with `int8` the highways' matrices are in 8 bits."""
 
-    def __init__(self, config: CharacterConfig) -> None:
+    def __init__(self, config: CharacterConfig, *, int8: bool = False) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.n_characters, config.embedding_size, padding_idx=0)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(config.embedding_size, count, width) for width, count in config.filters
         )
-        self.highways = nn.ModuleList(Highway(config.n_filters) for _ in range(config.n_highway))
+        self.highways = nn.ModuleList(Highway(config.n_filters, int8=int8) for _ in range(config.n_highway))
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F]."""
@@ -67,20 +65,23 @@ class CharCnn(nn.Module):
     def _filters(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F]: each filter's largest product over all positions."""
         filters = [_numbers(conv) for conv in self.convolutions]
-        if not torch.is_grad_enabled():
-            characters = self.embedding(self.trim(ids))  # [U, M, c]
-            return torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1)
+        on_cpu = ids.device.type == "cpu"
+        if on_cpu and len(ids) > PART:
+            order = self._lengths(ids).argsort(stable=True)
+            parts = [self._part(ids[order[start : start + PART]], filters) for start in range(0, len(ids), PART)]
+            return torch.cat(parts).index_select(0, order.argsort())
+        if on_cpu or not torch.is_grad_enabled():
+            return self._part(ids, filters)
+        return convolve_together(self.embedding(ids), filters, self._lengths(ids))
+
+    def _part(self, ids: Tensor, filters: list[tuple[Tensor, Tensor]]) -> Tensor:
+        characters = self.embedding(self.trim(ids))  # [U, M, c]
+        return torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1)
+
+    def _lengths(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U], characters up to the last that is no padding."""
         number = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-        lengths = ((ids != self.config.padding_character) * number).amax(dim=1)
-        if ids.device.type != "cpu":
-            return convolve_together(self.embedding(ids), filters, lengths)
-        order = lengths.argsort(stable=True)
-        stops = [int(part * len(ids)) for part in PARTS] if len(ids) >= LEAST_SORTED else []
-        parts = []
-        for start, stop in zip([0, *stops], [*stops, len(ids)], strict=True):
-            characters = self.embedding(self.trim(ids[order[start:stop]]))
-            parts.append(torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1))
-        return torch.cat(parts).index_select(0, order.argsort())
+        return ((ids != self.config.padding_character) * number).amax(dim=1)
 
 
 def _numbers(conv: nn.Module) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,13 @@
-"""One direction of the language model: a stack of projected, clipped LSTM layers with residuals."""
+"""The weights of one direction of the language model: a stack of projected, clipped LSTM layers."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elmokit.config import LstmConfig
-from elmokit.ops.recurrence import lstm
-from elmokit.ops.weights import LstmWeights
+from elmokit.model.int8 import Int8Weight
+from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights, LstmWeights
 
 
 class LstmLayer(nn.Module):
@@ -46,32 +46,39 @@ class LstmLayer(nn.Module):
         )
 
 
-class LstmStack(nn.Module):
-    """L layers in one direction; layers after the first add their input where the model has skip connections."""
+class Int8LstmLayer(nn.Module):
+    """The same with its matrices in 8 bits."""
 
-    def __init__(self, config: LstmConfig, *, reverse: bool) -> None:
+    def __init__(self, config: LstmConfig) -> None:
         super().__init__()
         self.config = config
-        self.reverse = reverse
-        self.layers = nn.ModuleList(LstmLayer(config) for _ in range(config.n_layers))
+        gates = 4 * config.cell_size
+        self.input_weight = Int8Weight(gates, config.output_size)
+        self.recurrent_weight = Int8Weight(gates, config.output_size)
+        self.bias = nn.Parameter(torch.zeros(gates))
+        self.projection_weight = Int8Weight(config.output_size, config.cell_size) if config.projection else None
 
-    def forward(
-        self, x: Tensor, lengths: Tensor, h: Tensor, c: Tensor, *, dropout: float = 0.0
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """x [B, T, P], lengths [B], h [L, B, P], c [L, B, H] → L outputs [B, T, P] and the last h and c.
+    def weights(self) -> Int8LstmWeights:
+        """The layer's numbers as the recurrence takes them."""
+        return Int8LstmWeights(
+            self.input_weight.matrix(),
+            self.recurrent_weight.matrix(),
+            self.bias,
+            None if self.projection_weight is None else self.projection_weight.matrix(),
+            forget_bias=self.config.forget_bias,
+            cell_clip=self.config.cell_clip,
+            projection_clip=self.config.projection_clip,
+        )
 
-        `dropout` is the pre-training one: on each layer's input and on the top output.
-        """
-        outputs: list[Tensor] = []
-        last_h, last_c = [], []
-        for number, layer in enumerate(self.layers):
-            x = nn.functional.dropout(x, dropout, self.training)
-            assert isinstance(layer, LstmLayer)
-            y, h_n, c_n = lstm(x, lengths, layer.weights(), h[number], c[number], reverse=self.reverse)
-            x = y + x if number and self.config.skip_connections else y
-            outputs.append(x)
-            last_h.append(h_n)
-            last_c.append(c_n)
-        if dropout:
-            outputs[-1] = nn.functional.dropout(outputs[-1], dropout, self.training)
-        return outputs, torch.stack(last_h), torch.stack(last_c)
+
+class LstmStack(nn.Module):
+    """L layers in one direction; `elmokit.ops.bilstm` runs those of both."""
+
+    def __init__(self, config: LstmConfig, *, int8: bool = False) -> None:
+        super().__init__()
+        kind = Int8LstmLayer if int8 else LstmLayer
+        self.layers = nn.ModuleList(kind(config) for _ in range(config.n_layers))
+
+    def weights(self) -> list[AnyLstmWeights]:
+        """The numbers of every layer, the lowest first."""
+        return [layer.weights() for layer in self.layers if isinstance(layer, LstmLayer | Int8LstmLayer)]

@@ -8,23 +8,27 @@ from torch import Tensor, nn
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.char_cnn import CharCnn
-from elmokit.ops.linear import linear
+from elmokit.model.int8 import Linear, apply_linear, linear_layer
 
 
 class TokenEncoder(nn.Module):
-    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters])."""
+    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters]).
 
-    def __init__(self, config: ElmoConfig) -> None:
+    With `int8` the matrices of products are in 8 bits; tables are not: their rows are read, never multiplied, so that
+    8 bits would cost exactness and save no time.
+    """
+
+    def __init__(self, config: ElmoConfig, *, int8: bool = False) -> None:
         super().__init__()
         self.words: nn.Embedding | None = None
         self.char_cnn: CharCnn | None = None
-        self.projection: nn.Linear | None = None
+        self.projection: Linear | None = None
         if config.words is not None:
             self.words = nn.Embedding(config.words.n_words + 1, config.words.embedding_size, padding_idx=0)
         if config.characters is not None:
-            self.char_cnn = CharCnn(config.characters)
+            self.char_cnn = CharCnn(config.characters, int8=int8)
         if config.token_projection:
-            self.projection = nn.Linear(config.parts_size, config.lstm.output_size)
+            self.projection = linear_layer(config.parts_size, config.lstm.output_size, int8=int8)
 
     @property
     def device(self) -> torch.device:
@@ -45,6 +49,4 @@ class TokenEncoder(nn.Module):
                 raise ElmoError("this model reads character ids, and none were given")
             parts.append(self.char_cnn(characters))
         token = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        if self.projection is None:
-            return token
-        return linear(token, self.projection.weight, self.projection.bias)
+        return token if self.projection is None else apply_linear(self.projection, token)

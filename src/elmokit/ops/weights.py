@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from elmokit.ops.int8 import Int8Matrix
 
 
 @dataclass(frozen=True)
@@ -18,3 +21,25 @@ class LstmWeights:
     forget_bias: float = 1.0
     cell_clip: float | None = None
     projection_clip: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Int8LstmWeights:
+    """The same with its matrices in 8 bits; the bias stays float32."""
+
+    input: Int8Matrix  # [4H, P_in]
+    recurrent: Int8Matrix  # [4H, P]
+    bias: Tensor  # [4H]
+    projection: Int8Matrix | None  # [P, H]
+    forget_bias: float = 1.0
+    cell_clip: float | None = None
+    projection_clip: float | None = None
+
+    def dense(self, convert: Callable[[Int8Matrix], Tensor] = Int8Matrix.dense) -> LstmWeights:
+        """The same with its matrices in float32, by a conversion that may remember them."""
+        projection = None if self.projection is None else convert(self.projection)
+        bounds = (self.forget_bias, self.cell_clip, self.projection_clip)
+        return LstmWeights(convert(self.input), convert(self.recurrent), self.bias, projection, *bounds)
+
+
+AnyLstmWeights = LstmWeights | Int8LstmWeights

@@ -12,19 +12,22 @@ from elmokit.ops.optional_triton import jit, tl
 
 
 @jit()
-def _sigmoid(x: tl.tensor) -> tl.tensor:
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """σ(x)."""
     return 1 / (1 + tl.exp(-x))
 
 
 @jit()
-def _tanh(x: tl.tensor) -> tl.tensor:
+def tanh(x: tl.tensor) -> tl.tensor:
+    """tanh(x)."""
     e = tl.exp(-2 * tl.abs(x))  # of a negative number, which cannot overflow
     size = (1 - e) / (1 + e)
     return tl.where(x < 0, -size, size)
 
 
 @jit()
-def _clip(x: tl.tensor, bound: tl.tensor) -> tl.tensor:
+def clip(x: tl.tensor, bound: tl.tensor) -> tl.tensor:
+    """Held between -bound and bound."""
     # Not minimum and maximum, which would turn NaN into a number: the training loop must see it.
     return tl.where(x > bound, bound, tl.where(x < -bound, -bound, x))
 
@@ -58,17 +61,17 @@ def cell_forward(
     mask = (row < B) & (column < H)
     of_bias = d * 4 * H + column
     at = ((d * T + t) * B + row) * (4 * H) + column
-    i = _sigmoid(_gate(z, bias, at, of_bias, mask))
-    f = _sigmoid(_gate(z, bias, at + H, of_bias + H, mask))
-    g = _tanh(_gate(z, bias, at + 2 * H, of_bias + 2 * H, mask))
-    o = _sigmoid(_gate(z, bias, at + 3 * H, of_bias + 3 * H, mask))
+    i = sigmoid(_gate(z, bias, at, of_bias, mask))
+    f = sigmoid(_gate(z, bias, at + H, of_bias + H, mask))
+    g = tanh(_gate(z, bias, at + 2 * H, of_bias + 2 * H, mask))
+    o = sigmoid(_gate(z, bias, at + 3 * H, of_bias + 3 * H, mask))
     old = cells + ((d * (T + 1) + t) * B + row) * H + column
     goes_on = tl.load(keep + t * B + row, mask=row < B, other=0)
     c = f * (tl.load(old, mask=mask, other=0) * goes_on) + i * g
     if CLIP > 0:
-        c = _clip(c, tl.full((1, 1), CLIP, c.dtype))
+        c = clip(c, tl.full((1, 1), CLIP, c.dtype))
     tl.store(old + B * H, c, mask=mask)
-    tl.store(hidden + ((d * T + t) * B + row) * H + column, o * _tanh(c), mask=mask)
+    tl.store(hidden + ((d * T + t) * B + row) * H + column, o * tanh(c), mask=mask)
 
 
 @jit("t")
@@ -95,7 +98,7 @@ def pass_on(
     h = tl.load(projected + at, mask=mask, other=0)
     if CLIP > 0:
         real = keep.dtype.element_ty
-        h = _clip(h.to(real), tl.full((1, 1), CLIP, real)).to(h.dtype)
+        h = clip(h.to(real), tl.full((1, 1), CLIP, real)).to(h.dtype)
         tl.store(y + at, h, mask=mask)
     goes_on = tl.load(keep + (t + 1) * B + row, mask=(row < B) & (t + 1 < T), other=0)
     into = ((d * T + t + 1) * B + row) * J + (J - P) + column
@@ -169,10 +172,10 @@ def cell_backward(
     for row in range(tl.program_id(1) * ROWS, tl.program_id(1) * ROWS + ROWS):
         mask = (row < B) & (column < H)
         at = ((d * T + t) * B + row) * (4 * H) + column
-        i = _sigmoid(_gate(z, bias, at, of_bias, mask))
-        f = _sigmoid(_gate(z, bias, at + H, of_bias + H, mask))
-        g = _tanh(_gate(z, bias, at + 2 * H, of_bias + 2 * H, mask))
-        o = _sigmoid(_gate(z, bias, at + 3 * H, of_bias + 3 * H, mask))
+        i = sigmoid(_gate(z, bias, at, of_bias, mask))
+        f = sigmoid(_gate(z, bias, at + H, of_bias + H, mask))
+        g = tanh(_gate(z, bias, at + 2 * H, of_bias + 2 * H, mask))
+        o = sigmoid(_gate(z, bias, at + 3 * H, of_bias + 3 * H, mask))
         goes_on = tl.load(keep + t * B + row, mask=row < B, other=0)
         old = tl.load(cells + ((d * (T + 1) + t) * B + row) * H + column, mask=mask, other=0) * goes_on
         c = f * old + i * g
@@ -180,8 +183,8 @@ def cell_backward(
         if CLIP > 0:
             bound = tl.full((1,), CLIP, real)
             inside = mask & (tl.abs(c) <= bound)
-            c = _clip(c, bound)
-        squashed = _tanh(c)
+            c = clip(c, bound)
+        squashed = tanh(c)
         of_state = (d * B + row) * H + column
         dh = tl.load(dhidden + of_state, mask=mask, other=0).to(real)
         later = tl.load(dc + of_state, mask=mask & (t + 1 < T), other=0)

@@ -29,6 +29,7 @@ def initialise(bilm: BiLM) -> None:
     if encoder.char_cnn is not None:
         _initialise_characters(encoder.char_cnn)
     if encoder.projection is not None:
+        assert isinstance(encoder.projection, nn.Linear)
         nn.init.normal_(encoder.projection.weight, std=encoder.projection.in_features**-0.5)
         nn.init.zeros_(encoder.projection.bias)
     bound = math.sqrt(6 / (2 * lstm.output_size + 4 * lstm.cell_size))  # of both halves of one matrix [2P, 4H]
@@ -53,6 +54,7 @@ def _initialise_characters(char_cnn: CharCnn) -> None:
     for highway in char_cnn.highways:
         assert isinstance(highway, Highway)
         for part, bias in ((highway.transform, 0.0), (highway.gate, _CARRY_BIAS)):
+            assert isinstance(part, nn.Linear)
             nn.init.normal_(part.weight, std=part.in_features**-0.5)
             nn.init.constant_(part.bias, bias)
 

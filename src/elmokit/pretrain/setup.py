@@ -83,6 +83,11 @@ def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> S
     vocab = None if request.vocab is None else vocab_of(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
+        if model.int8:
+            raise ElmoError(
+                f"--init must be a model in floats, and {model.where} is in 8 bits, which cannot be trained: give the "
+                "model it was made from"
+            )
         usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
         # The words of a model that neither reads words nor predicts them bind nobody.
         if vocab is None and not (usable and (model.head or model.config.words)):

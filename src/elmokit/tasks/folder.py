@@ -75,7 +75,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     facts = _facts(folder)
     words = None if facts.get("static") is None else _words(folder / "words.txt")
     try:
-        stored = dict(facts["options"])
+        stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
         if unknown := sorted(stored.keys() - {item.name for item in fields(TaskOptions)}):
             raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
         answers, options, segment = Answers.from_dict(facts["answers"]), TaskOptions(**stored), facts["segment"]
@@ -137,6 +137,8 @@ def _words(path: Path) -> list[str]:
 
 def _halved(value: Tensor) -> Tensor:
     """In half precision where that loses nothing, as in a model that was stored so."""
+    if not value.is_floating_point():
+        return value
     half = value.half()
     return half if torch.equal(half.to(value.dtype), value) else value
 

@@ -70,11 +70,18 @@ class InputEncoder(nn.Module):
     """[x; ELMo(x)] for each word: x from a static table, ELMo(x) from the layers, either of which may be missing.
 
     ELMo has `elmo_dropout`, the static vectors have `dropout`. With `elmo_output` there is a second mix, for the
-    output of the task's LSTM, which shares the dropout that comes after it.
+    output of the task's LSTM, which shares the dropout that comes after it; with `compares` layer 0 stands there too,
+    since two sentences are also compared word by word.
     """
 
     def __init__(
-        self, options: TaskOptions, *, elmo_layers: int, elmo_size: int, static: StaticVectors | None = None
+        self,
+        options: TaskOptions,
+        *,
+        elmo_layers: int,
+        elmo_size: int,
+        static: StaticVectors | None = None,
+        compares: bool = False,
     ) -> None:
         super().__init__()
         uses_elmo = options.elmo != "none"
@@ -83,9 +90,11 @@ class InputEncoder(nn.Module):
         self.static = static
         self.static_dropout = nn.Dropout(options.dropout)
         self.elmo = ElmoVectors(options, elmo_layers, options.elmo_dropout) if uses_elmo else None
-        self.elmo_again = ElmoVectors(options, elmo_layers, 0.0) if uses_elmo and options.elmo_output else None
+        again = uses_elmo and (options.elmo_output or compares)
+        self.elmo_again = ElmoVectors(options, elmo_layers, 0.0) if again else None
+        self.layer_0_again = again and compares and options.elmo == "mix"
         self.input_size = (static.size if static is not None else 0) + (elmo_size if uses_elmo else 0)
-        self.extra_size = elmo_size if self.elmo_again is not None else 0
+        self.extra_size = elmo_size * (again + self.layer_0_again)
 
     @property
     def mixes(self) -> dict[str, ScalarMix]:
@@ -108,7 +117,9 @@ class InputEncoder(nn.Module):
         """The LSTM's outputs [B, T, H], with ELMo again beside them where that was asked for."""
         if self.elmo_again is None:
             return outputs
-        return torch.cat([outputs, self.elmo_again(_layers(batch), batch.mask)], dim=2)
+        layers = _layers(batch)
+        words = [layers[0]] if self.layer_0_again else []
+        return torch.cat([outputs, self.elmo_again(layers, batch.mask), *words], dim=2)
 
 
 def _layers(batch: SentenceBatch) -> Tensor:

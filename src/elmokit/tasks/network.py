@@ -73,7 +73,13 @@ class TaskNetwork(nn.Module):
         self.scores = kind == "pair" and options.target == "score"
         if n_outputs < 1 or (self.scores and n_outputs != 1):
             raise ElmoError(f"a task needs at least one label, and a score is one number, got {n_outputs} outputs")
-        self.encoder = InputEncoder(options, elmo_layers=elmo_layers, elmo_size=elmo_size, static=static)
+        self.encoder = InputEncoder(
+            options,
+            elmo_layers=elmo_layers,
+            elmo_size=elmo_size,
+            static=static,
+            compares=kind == "pair" and options.words_beside,
+        )
         self.lstm = BiLstm(self.encoder.input_size, options.hidden, layers=options.layers, dropout=options.dropout)
         self.dropout = nn.Dropout(options.dropout)
         size = self.lstm.output_size + self.encoder.extra_size

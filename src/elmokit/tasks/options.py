@@ -46,6 +46,9 @@ class TaskOptions:
     )
     crf: bool = _option(True, "Score whole tag sequences (tag); without, each tag for itself.")
     alignment: bool = _option(True, "Let each word look at the other sentence (pair).")
+    words_beside: bool = _option(
+        True, "Compare words also by ELMo's own vectors, a mix and layer 0 beside the LSTM's output (pair)."
+    )
     target: Literal["label", "score"] = _option("label", "What a pair has: a label, or a score such as a similarity.")
     learning_rate: float = _option(0.001, "The learning rate of everything but the biLM.", least=0)
     batch_size: int = _option(0, "Examples in an update; 0: 32, or 4 to 32 where there are fewer than 1,600.", least=0)
@@ -95,6 +98,7 @@ class TaskOptions:
             ),
             "crf": (kind == "tag", "tag"),
             "alignment": (kind == "pair", "pair"),
+            "words_beside": (kind == "pair" and self.elmo != "none", "pair, with ELMo vectors"),
             "target": (kind == "pair", "pair"),
             "max_tokens": (kind != "tag", "classify and pair"),
         }

@@ -53,17 +53,22 @@ def byte_ids(token: str, max_characters: int) -> list[int]:
     elif token == END:
         raw = [WORD_BEGIN, SENTENCE_END, WORD_END]
     else:
-        # A character has a byte or more, so cutting the string first is exact and keeps huge tokens cheap, unless
-        # lone surrogates, which have none, were among what is left.
-        data = token[:max_characters].encode("utf-8", "ignore")[: max_characters - 2]
-        if len(data) < max_characters - 2 and len(token) > max_characters:
-            data = token.encode("utf-8", "ignore")[: max_characters - 2]
-        raw = [WORD_BEGIN, *data, WORD_END]
+        raw = [WORD_BEGIN, *_cut_bytes(token, max_characters - 2), WORD_END]
     return [value + 1 for value in raw] + [PADDING + 1] * (max_characters - len(raw))
 
 
+def _cut_bytes(token: str, most: int) -> bytes:
+    """The first bytes of a token."""
+    # A character has a byte or more, so cutting the string first is exact and keeps huge tokens cheap, unless lone
+    # surrogates, which have none, were among what is left.
+    data = token[:most].encode("utf-8", "ignore")[:most]
+    if len(data) < most and len(token) > most:
+        data = token.encode("utf-8", "ignore")[:most]
+    return data
+
+
 class ByteIndexer:
-    """Tokens → [U, M] byte ids."""
+    """Tokens → [U, M] byte ids, those of `byte_ids` for many tokens at once."""
 
     begin, end = BEGIN, END
 
@@ -72,8 +77,17 @@ class ByteIndexer:
 
     def __call__(self, tokens: Sequence[str]) -> TokenIds:
         """Ids of U tokens."""
-        ids = np.array([byte_ids(token, self.max_characters) for token in tokens], dtype=np.int64)
-        return TokenIds(ids.reshape(len(tokens), self.max_characters), None)
+        most = self.max_characters - 2
+        data = [_cut_bytes(token, most) for token in tokens]
+        sizes = np.fromiter(map(len, data), np.int64, len(data))
+        ids = np.full((len(data), self.max_characters), PADDING + 1, np.int64)
+        ids[:, 0] = WORD_BEGIN + 1
+        ids[:, 1:-1][np.arange(most) < sizes[:, None]] = np.frombuffer(b"".join(data), np.uint8).astype(np.int64) + 1
+        ids[np.arange(len(data)), sizes + 1] = WORD_END + 1
+        for row, token in enumerate(tokens):
+            if token in (BEGIN, END):
+                ids[row] = byte_ids(token, self.max_characters)
+        return TokenIds(ids, None)
 
 
 class WordIndexer:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
-from elmokit.encode import BATCH_TOKENS
 from elmokit.errors import ElmoError
 
 Vectors = NDArray[np.float32]
@@ -40,7 +39,7 @@ class Source(Protocol):
 class ElmoSource:
     """All layers of an Elmo, from "0"."""
 
-    def __init__(self, elmo: Elmo, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, elmo: Elmo, batch_tokens: int | None = None) -> None:
         if elmo.boundaries or elmo.state == "carry":
             raise ElmoError("a probe needs a vector a token that its sentence alone decides: load the model as it is")
         self.elmo, self.batch_tokens = elmo, batch_tokens

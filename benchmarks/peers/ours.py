@@ -1,0 +1,48 @@
+"""elmokit as its users call it: `Elmo.encode`, by the path it chooses itself or by one it is told to take."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from elmokit import Elmo, __version__
+from elmokit.ops.bilstm import PathName, choose, forced
+from peers.systems import Batch, Vectors
+
+EVERYTHING = 2**31
+"""More tokens than any batch has: a batch is computed as it comes."""
+
+
+class Ours:
+    """An Elmo of one number type."""
+
+    def __init__(self, model: str, dtype: str, *, path: PathName | None = None, device: str = "cpu") -> None:
+        self.elmo = Elmo.load(model, device=device, dtype=dtype)
+        self.path = path
+        self.facts = {"elmokit": __version__, "torch": torch.__version__, "path": self._choice()}
+
+    def _choice(self) -> str:
+        bilm = self.elmo.bilm
+        with self._path():
+            chosen = choose(bilm.zero_state(1).h[0, :1], bilm.stacks(), gradient=False)
+        return f"{chosen.path} ({chosen.why})"
+
+    def fresh(self) -> None:
+        """Forget the vectors of words seen so far."""
+        self.elmo.type_cache.clear()
+
+    def encode(self, batch: Batch) -> list[Vectors]:
+        """The mix of each sentence, [T, D]."""
+        with self._path():
+            vectors: list[Vectors] = self.elmo.encode(batch, batch_tokens=EVERYTHING)
+        return vectors
+
+    def encode_all(self, sentences: Batch) -> list[Vectors]:
+        """The same in batches of its own."""
+        with self._path():
+            vectors: list[Vectors] = self.elmo.encode(sentences)
+        return vectors
+
+    def _path(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.path is None else forced(self.path)

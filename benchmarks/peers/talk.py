@@ -1,0 +1,153 @@
+"""How the benchmark speaks with a system in a child process: a line of JSON each way.
+
+A child loads its model, says so with the seconds it took, and then answers requests one by one. It times itself, so
+that what goes over the pipe is in nobody's figures. Its memory is the peak of its whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import numpy as np
+
+from peers.systems import Batch, System, Vectors, loader
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+
+
+class NoSystemError(Exception):
+    """The system could not be started; the message says why."""
+
+
+class Child:
+    """A system in a process of its own."""
+
+    def __init__(self, name: str, model: str | Path, *, python: str | Path = sys.executable, threads: int = 1) -> None:
+        paths = [str(BENCHMARKS), *(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(":") if p)]
+        environment = {**os.environ, "PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": str(threads)}
+        self.name = name
+        self.process = subprocess.Popen(
+            [str(python), "-W", "ignore", "-m", "peers.talk", name, str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        ready = self._answer()
+        self.load_seconds: float = ready["load_seconds"]
+        self.facts: dict[str, str] = ready["facts"]
+
+    def seconds(self, batch: Batch, *, fresh: bool = False, own_batches: bool = False) -> float:
+        """What a batch took; `fresh` has the system forget the words it knows, which the clock does not see."""
+        found: float = self._ask(do="time", batch=batch, fresh=fresh, own_batches=own_batches)["seconds"]
+        return found
+
+    def vectors(self, sentences: Batch, folder: Path) -> list[Vectors]:
+        """The sentences' vectors [T, D], computed as one batch."""
+        path = folder / f"{self.name}.npz"
+        self._ask(do="vectors", sentences=sentences, path=str(path))
+        with np.load(path) as found:
+            return [found[str(number)] for number in range(len(sentences))]
+
+    def megabytes(self) -> float:
+        """The most memory that the process has had so far."""
+        found: float = self._ask(do="memory")["megabytes"]
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended without a word"}
+        if "error" in answer:
+            self.close()
+            raise NoSystemError(answer["error"])
+        return answer
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has had; the kernel's own figure, since getrusage inherits the parent's."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), None)
+        if peak is not None:
+            return int(peak.split()[1]) / 1000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def serve(system: System, load_seconds: float, requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until there are no more."""
+
+    def answer(**found: object) -> None:
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+    answer(load_seconds=load_seconds, facts=system.facts)
+    for line in requests:
+        request = json.loads(line)
+        if request["do"] == "memory":
+            answer(megabytes=peak_megabytes())
+        elif request["do"] == "vectors":
+            system.fresh()
+            found = system.encode(request["sentences"])
+            np.savez(request["path"], **{str(number): array for number, array in enumerate(found)})
+            answer()
+        else:
+            if request["fresh"]:
+                system.fresh()
+            encode = system.encode_all if request["own_batches"] else system.encode
+            start = time.perf_counter()
+            encode(request["batch"])
+            answer(seconds=time.perf_counter() - start)
+
+
+def main() -> None:
+    name, model = sys.argv[1:]
+    # What a library prints must not come between two lines of JSON.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    try:
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        # The system's modules are imported before the clock starts: what is compared is the loading of a model.
+        load = loader(name)
+        start = time.perf_counter()
+        system = load(model)
+        took = time.perf_counter() - start
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        text = str(error).strip().splitlines()
+        answers.write(json.dumps({"error": f"{type(error).__name__}: {text[0] if text else 'no message'}"}) + "\n")
+        answers.flush()
+        return
+    serve(system, took, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How fast the arithmetic and the memory of a machine would let a model be: nothing can be faster than both.
+
+Letters: B sentences, T tokens with both boundaries, U distinct words, H cell, P output, L layers, D directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elmokit import ElmoConfig
+from speed.machine import Peaks
+
+BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "int8": 1}
+
+
+def lstm_operations(config: ElmoConfig) -> int:
+    """Multiplications and additions a token in all layers of all directions."""
+    return 2 * (step_weights(config) + input_weights(config))
+
+
+def step_weights(config: ElmoConfig) -> int:
+    """Weights that every step needs: the recurrent ones and the projections."""
+    h, p = config.lstm.cell_size, config.lstm.output_size
+    projection = h * p if config.lstm.projection else 0
+    return config.n_directions * config.lstm.n_layers * (4 * h * p + projection)
+
+
+def input_weights(config: ElmoConfig) -> int:
+    """Weights that all tokens of a batch can be multiplied with at once."""
+    return config.n_directions * config.lstm.n_layers * 4 * config.lstm.cell_size * config.lstm.output_size
+
+
+def word_operations(config: ElmoConfig, length: int) -> int:
+    """Multiplications and additions of the character part for a word of that many bytes, without its padding."""
+    part = config.characters
+    if part is None:
+        return 0
+    size = part.embedding_size
+    convolutions = sum(width * count * size * max(1, length + 2 - width + 1) for width, count in part.filters)
+    projection = part.n_filters * config.lstm.output_size if config.token_projection else 0
+    return 2 * (convolutions + 2 * part.n_highway * part.n_filters**2 + projection)
+
+
+def floor_seconds(
+    config: ElmoConfig,
+    batch: Sequence[Sequence[str]],
+    peaks: Peaks,
+    dtype: str,
+    *,
+    cache_bytes: float = 0.0,
+    characters: bool = True,
+) -> float:
+    """Seconds that a batch takes at least: the longer of its arithmetic and its reading of weights.
+
+    What a cache of `cache_bytes` cannot hold of the weights of one layer and direction is read again at every step.
+    """
+    tokens = sum(len(sentence) + 2 for sentence in batch)
+    operations = tokens * lstm_operations(config)
+    if characters:
+        distinct = {word for sentence in batch for word in sentence}
+        operations += sum(word_operations(config, min(48, len(word.encode()))) for word in distinct)
+    steps = max(len(sentence) for sentence in batch) + 2
+    once = (step_weights(config) + input_weights(config)) * BYTES[dtype]
+    parts = config.n_directions * config.lstm.n_layers
+    again = parts * max(0.0, step_weights(config) * BYTES[dtype] / parts - cache_bytes)
+    return max(operations / peaks.operations[dtype], (once + (steps - 1) * again) / peaks.bytes_read)

@@ -1,0 +1,75 @@
+"""Random models of the released sizes, from a seed, written in the formats that each system reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from elmokit import BiLM, Elmo, ElmoConfig
+from elmokit.config import CharacterConfig, LstmConfig
+from elmokit.errors import ElmoError
+from elmokit.formats.checkpoint import Checkpoint
+
+FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
+"""Cell, output and highways, as released."""
+
+
+@dataclass(frozen=True)
+class ModelFolders:
+    """One model in the formats of the systems."""
+
+    elmokit: Path
+    bilm: Path
+    int8: Path | None
+    """Where 8 bits can be saved; else they are made while loading."""
+    config: ElmoConfig
+
+    def of(self, system: str) -> Path:
+        """The folder that a system loads."""
+        if system == "allennlp":
+            return self.bilm
+        return self.int8 if system == "int8" and self.int8 is not None else self.elmokit
+
+
+def config_of(size: str) -> ElmoConfig:
+    """The shape of a released model, or of a tiny one for tests."""
+    if size == "tiny":
+        return ElmoConfig(LstmConfig(24, 8), CharacterConfig(((1, 4), (2, 8)), n_highway=1))
+    cell, output, highways = SIZES[size]
+    return ElmoConfig(LstmConfig(cell, output), CharacterConfig(FILTERS, n_highway=highways))
+
+
+def random_weights(config: ElmoConfig, seed: int) -> dict[str, Tensor]:
+    """Normal numbers that keep the size of what they are multiplied with, as trained ones about do."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {name: value.shape for name, value in BiLM.shell(config).state_dict().items()}
+    weights = {}
+    for name, shape in shapes.items():
+        inputs = 1 if name.endswith("embedding.weight") else shape[1:].numel() if len(shape) > 1 else shape[0]
+        weights[name] = torch.randn(shape, generator=generator) / inputs**0.5
+    weights["token_encoder.char_cnn.embedding.weight"][0] = 0
+    return weights
+
+
+def write(model: str, seed: int, folder: Path, *, int8: bool = True) -> ModelFolders:
+    """A random model of a size, or a model that exists, in every format under a folder."""
+    if model in SIZES or model == "tiny":
+        config = config_of(model)
+        elmo = Elmo(Checkpoint(config, random_weights(config, seed), kind="elmokit", where=f"random, seed {seed}"))
+    else:
+        elmo = Elmo.load(model, device="cpu")
+    elmo.save(folder / "elmokit")
+    elmo.save(folder / "bilm", format="bilm")
+    return ModelFolders(folder / "elmokit", folder / "bilm", _write_int8(folder) if int8 else None, elmo.config)
+
+
+def _write_int8(folder: Path) -> Path | None:
+    try:
+        Elmo.load(folder / "elmokit", device="cpu", dtype="int8").save(folder / "int8")
+    except ElmoError:
+        return None
+    return folder / "int8"

@@ -1,0 +1,62 @@
+"""Whether two systems are the same function: no speed is worth anything before that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far vectors are from the exact ones."""
+
+    relative: float
+    """The norm of all differences over the norm of all vectors."""
+    mean_cosine: float
+    worst_cosine: float
+    """Of tokens."""
+
+    def words(self) -> str:
+        """The same for a reader."""
+        return f"off by {self.relative:.1e}, cosine {self.mean_cosine:.6f}, worst token {self.worst_cosine:.6f}"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is let pass, and why."""
+
+    relative: float
+    mean_cosine: float
+    worst_cosine: float
+    why: str
+
+    def holds(self, found: Agreement) -> bool:
+        """Whether they are the same function; a number that is not one is not."""
+        return (
+            found.relative <= self.relative
+            and found.mean_cosine >= self.mean_cosine
+            and found.worst_cosine >= self.worst_cosine
+        )
+
+
+TOLERANCES = {
+    "float32": Tolerance(1e-4, 0.999999, 0.99999, "the order of summation"),
+    "tf32": Tolerance(1e-2, 0.9999, 0.999, "products of 10 bits"),
+    "bfloat16": Tolerance(5e-2, 0.999, 0.99, "numbers of 8 bits"),
+    "int8": Tolerance(1e-1, 0.999, 0.99, "weights of 8 bits"),
+}
+
+
+def compare(found: Sequence[NDArray[np.floating]], exact: Sequence[NDArray[np.floating]]) -> Agreement:
+    """Sentences' vectors [T, D] against the exact ones."""
+    if [a.shape for a in found] != [a.shape for a in exact]:
+        return Agreement(float("inf"), -1.0, -1.0)
+    a, b = (np.concatenate([part.astype(np.float64) for part in side]) for side in (found, exact))
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines = (a * b).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
+    if not np.isfinite(a).all():
+        return Agreement(float("inf"), -1.0, -1.0)
+    return Agreement(float(np.linalg.norm(a - b) / np.linalg.norm(b)), float(cosines.mean()), float(cosines.min()))

@@ -1,0 +1,127 @@
+"""The rows of the CPU's table: systems in processes of their own take turns, batch by batch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from peers.systems import Batch
+from peers.talk import Child
+
+from elmokit import ElmoConfig
+from speed.floors import floor_seconds
+from speed.machine import Peaks
+from speed.table import Row
+
+SLOW = "reference"
+SLOW_SENTENCES = 3
+"""The reference is there to be right; so many sentences are enough to see how slow it is."""
+CACHING = ("float32", "int8", "packed")
+"""Systems that keep words from one batch to the next."""
+FLOORS = ("float32", "int8")
+"""Number types whose floor is shown."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    alone: list[list[str]]
+    """Sentences of equal length, each by itself; the first one follows the loading."""
+    many: list[list[str]]
+    """Sentences as they come, in batches."""
+    batches: Sequence[int] = (32, 64)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the floors are taken from."""
+
+    config: ElmoConfig
+    peaks: Peaks
+    cache_bytes: float
+
+    def of(self, batch: Batch, dtype: str, *, characters: bool = True) -> float:
+        """The seconds that a batch takes at least."""
+        return floor_seconds(self.config, batch, self.peaks, dtype, cache_bytes=self.cache_bytes, characters=characters)
+
+
+def rows(
+    children: Mapping[str, Child],
+    first: Mapping[str, float],
+    plan: Plan,
+    limits: Limits,
+    progress: Callable[[str], None],
+) -> list[Row]:
+    """Everything that is measured of a model; `first` are the seconds of the first sentence after the loading."""
+    fast = {name: child for name, child in children.items() if name != SLOW}
+    progress("sentences by themselves")
+    found = _alone(children, plan.alone[1:], limits)
+    little = {name: child.megabytes() for name, child in children.items()}
+    for size in plan.batches:
+        progress(f"batches of {size}")
+        found.append(_batches(fast, plan.many, size, limits))
+    progress(f"{len(plan.many)} sentences in one call")
+    found.append(_whole(fast, plan.many, limits))
+    loading = {name: child.load_seconds for name, child in children.items()}
+    memory = {name: child.megabytes() for name, child in children.items()}
+    return [
+        *found,
+        Row("loading", "s", "less", loading, "load"),
+        Row("loading and the first sentence", "s", "less", {n: loading[n] + first[n] for n in children}, "first"),
+        Row("peak memory, one sentence at a time", "MB", "less", little, "memory, alone"),
+        Row("peak memory, all of the above", "MB", "less", memory, "memory"),
+    ]
+
+
+def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits) -> list[Row]:
+    unknown: dict[str, list[float]] = {name: [] for name in children}
+    known: dict[str, list[float]] = {name: [] for name in children if name in CACHING}
+    for number, sentence in enumerate(sentences):
+        for name, child in children.items():
+            if name == SLOW and number >= SLOW_SENTENCES:
+                continue
+            unknown[name].append(child.seconds([sentence], fresh=True))
+            if name in known:
+                known[name].append(child.seconds([sentence]))
+    length = len(sentences[0])
+    floor = {f"floor {dtype}": statistics.median(limits.of([s], dtype) for s in sentences) for dtype in FLOORS}
+    bare = {
+        f"floor {dtype}": statistics.median(limits.of([s], dtype, characters=False) for s in sentences)
+        for dtype in FLOORS
+    }
+    return [
+        Row(f"one sentence of {length} tokens, no word known", "ms", "less", _medians(unknown, floor), "alone"),
+        Row("the same, its words known", "ms", "less", _medians(known, bare), "alone, words known"),
+    ]
+
+
+def _medians(seconds: Mapping[str, Sequence[float]], floor: Mapping[str, float]) -> dict[str, float]:
+    return {name: 1000 * statistics.median(times) for name, times in seconds.items()} | {
+        name: 1000 * value for name, value in floor.items()
+    }
+
+
+def _batches(children: Mapping[str, Child], sentences: Batch, size: int, limits: Limits) -> Row:
+    spent = dict.fromkeys(children, 0.0)
+    spent |= {f"floor {dtype}": 0.0 for dtype in FLOORS}
+    for start in range(0, len(sentences), size):
+        batch = sentences[start : start + size]
+        for name, child in children.items():
+            spent[name] += child.seconds(batch, fresh=start == 0)
+        for dtype in FLOORS:
+            spent[f"floor {dtype}"] += limits.of(batch, dtype)
+    return Row(f"batches of {size}", "tokens/s", "more", _speeds(sentences, spent), f"batches of {size}")
+
+
+def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits) -> Row:
+    spent = {name: child.seconds(sentences, fresh=True, own_batches=True) for name, child in children.items()}
+    spent |= {f"floor {dtype}": limits.of(sentences, dtype) for dtype in FLOORS}
+    return Row("all in one call", "tokens/s", "more", _speeds(sentences, spent), "one call")
+
+
+def _speeds(sentences: Batch, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Tokens of the text, boundaries not counted, a second."""
+    tokens = sum(map(len, sentences))
+    return {name: tokens / spent for name, spent in seconds.items()}

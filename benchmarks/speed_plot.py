@@ -1,0 +1,127 @@
+"""Draw the picture of docs/speed.md from the figures that the tables were made of.
+
+    python benchmarks/speed_plot.py speed-cpu.json speed-gpu.json --output docs/speed.png
+
+A panel a file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elmokit.analyse.figures import LOOKS, check_picture, drawing
+from elmokit.errors import ElmoError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BARS = {
+    "allennlp": ("#16324f", ""),
+    "loop": ("#16324f", ""),
+    "packed": ("#dddddd", ".."),
+    "float32": ("#f2a541", "//"),
+    "int8": ("#f2a541", "xx"),
+}
+"""The colour and the pattern of each system, told apart in grey too."""
+LINES = {"loop": LOOKS[0], "cudnn": LOOKS[3], "packed": LOOKS[7], "ours": LOOKS[1]}
+
+
+def tables_of(path: Path) -> list[dict[str, Any]]:
+    """The tables that a command wrote."""
+    try:
+        tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ElmoError(f"{path} must be the JSON beside a table of speed, and cannot be read: {error}") from error
+    return tables
+
+
+def value_of(table: Mapping[str, Any], key: str) -> dict[str, float]:
+    """The values of a row by system; none where the table has no such row."""
+    values: dict[str, float] = next((row["values"] for row in table["rows"] if row["key"] == key), {})
+    return values
+
+
+def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> None:
+    """The systems of one row of the CPU's table, in its order."""
+    values = value_of(table, key)
+    names = [name for name in BARS if name in values]
+    base, less = values[names[0]], key == "alone"
+    for place, name in enumerate(names):
+        color, hatch = BARS[name]
+        ratio = base / values[name] if less else values[name] / base
+        axes.barh(place, values[name], color=color, edgecolor="#333333", hatch=hatch, height=0.7)
+        words = f" {values[name]:,.0f}" + (f"  ({ratio:.{1 if ratio >= 2 else 2}f} ×)" if place else "")
+        axes.annotate(words, (values[name], place), va="center", fontsize=9)
+    ours = {"packed", "float32", "int8"}
+    labels = [f"elmokit, {table['columns'][n]}" if n in ours else table["columns"][n] for n in names]
+    axes.set_yticks(range(len(names)), labels)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.4 * max(values[name] for name in names))
+    axes.set_title(title, fontsize=10, loc="left")
+    _clean(axes)
+
+
+def draw_lines(axes: Axes, table: Mapping[str, Any]) -> None:
+    """Tokens a second over sentences in a batch."""
+    sizes = sorted(int(row["key"].split()[0]) for row in table["rows"] if row["key"].endswith("tokens/s"))
+    for name in ("floor", *LINES):
+        known = [(n, value) for n in sizes if (value := value_of(table, f"{n} tokens/s").get(name)) is not None]
+        style: dict[str, Any] = {"linestyle": ":", "color": "#777777"}
+        if name in LINES:
+            look = LINES[name]
+            style = {"color": look.color, "marker": look.marker, "markeredgecolor": "#333333"}
+        if known:
+            axes.plot([n for n, _ in known], [v for _, v in known], label=table["columns"][name], **style)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("sentences of 22 tokens in a batch", fontsize=9)
+    axes.set_title("GPU, biLSTM alone, bfloat16: tokens/s", fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="lower right")
+    _clean(axes)
+
+
+def _clean(axes: Axes) -> None:
+    axes.tick_params(labelsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The picture of the tables that there are."""
+    cpu = next((t for t in tables if value_of(t, "alone")), None)
+    gpu = next((t for t in tables if "bfloat16" in t["title"] and value_of(t, "1 tokens/s")), None)
+    if cpu is None and gpu is None:
+        raise ElmoError("the files hold neither a table of the CPU nor one of the GPU in bfloat16")
+    panels = 2 * (cpu is not None) + (gpu is not None)
+    with drawing(path, (5 * panels, 3.4), ["DejaVu Sans"]) as figure:
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        if cpu is not None:
+            size = cpu["title"].split(",")[0]
+            draw_bars(axes[0], cpu, "alone", f"CPU, {size} size: one sentence, ms")
+            draw_bars(axes[1], cpu, "batches of 32", f"CPU, {size} size: batches of 32, tokens/s")
+        if gpu is not None:
+            draw_lines(axes[-1], gpu)
+        figure.tight_layout()
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
+    options = parser.parse_args(given)
+    check_picture(options.output)
+    draw([table for path in options.files for table in tables_of(path)], options.output)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ElmoError as error:
+        sys.exit(f"speed_plot.py: {error}")

@@ -1,0 +1,109 @@
+"""Matrices in 8 bits as a network holds them: buffers, which are saved and copied with it and never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.errors import ElmoError
+from elmokit.ops.int8 import LARGEST, Int8Matrix
+from elmokit.ops.linear import linear
+
+_BLOCK = 2**20
+"""Numbers that are quantised at once: little memory beside the matrix and its 8 bits."""
+VALUES, SCALES = ".values", ".scales"
+"""What a matrix's name is followed by where it lies in 8 bits."""
+
+
+class Int8Weight(nn.Module):
+    """A matrix [O, K]: `values` int8 [O, K] and `scales` float32 [O]."""
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.zeros(rows, columns, dtype=torch.int8))
+        self.register_buffer("scales", torch.ones(rows))
+        self._known: tuple[Int8Matrix, int, int] | None = None
+
+    def matrix(self) -> Int8Matrix:
+        """The same object as long as its numbers are the same, so that what is made from it can be kept beside it."""
+        known, now = self._known, (version(self.values), version(self.scales))
+        if (
+            known is None
+            or known[0].values is not self.values
+            or known[0].scales is not self.scales
+            or known[1:] != now
+        ):
+            known = self._known = Int8Matrix(self.values, self.scales), *now
+        return known[0]
+
+    def extra_repr(self) -> str:
+        """Its size, as torch's own layers show theirs."""
+        return "{} x {} in 8 bits".format(*self.values.shape)
+
+
+class Int8Linear(nn.Module):
+    """`nn.Linear` with its matrix in 8 bits; the bias stays float32."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__()
+        self.weight = Int8Weight(size_out, size_in)
+        self.bias = nn.Parameter(torch.zeros(size_out))
+
+
+Linear = nn.Linear | Int8Linear
+
+
+def linear_layer(size_in: int, size_out: int, *, int8: bool) -> Linear:
+    """A product with a matrix [size_out, size_in] and a bias."""
+    return Int8Linear(size_in, size_out) if int8 else nn.Linear(size_in, size_out)
+
+
+def apply_linear(layer: Linear, x: Tensor) -> Tensor:
+    """x [N, K] → [N, O], each row independent of the others."""
+    weight = layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight
+    return linear(x, weight, layer.bias)
+
+
+def version(tensor: Tensor) -> int:
+    """A number that grows when the tensor is changed in place; tensors of inference mode have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def quantised(weights: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    """The same weights, those of the names in 8 bits."""
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if name in names:
+            found[name + VALUES] = torch.zeros(value.shape, dtype=torch.int8)
+            found[name + SCALES] = torch.ones(len(value))
+            size = max(1, _BLOCK // value.shape[1])
+            for start in range(0, len(value), size):
+                rows = Int8Matrix.of(value[start : start + size])
+                found[name + VALUES][start : start + size] = rows.values
+                found[name + SCALES][start : start + size] = rows.scales
+        else:
+            found[name] = value
+    return found
+
+
+def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights without 8 bits."""
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if name.endswith(VALUES):
+            base = name.removesuffix(VALUES)
+            found[base] = Int8Matrix(value, weights[base + SCALES].float()).dense()
+        elif not name.endswith(SCALES):
+            found[name] = value
+    return found
+
+
+def check_int8(value: Tensor, name: str, where: str) -> None:
+    """Refuse numbers that the products in 8 bits are not made for."""
+    if value.dtype != torch.int8 or int(value.min()) < -LARGEST:
+        raise ElmoError(f"{where}: {name} must be whole numbers in 8 bits from -{LARGEST} to {LARGEST}; fetch it again")

@@ -1,0 +1,196 @@
+"""Vectors of words without context that were computed before: a table of rows, bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from elmokit.errors import ElmoError
+from elmokit.model.int8 import version
+
+Encode = Callable[[Sequence[str]], Tensor]
+"""Distinct words → [U, P]."""
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """The words of a batch: a table and the row of each in it."""
+
+    table: Tensor  # [U, P]; rows that the batch does not name may change or hold nothing
+    rows: Rows  # [N]
+
+
+class TypeCache:
+    """What `Elmo` remembers of words from one batch to the next.
+
+    `hits` and `misses` count the words of all batches, the two sentence boundaries once a batch: those whose vector was
+    there, and those it was computed for. When the table is full, a new one begins with the words of the batch at hand.
+    """
+
+    def __init__(self, megabytes: float = 64) -> None:
+        if isinstance(megabytes, bool) or not isinstance(megabytes, int | float) or not 0 <= megabytes < float("inf"):
+            raise ElmoError(f"type_cache_mb must be a number of megabytes of at least 0 (0 is off), got {megabytes!r}")
+        self.megabytes = megabytes
+        self.hits = self.misses = 0
+        self._kept: _Kept | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Words that are kept."""
+        kept = self._kept
+        return 0 if kept is None else len(kept.numbers)
+
+    @property
+    def capacity(self) -> int:
+        """Words that there is room for, once the size of a vector is known; 0 before."""
+        kept = self._kept
+        return 0 if kept is None else len(kept.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vectors that are kept."""
+        kept = self._kept
+        return 0 if kept is None else len(kept.numbers) * kept.table.shape[1] * kept.table.element_size()
+
+    def clear(self) -> None:
+        """Forget all words, and start counting anew."""
+        with self._lock:
+            self._kept, self.hits, self.misses = None, 0, 0
+
+    def __repr__(self) -> str:
+        size = f"{len(self):,} words, {self.nbytes / 1e6:.1f} of {self.megabytes:g} MB"
+        return f"TypeCache({size}, {self.hits:,} hits, {self.misses:,} misses)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a model starts with nothing kept."""
+        return {"megabytes": self.megabytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def look_up(self, words: list[str], encode: Encode, encoder: nn.Module) -> Looked:
+        """The words of a batch → their vectors; `encode`, which runs `encoder`, gets those not seen before."""
+        weights = _Weights.of(encoder) if self.megabytes else None
+        if weights is None:
+            numbers = _Numbers()
+            rows = numbers.of(words)
+            return Looked(encode(list(numbers)), rows)
+        with self._lock:
+            kept = self._kept
+            if kept is None or kept.weights != weights:
+                self._kept = None
+                return self._begin(words, encode, weights, None)
+            before = len(kept.numbers)
+            rows = kept.numbers.of(words)
+            new = kept.numbers.since(before)
+            if len(kept.numbers) > len(kept.table):
+                kept.numbers.forget(new)
+                return self._begin(words, encode, weights, kept)
+            if new:
+                try:
+                    kept.fill(before, encode(new))
+                except BaseException:
+                    kept.numbers.forget(new)
+                    raise
+            self.hits += len(words) - len(new)
+            self.misses += len(new)
+            return Looked(kept.table, rows)
+
+    def _begin(self, words: list[str], encode: Encode, weights: _Weights, full: _Kept | None) -> Looked:
+        """A new table with the words of this batch, those known to a full one taken over from it."""
+        distinct = dict.fromkeys(words)
+        old = [] if full is None else [word for word in distinct if word in full.numbers]
+        new = [word for word in distinct if full is None or word not in full.numbers]
+        parts = [] if full is None or not old else [full.table[full.numbers.of(old)]]
+        parts += [encode(new)] if new or not parts else []
+        vectors = torch.cat(parts) if len(parts) > 1 else parts[0]
+        numbers = _Numbers()
+        numbers.of([*old, *new])
+        capacity = int(self.megabytes * 1e6) // (vectors.shape[1] * vectors.element_size())
+        self.hits += len(words) - len(new)
+        self.misses += len(new)
+        if len(distinct) > capacity:  # such a batch has a table of its own, and what is kept stays
+            return Looked(vectors, numbers.of(words))
+        with torch.inference_mode(False):  # or it could not be written or used outside of that mode
+            table = torch.empty(capacity, vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+        kept = self._kept = _Kept(table, numbers, weights)
+        kept.fill(0, vectors)
+        return Looked(table, numbers.of(words))
+
+
+class _Numbers(dict[str, int]):
+    """A number for each word, in the order in which they came."""
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+    def of(self, words: list[str]) -> Rows:
+        """The numbers of words; new words get the next ones."""
+        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+
+    def since(self, number: int) -> list[str]:
+        """The words from this number on."""
+        return list(islice(reversed(self), len(self) - number))[::-1]
+
+    def forget(self, words: Sequence[str]) -> None:
+        """Give the last numbers back."""
+        for word in words:
+            del self[word]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A table; a row that has been handed out is never written again."""
+
+    table: Tensor  # [capacity, P]
+    numbers: _Numbers
+    weights: _Weights
+
+    @torch.no_grad()
+    def fill(self, start: int, vectors: Tensor) -> None:
+        """Write rows from `start` on."""
+        with torch.inference_mode(False):
+            self.table[start : start + len(vectors)] = vectors
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What vectors were computed from: equal for the same weights, unchanged since, in the same number type."""
+
+    marks: tuple[object, ...]
+    tensors: list[Tensor] = field(compare=False)
+    """Kept alive, so that no other tensor takes the place of one in memory."""
+
+    @classmethod
+    def of(cls, encoder: nn.Module) -> _Weights | None:
+        """Those of an encoder; None where vectors must be computed each time.
+
+        That is where weights take gradients, and in the copies of DataParallel, which list no weights.
+        """
+        tensors: list[Tensor] = []
+        _collect(encoder, tensors)
+        if not tensors or any(tensor.requires_grad for tensor in tensors):
+            return None
+        device = tensors[0].device.type
+        computed_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        marks = [mark for tensor in tensors for mark in (id(tensor), tensor.data_ptr(), version(tensor))]
+        return cls((computed_in, *marks), tensors)
+
+
+def _collect(module: nn.Module, tensors: list[Tensor]) -> None:
+    """Add a module's weights; every batch asks for them, and torch's own `parameters` takes longer."""
+    for own in (module._parameters, module._buffers):
+        tensors.extend(tensor for tensor in own.values() if tensor is not None)
+    for child in module._modules.values():
+        if child is not None:
+            _collect(child, tensors)

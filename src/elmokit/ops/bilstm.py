@@ -1,0 +1,151 @@
+"""All LSTM layers of all directions over ragged sentences: the one dispatcher, which can say what it chose and why.
+
+Paths, all the same function (tests compare each with `elmokit.ops.reference`):
+    packed   torch's operations, step by step over packed batches; the only one with gradients
+    native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and 8 bits
+    cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32 and half precision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elmokit.errors import ElmoError
+from elmokit.ops import kernels
+from elmokit.ops.linear import dense
+from elmokit.ops.outputs import BiLstmOutput
+from elmokit.ops.recurrence import lstm
+from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
+
+PathName = Literal["packed", "native", "cuda"]
+Stacks = Sequence[Sequence[AnyLstmWeights]]
+"""The layers of each direction: the forward one, then the backward one where there are two."""
+_forced: ContextVar[PathName | None] = ContextVar("forced", default=None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A path and the reason for it."""
+
+    path: PathName
+    reason: Callable[[], str]
+
+    @property
+    def why(self) -> str:
+        """In words a user can read; put together only when asked."""
+        return self.reason()
+
+
+def bilstm(
+    x: Tensor,
+    lengths: Tensor,
+    stacks: Stacks,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    *,
+    skip_connections: bool,
+    dropout: float = 0.0,
+) -> BiLstmOutput:
+    """x [B, T, P], lengths [B] on the CPU, h [D, L, B, P], c [D, L, B, H] → all layers' outputs and last states.
+
+    Without h and c every sentence starts from zero. The second direction reads each sentence from its last token to its
+    first. With `skip_connections` layers after the first add their input to their output. `dropout` is the pre-training
+    one: on each layer's input and the top output.
+    """
+    choice = choose(x, stacks, gradient=needs_gradient(x, stacks, h, c) or dropout > 0)
+    if choice.path == "cuda" and x.numel():
+        from elmokit.ops.gpu.bilstm import bilstm_cuda
+
+        return bilstm_cuda(x, lengths, stacks, h, c, skip_connections=skip_connections)
+    if h is None or c is None:
+        h, c = zero_states(stacks, len(x))
+    if choice.path == "native":
+        from elmokit.ops.native.bilstm import bilstm_native
+
+        return bilstm_native(x, lengths, stacks, h, c, skip_connections=skip_connections)
+    return bilstm_packed(x, lengths, stacks, h, c, skip_connections=skip_connections, dropout=dropout)
+
+
+def zero_states(stacks: Stacks, batch: int) -> tuple[Tensor, Tensor]:
+    """h [D, L, B, P] and c [D, L, B, H] of zeros."""
+    bias = stacks[0][0].bias
+    shape = (len(stacks), len(stacks[0]), batch)
+    return bias.new_zeros(*shape, stacks[0][0].recurrent.shape[1]), bias.new_zeros(*shape, len(bias) // 4)
+
+
+def bilstm_packed(
+    x: Tensor,
+    lengths: Tensor,
+    stacks: Stacks,
+    h: Tensor,
+    c: Tensor,
+    *,
+    skip_connections: bool,
+    dropout: float = 0.0,
+) -> BiLstmOutput:
+    """`bilstm` with torch's operations, direction after direction, layer after layer."""
+    outputs: list[list[Tensor]] = []
+    last_h, last_c = [], []
+    for d, layers in enumerate(stacks):
+        values, of_direction = x, []
+        for number, weights in enumerate(layers):
+            values = F.dropout(values, dropout) if dropout else values
+            floats = weights.dense(dense) if isinstance(weights, Int8LstmWeights) else weights
+            y, h_n, c_n = lstm(values, lengths, floats, h[d, number], c[d, number], reverse=d == 1)
+            values = y + values if number and skip_connections else y
+            of_direction.append(values)
+            last_h.append(h_n)
+            last_c.append(c_n)
+        if dropout:
+            of_direction[-1] = F.dropout(of_direction[-1], dropout)
+        outputs.append(of_direction)
+    joined = [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
+    return BiLstmOutput(joined, torch.stack(last_h).view_as(h), torch.stack(last_c).view_as(c))
+
+
+def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:
+    """The path for inputs like x."""
+    forced = _forced.get()
+    if forced is not None:
+        return Choice(forced, lambda: "asked for")
+    if gradient:
+        return Choice("packed", lambda: "gradients are wanted")
+    if x.device.type == "cpu":
+        from elmokit.ops import native
+
+        against = native.reason_against(x.dtype, int8=isinstance(stacks[0][0], Int8LstmWeights))
+        return Choice("packed", lambda: against) if against else Choice("native", native.description)
+    if not kernels.serve(x.device):
+        return Choice("packed", lambda: f"there are no kernels for {x.device.type} here")
+    from elmokit.ops.gpu import bilstm as gpu
+
+    unfit = gpu.reason_against(x.dtype, stacks)
+    return Choice("packed", lambda: unfit) if unfit else Choice("cuda", lambda: gpu.description(x, stacks))
+
+
+@contextmanager
+def forced(path: PathName) -> Iterator[None]:
+    """Take this path and no other inside the block, to compare paths."""
+    if path not in ("packed", "native", "cuda"):
+        raise ElmoError(f"a path must be packed, native or cuda, got {path!r}")
+    token = _forced.set(path)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None) -> bool:
+    """Whether torch would record what is done with these."""
+    if not torch.is_grad_enabled():
+        return False
+    weights = (m for layers in stacks for w in layers for m in (w.input, w.recurrent, w.bias, w.projection))
+    return any(isinstance(given, Tensor) and given.requires_grad for given in (x, h, c, *weights))

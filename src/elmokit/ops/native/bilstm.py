@@ -1,0 +1,139 @@
+"""All layers and directions of the recurrence in one call of the compiled library."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.ops.native.binding import BiLstm, Layer, Library, Matrix, library
+from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.packed import packed
+from elmokit.ops.outputs import BiLstmOutput
+from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
+
+LEAST_PRODUCTS = 1_000_000
+"""Fewer in a layer's recurrence are not worth a second thread."""
+LEAST_STEP_PRODUCTS = 300_000
+"""Products a step that are worth another thread for the same direction, which has to be waited for at every step."""
+FEW_ROWS = 8
+"""Sentences a step; with no more of them the weights' way from memory is what takes the time."""
+CACHED_BYTES = 32 << 20
+"""Weights that the caches of most machines hold."""
+
+
+def bilstm_native(
+    x: Tensor,
+    lengths: Tensor,
+    stacks: Sequence[Sequence[AnyLstmWeights]],
+    h: Tensor,
+    c: Tensor,
+    *,
+    skip_connections: bool,
+) -> BiLstmOutput:
+    """`elmokit.ops.bilstm.bilstm` on the CPU, x [B, T, P] in float32: no gradients, no dropout."""
+    batch, time, _ = x.shape
+    directions, layers = len(stacks), len(stacks[0])
+    outputs, cells = h.shape[-1], c.shape[-1]
+    falling, order = torch.sort(lengths.to("cpu", torch.int64), descending=True, stable=True)
+    tokens: list[int] = falling.tolist()
+    _check(x, tokens, stacks, h, c)
+    x, h, c = x.detach(), h.detach().contiguous(), c.detach().contiguous()
+    x = x if x.stride(2) == 1 else x.contiguous()
+    wide = [torch.empty(batch, time, directions * outputs, dtype=x.dtype, device=x.device) for _ in range(layers)]
+    last_h, last_c = torch.empty_like(h), torch.empty_like(c)
+    kernels = library()
+    held: list[object] = []  # what the structures point to
+    stack = (Layer * (directions * layers))(*(_layer(kernels, weights, held) for stack in stacks for weights in stack))
+    int8 = isinstance(stacks[0][0], Int8LstmWeights)
+    threads, apart = _threads(sum(tokens), max(tokens, default=0), 5 * cells * outputs, 1 if int8 else 4, directions)
+    job = BiLstm(
+        batch=batch,
+        time=time,
+        directions=directions,
+        layers=layers,
+        cells=cells,
+        outputs=outputs,
+        int8=int8,
+        skip_connections=skip_connections,
+        threads=threads,
+        apart=apart,
+        stack=stack,
+        x=x.data_ptr(),
+        x_row=x.stride(0),
+        x_token=x.stride(1),
+        order=order.data_ptr(),
+        lengths=falling.data_ptr(),
+        h=h.data_ptr(),
+        c=c.data_ptr(),
+        last_h=last_h.data_ptr(),
+        last_c=last_c.data_ptr(),
+        layer_outputs=(ctypes.c_void_p * layers)(*(layer.data_ptr() for layer in wide)),
+    )
+    if kernels.bilstm(ctypes.byref(job)):
+        raise MemoryError("there is not enough memory for the recurrence of this batch")
+    return BiLstmOutput(wide, last_h, last_c)
+
+
+def _check(x: Tensor, falling: Sequence[int], stacks: Sequence[Sequence[AnyLstmWeights]], h: Tensor, c: Tensor) -> None:
+    """The library trusts every size and address it is given, so nothing may reach it that does not fit."""
+    batch, time, size_in = x.shape
+    outputs, cells = h.shape[-1], c.shape[-1]
+    if not all(given.dtype == torch.float32 and given.device.type == "cpu" for given in (x, h, c)):
+        kinds = ", ".join(f"{given.dtype} on {given.device}" for given in (x, h, c))
+        raise ElmoError(f"the compiled kernels take float32 on the CPU, got {kinds}")
+    if len(falling) != batch or (batch and not 0 <= falling[-1] <= falling[0] <= time):
+        raise ElmoError(f"lengths must be {batch} numbers from 0 to {time}, got {list(falling)}")
+    kind = type(stacks[0][0])
+    expected = [(4 * cells, size_in), (4 * cells, outputs), (4 * cells,), (outputs, cells)]
+    states = (len(stacks), len(stacks[0]), batch)
+    fits = h.shape == (*states, outputs) and c.shape == (*states, cells)
+    for layers in stacks:
+        fits = fits and len(layers) == len(stacks[0])
+        for number, weights in enumerate(layers):
+            expected[0] = 4 * cells, outputs if number else size_in
+            given = [weights.input, weights.recurrent, weights.bias, weights.projection]
+            shapes = [tuple(part.shape) for part in given if part is not None]
+            fits = fits and type(weights) is kind and shapes == expected[: len(shapes)]
+            fits = fits and (weights.projection is not None or outputs == cells)
+    if not fits:
+        raise ElmoError(
+            f"the weights and states of the layers do not fit inputs of {size_in}, {outputs} outputs and {cells} cells"
+        )
+
+
+def _layer(kernels: Library, weights: AnyLstmWeights, held: list[object]) -> Layer:
+    """One layer as the library takes it; what it points to is put into `held`."""
+    input_, recurrent = packed(kernels, weights.input, gates=True), packed(kernels, weights.recurrent, gates=True)
+    projection = None if weights.projection is None else packed(kernels, weights.projection)
+    bias = weights.bias.detach().float().contiguous()
+    held += [input_, recurrent, projection, bias]
+    return Layer(
+        input_.matrix,
+        recurrent.matrix,
+        Matrix() if projection is None else projection.matrix,
+        bias.data_ptr(),
+        weights.forget_bias,
+        math.inf if weights.cell_clip is None else weights.cell_clip,
+        math.inf if weights.projection_clip is None else weights.projection_clip,
+    )
+
+
+def _threads(tokens: int, steps: int, weights: int, bytes_each: int, directions: int) -> tuple[int, bool]:
+    """How many threads, and whether each direction has its own, where a layer's recurrence has so many weights.
+
+    Few rows wait for the weights to come from memory. Then all threads take one direction after the other: half the
+    weights at a time, of which the caches hold the larger part from step to step.
+    """
+    most = most_threads()
+    if tokens * weights < LEAST_PRODUCTS:
+        return 1, False
+    worth = max(1, tokens * weights // (steps * LEAST_STEP_PRODUCTS))
+    waiting = tokens <= FEW_ROWS * steps and directions * weights * bytes_each > CACHED_BYTES
+    if directions == 1 or waiting:
+        return min(most, worth), False
+    return min(most, 2 * worth), most > 1

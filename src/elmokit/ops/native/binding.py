@@ -1,0 +1,130 @@
+"""The compiled library as Python sees it: its structures, its functions, and whether it is there at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+from elmokit.ops.native.build import BuildError, load
+
+SWITCH = "ELMOKIT_NATIVE"
+"""The environment variable that turns the kernels off where it is 0."""
+
+
+class Matrix(Structure):
+    """`struct matrix` of source/matrix.h."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("gates", c_int64),
+    )
+
+
+class Layer(Structure):
+    """`struct layer` of source/step.h."""
+
+    _fields_ = (
+        ("input", Matrix),
+        ("recurrent", Matrix),
+        ("projection", Matrix),
+        ("bias", c_void_p),
+        ("forget_bias", c_float),
+        ("cell_clip", c_float),
+        ("projection_clip", c_float),
+    )
+
+
+class BiLstm(Structure):
+    """`struct bilstm` of source/step.h."""
+
+    _fields_ = (
+        ("batch", c_int64),
+        ("time", c_int64),
+        ("directions", c_int64),
+        ("layers", c_int64),
+        ("cells", c_int64),
+        ("outputs", c_int64),
+        ("int8", c_int64),
+        ("skip_connections", c_int64),
+        ("threads", c_int64),
+        ("apart", c_int64),
+        ("stack", POINTER(Layer)),
+        ("x", c_void_p),
+        ("x_row", c_int64),
+        ("x_token", c_int64),
+        ("order", c_void_p),
+        ("lengths", c_void_p),
+        ("h", c_void_p),
+        ("c", c_void_p),
+        ("last_h", c_void_p),
+        ("last_c", c_void_p),
+        ("layer_outputs", POINTER(c_void_p)),
+    )
+
+
+class Linear(Structure):
+    """`struct linear` of source/library.c."""
+
+    _fields_ = (
+        ("weight", Matrix),
+        ("bias", c_void_p),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("int8", c_int64),
+        ("threads", c_int64),
+    )
+
+
+class Library:
+    """The functions, typed; calling one lets other Python threads run."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self.instructions = _typed(loaded.elmokit_instructions, c_char_p)
+        self.allocate = _typed(loaded.elmokit_allocate, c_void_p, c_int64)
+        self.free = _typed(loaded.elmokit_free, None, c_void_p)
+        self.panel_bytes = _typed(loaded.elmokit_panel_bytes, c_int64, POINTER(Matrix), c_int64)
+        self.table_items = _typed(loaded.elmokit_table_items, c_int64, POINTER(Matrix))
+        self.pack = _typed(loaded.elmokit_pack, None, POINTER(Matrix), c_void_p, c_void_p, c_int64)
+        self.sample = _typed(loaded.elmokit_sample, c_uint64, c_void_p, c_int64)
+        self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
+        self.linear = _typed(loaded.elmokit_linear, c_int, POINTER(Linear))
+
+
+def library() -> Library:
+    """The library; raises BuildError where there is none."""
+    if os.environ.get(SWITCH) == "0":
+        raise BuildError(f"{SWITCH} is 0")
+    found = _attempt()
+    if isinstance(found, BuildError):
+        raise found
+    return found
+
+
+_lock = threading.Lock()
+
+
+def _attempt() -> Library | BuildError:
+    with _lock:
+        return _outcome()
+
+
+@cache
+def _outcome() -> Library | BuildError:
+    try:
+        return Library(load())
+    except BuildError as error:
+        return error
+
+
+def _typed(function: Any, result: Any, *arguments: Any) -> Any:  # noqa: ANN401
+    function.restype, function.argtypes = result, arguments
+    return function

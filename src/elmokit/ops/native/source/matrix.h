@@ -1,0 +1,296 @@
+/* Weight matrices cut into panels of WIDTH outputs, and the products of rows with a panel.
+
+   A panel of float32 is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of gates the four vectors
+   of a panel are the four gates of the same LANES cells; in a plain one they are WIDTH outputs that follow each other.
+   Every sum runs over K in the same order whatever the number of rows, so a row's result does not depend on others. */
+
+#ifndef ELMOKIT_MATRIX_H
+#define ELMOKIT_MATRIX_H
+
+#include <math.h>
+
+#include "vector.h"
+
+struct matrix {
+    const void *panels;
+    const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
+    const int32_t *offsets; /* 8 bits: [panels][WIDTH], what the sums start from */
+    int64_t outputs, inputs;
+    int64_t gates; /* 1 or GATES */
+};
+
+INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t panel_count(const struct matrix *m) {
+    return m->gates == 1 ? ceiling(m->outputs, WIDTH) : ceiling(m->outputs / GATES, LANES);
+}
+
+/* Activations of 8 bits come in rows of a multiple of 4. */
+INLINE int64_t groups_of_4(int64_t inputs) { return ceiling(inputs, 4); }
+INLINE int64_t padded(int64_t n) { return ceiling(n, 64) * 64; }
+
+/* The output that lane `lane` of vector `v` of a panel computes, or -1 for filling. */
+INLINE int64_t output_of(const struct matrix *m, int64_t panel, int v, int lane) {
+    if (m->gates == 1) {
+        int64_t output = panel * WIDTH + v * LANES + lane;
+        return output < m->outputs ? output : -1;
+    }
+    int64_t cells = m->outputs / GATES, cell = panel * LANES + lane;
+    return cell < cells ? v * cells + cell : -1;
+}
+
+#define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */
+
+/* sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes apart. */
+INLINE void float_tile(
+    const int R, int64_t count, const float *rows, int64_t stride, const float *panel, float *sums, const char *next,
+    int64_t step
+) {
+    floats s[ROWS][GATES];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
+    for (int64_t k = 0; k < count; k++) {
+        floats w[GATES];
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) w[v] = *(const floats *)(panel + k * WIDTH + v * LANES);
+        __builtin_prefetch(next + k * step, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            floats x = all(rows[r * stride + k]);
+#pragma GCC unroll 4
+            for (int v = 0; v < GATES; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
+}
+
+/* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define SUM_OFFSET 0
+#else
+#define SUM_OFFSET 128
+#endif
+
+/* sum + Σ over 4 of activations (0 to 255) times weights (−127 to 127), in each lane. Exact: nothing saturates. */
+INLINE ints dot_4(ints sum, int32_t activations, ints weights) {
+#if LANES == 16 && defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(activations), (__m512i)weights);
+#elif LANES == 16
+    const __m512i low = _mm512_set1_epi32(0x00ff00ff);
+    __m512i a = _mm512_set1_epi32(activations), w = (__m512i)weights;
+    __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, low), _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8));
+    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(w, 8));
+    return sum + (ints)even + (ints)odd;
+#elif LANES == 8 && defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return (ints)_mm256_dpbusd_epi32((__m256i)sum, _mm256_set1_epi32(activations), (__m256i)weights);
+#elif LANES == 8 && defined(__AVXVNNI__)
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(activations), (__m256i)weights);
+#elif LANES == 8
+    const __m256i low = _mm256_set1_epi32(0x00ff00ff);
+    __m256i a = _mm256_set1_epi32(activations), w = (__m256i)weights;
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(w, 8));
+    return sum + (ints)even + (ints)odd;
+#elif defined(__SSE2__)
+    const __m128i low = _mm_set1_epi32(0x00ff00ff);
+    __m128i a = _mm_set1_epi32(activations), w = (__m128i)weights;
+    __m128i even = _mm_madd_epi16(_mm_and_si128(a, low), _mm_srai_epi16(_mm_slli_epi16(w, 8), 8));
+    __m128i odd = _mm_madd_epi16(_mm_srli_epi16(a, 8), _mm_srai_epi16(w, 8));
+    return sum + (ints)even + (ints)odd;
+#elif !SUM_OFFSET
+    int8x16_t a = vreinterpretq_s8_u32(vdupq_n_u32((uint32_t)activations ^ 0x80808080u));
+    return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, a);
+#else
+    uint8_t a[4];
+    int8_t w[4 * LANES];
+    memcpy(a, &activations, 4);
+    memcpy(w, &weights, 4 * LANES);
+    for (int lane = 0; lane < LANES; lane++)
+        for (int i = 0; i < 4; i++) sum[lane] += (int32_t)a[i] * w[4 * lane + i];
+    return sum;
+#endif
+}
+
+INLINE void int8_tile(
+    const int R, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
+    int32_t *sums, const char *next, int64_t step
+) {
+    ints s[ROWS][GATES];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) s[r][v] = *(const ints *)(offsets + v * LANES);
+    for (int64_t k = 0; k < groups; k++) {
+        ints w[GATES];
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) w[v] = *(const ints *)(panel + 4 * (k * WIDTH + v * LANES));
+        __builtin_prefetch(next + k * step, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t x;
+            memcpy(&x, rows + r * stride + 4 * k, 4);
+#pragma GCC unroll 4
+            for (int v = 0; v < GATES; v++) s[r][v] = dot_4(s[r][v], x, w[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) *(ints *)(sums + r * WIDTH + v * LANES) = s[r][v];
+}
+
+#define CASE(R, CALL) \
+    case R: CALL; break;
+
+static void float_tile_of(
+    int rows_here, int64_t count, const float *rows, int64_t stride, const float *panel, float *sums, const char *next,
+    int64_t step
+) {
+#define CALL(R) float_tile(R, count, rows, stride, panel, sums, next, step)
+    switch (rows_here) {
+        CASE(1, CALL(1))
+        CASE(2, CALL(2))
+#if ROWS > 2
+        CASE(3, CALL(3))
+#endif
+#if ROWS > 3
+        CASE(4, CALL(4))
+        CASE(5, CALL(5))
+        CASE(6, CALL(6))
+#endif
+    }
+#undef CALL
+}
+
+static void int8_tile_of(
+    int rows_here, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
+    int32_t *sums, const char *next, int64_t step
+) {
+#define CALL(R) int8_tile(R, groups, rows, stride, panel, offsets, sums, next, step)
+    switch (rows_here) {
+        CASE(1, CALL(1))
+        CASE(2, CALL(2))
+#if ROWS > 2
+        CASE(3, CALL(3))
+#endif
+#if ROWS > 3
+        CASE(4, CALL(4))
+        CASE(5, CALL(5))
+        CASE(6, CALL(6))
+#endif
+    }
+#undef CALL
+}
+
+/* sums [n][WIDTH] += rows [n][K] · panel; `next` is the panel that comes after it. */
+static void float_product(
+    const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, int64_t next, float *sums
+) {
+    int64_t tiles = ceiling(n, ROWS);
+    const float *here = (const float *)m->panels + panel * m->inputs * WIDTH;
+    const float *after = (const float *)m->panels + next * m->inputs * WIDTH;
+    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
+        int64_t count = smaller(K_BLOCK, m->inputs - k);
+        const float *slice = here + k * WIDTH, *coming = k + count < m->inputs ? slice + count * WIDTH : after;
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+            int high = (int)(n / tiles + (tile < n % tiles));
+            /* One line a round: the first tiles bring what the next slice needs. */
+            int64_t lines = tile * count, needed = count * WIDTH * 4 / 64;
+            const char *fetch = lines < needed ? (const char *)coming + 64 * lines : (const char *)slice;
+            float_tile_of(
+                high, count, rows + row * stride + k, stride, slice, sums + row * WIDTH, fetch, lines < needed ? 64 : 0
+            );
+            row += high;
+        }
+    }
+}
+
+/* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits. */
+static void int8_product(
+    const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, int64_t next, int32_t *sums
+) {
+    int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(m->inputs);
+    const int8_t *here = (const int8_t *)m->panels + panel * groups * 4 * WIDTH;
+    const int8_t *after = (const int8_t *)m->panels + next * groups * 4 * WIDTH;
+    for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+        int high = (int)(n / tiles + (tile < n % tiles));
+        int64_t lines = tile * groups, needed = groups * 4 * WIDTH / 64;
+        const char *fetch = lines < needed ? (const char *)after + 64 * lines : (const char *)here;
+        int8_tile_of(
+            high, groups, rows + row * stride, stride, here, m->offsets + panel * WIDTH, sums + row * WIDTH, fetch,
+            lines < needed ? 64 : 0
+        );
+        row += high;
+    }
+}
+
+/* One row in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something infinite. */
+static float quantise(const float *row, int64_t count, uint8_t *to) {
+    int32_t most = 0; /* of the bits of |x|, which order as the numbers do, NaN above all */
+    for (int64_t k = 0; k < count; k++) {
+        int32_t x;
+        memcpy(&x, row + k, 4);
+        x &= 0x7fffffff;
+        most = x > most ? x : most;
+    }
+    float largest;
+    memcpy(&largest, &most, 4);
+    int nothing = largest < 1e-30f; /* whose reciprocal would not be a float */
+    float inverse = nothing ? 0.0f : 127.0f / largest;
+    for (int64_t k = 0; k < count; k++) {
+        float shifted = row[k] * inverse + 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
+        uint32_t whole;
+        memcpy(&whole, &shifted, 4);
+        to[k] = (uint8_t)whole;
+    }
+    for (int64_t k = count; k < 4 * groups_of_4(count); k++) to[k] = 128;
+    return nothing ? 0.0f : largest < INFINITY ? largest / 127.0f : NAN;
+}
+
+#define PACK_BLOCK 16 /* inputs of all outputs of a panel that are moved together, near enough for the cache */
+
+/* Weights [outputs][inputs] into panels start to stop. */
+static void pack_floats(const struct matrix *m, const float *weights, float *panels, int64_t start, int64_t stop) {
+    for (int64_t p = start; p < stop; p++)
+        for (int64_t first = 0; first < m->inputs; first += PACK_BLOCK)
+            for (int v = 0; v < GATES; v++)
+                for (int lane = 0; lane < LANES; lane++) {
+                    int64_t output = output_of(m, p, v, lane), last = smaller(m->inputs, first + PACK_BLOCK);
+                    float *to = panels + p * m->inputs * WIDTH + v * LANES + lane;
+                    const float *from = weights + (output < 0 ? 0 : output) * m->inputs;
+                    for (int64_t k = first; k < last; k++) to[k * WIDTH] = output < 0 ? 0.0f : from[k];
+                }
+}
+
+/* The same in 8 bits, with each output's scale and the sum that takes the activations' 128 away again. */
+static void pack_int8(
+    const struct matrix *m, const int8_t *weights, const float *scales, int8_t *panels, float *panel_scales,
+    int32_t *offsets, int64_t start, int64_t stop
+) {
+    int64_t groups = groups_of_4(m->inputs);
+    for (int64_t p = start; p < stop; p++)
+        for (int v = 0; v < GATES; v++)
+            for (int lane = 0; lane < LANES; lane++) {
+                int64_t output = output_of(m, p, v, lane), place = p * WIDTH + v * LANES + lane;
+                int8_t *to = panels + 4 * (p * groups * WIDTH + v * LANES + lane);
+                const int8_t *from = weights + (output < 0 ? 0 : output) * m->inputs;
+                int32_t sum = 0;
+                for (int64_t group = 0; group < groups; group++) {
+                    int8_t four[4] = {0, 0, 0, 0};
+                    int64_t here = output < 0 ? 0 : smaller(4, m->inputs - 4 * group);
+                    for (int64_t k = 0; k < here; k++) sum += four[k] = from[4 * group + k];
+                    memcpy(to + group * 4 * WIDTH, four, 4);
+                }
+                panel_scales[place] = output < 0 ? 0.0f : scales[output];
+                offsets[place] = -SUM_OFFSET * sum;
+            }
+}
+
+#endif

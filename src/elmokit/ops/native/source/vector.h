@@ -1,0 +1,139 @@
+/* Vectors of the machine's own width, and the gates' activations on them. */
+
+#ifndef ELMOKIT_VECTOR_H
+#define ELMOKIT_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+/* LANES numbers make a vector; a tile is up to ROWS rows times GATES vectors, as many as the registers hold. */
+#define GATES 4
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define LANES 16
+#define ROWS 6
+#define INSTRUCTIONS "AVX-512"
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#define ROWS 3
+#define INSTRUCTIONS "AVX2"
+#elif defined(__aarch64__)
+#define LANES 4
+#define ROWS 6
+#define INSTRUCTIONS "NEON"
+#else
+#define LANES 4
+#define ROWS 2
+#define INSTRUCTIONS "128-bit vectors"
+#endif
+#define WIDTH (GATES * LANES) /* outputs of a panel */
+
+typedef float floats __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), may_alias));
+typedef float loose_floats __attribute__((vector_size(4 * LANES), may_alias, aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE floats all(float value) {
+#if LANES == 16
+    return _mm512_set1_ps(value);
+#elif LANES == 8
+    return _mm256_set1_ps(value);
+#else
+    return (floats){value, value, value, value};
+#endif
+}
+
+INLINE floats load(const float *from) { return *(const loose_floats *)from; }
+INLINE void store(float *to, floats value) { *(loose_floats *)to = value; }
+
+/* a·b + c. Explicit, so that tiles of every height round alike. */
+INLINE floats times_plus(floats a, floats b, floats c) {
+#if LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif LANES == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE floats where(ints condition, floats yes, floats no) {
+    return (floats)((condition & (ints)yes) | (~condition & (ints)no));
+}
+
+/* Bounds that let NaN through. */
+INLINE floats at_least(float bound, floats x) {
+#if LANES == 16
+    return _mm512_max_ps(all(bound), x);
+#elif LANES == 8
+    return _mm256_max_ps(all(bound), x);
+#elif defined(__SSE2__)
+    return _mm_max_ps(all(bound), x);
+#else
+    return where(x < all(bound), all(bound), x);
+#endif
+}
+
+INLINE floats at_most(float bound, floats x) {
+#if LANES == 16
+    return _mm512_min_ps(all(bound), x);
+#elif LANES == 8
+    return _mm256_min_ps(all(bound), x);
+#elif defined(__SSE2__)
+    return _mm_min_ps(all(bound), x);
+#else
+    return where(x > all(bound), all(bound), x);
+#endif
+}
+
+INLINE floats clip(floats x, float bound) { return at_most(bound, at_least(-bound, x)); }
+
+INLINE floats bits(floats x, uint32_t mask) {
+    ints masks = (ints)all(0.0f) + (int32_t)mask;
+    return (floats)((ints)x & masks);
+}
+
+INLINE floats magnitude(floats x) { return bits(x, 0x7fffffffu); }
+INLINE floats with_sign_of(floats positive, floats x) { return (floats)((ints)positive | (ints)bits(x, 0x80000000u)); }
+
+#define FAR 87.0f /* e^87 is still a float */
+
+/* e^x = power · (1 + rest) for |x| ≤ FAR, with a small rest, so that e^x − 1 keeps its digits near 0. */
+INLINE void exponential(floats x, floats *power, floats *rest) {
+    const float shift = 12582912.0f; /* 1.5 · 2^23: adding it leaves a whole number in the low bits */
+    floats shifted = times_plus(x, all(1.44269504f), all(shift));
+    floats whole = shifted - all(shift);
+#if LANES > 4 || defined(__aarch64__)
+    floats r = times_plus(whole, all(-0.693147181f), x); /* |r| ≤ ln 2 / 2 */
+#else /* the product is rounded: ln 2 in two parts, the first of which leaves nothing to round */
+    floats r = times_plus(whole, all(2.12194440e-4f), times_plus(whole, all(-0.693359375f), x));
+#endif
+    *power = (floats)(((ints)shifted << 23) + 0x3f800000);
+    /* A polynomial fitted so that the largest relative error of e^r is 3.5e-9. */
+    floats q = times_plus(all(0.0013811663f), r, all(0.0083701350f));
+    q = times_plus(q, r, all(0.0416685268f));
+    q = times_plus(q, r, all(0.1666650921f));
+    q = times_plus(q, r, all(0.4999999404f));
+    *rest = times_plus(q * r, r, r);
+}
+
+/* 1 + e^−x, one over the logistic function. */
+INLINE floats one_over_sigmoid(floats x) {
+    floats power, rest;
+    exponential(clip(all(0.0f) - x, FAR), &power, &rest);
+    return times_plus(power, rest, power) + all(1.0f);
+}
+
+/* tanh x = up / down. */
+INLINE void tanh_fraction(floats x, floats *up, floats *down) {
+    floats power, rest;
+    exponential(at_least(-FAR, magnitude(x) * all(-2.0f)), &power, &rest);
+    floats below = times_plus(power, rest, power - all(1.0f)); /* e^−2|x| − 1 */
+    *up = with_sign_of(magnitude(below), x);
+    *down = below + all(2.0f);
+}
+
+#endif

@@ -1,0 +1,119 @@
+"""Weights, inputs and expectations for the tests of the compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from elmokit.ops import native
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.native import bilstm as native_bilstm
+from elmokit.ops.native import linear as native_linear
+from elmokit.ops.outputs import BiLstmOutput
+from elmokit.ops.reference import lstm_reference
+from elmokit.ops.weights import Int8LstmWeights, LstmWeights
+
+missing = native.reason_against(torch.float32, int8=False)
+needs_kernels = pytest.mark.skipif(missing is not None, reason=str(missing))
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_weights(
+    cell: int, output: int, *, seed: int, projection: bool = True, clips: tuple[float | None, float | None] = (3.0, 3.0)
+) -> LstmWeights:
+    return LstmWeights(
+        draw(4 * cell, output, seed=seed) / output**0.5,
+        draw(4 * cell, output, seed=seed + 1) / output**0.5,
+        draw(4 * cell, seed=seed + 2),
+        draw(output, cell, seed=seed + 3) / cell**0.5 if projection else None,
+        forget_bias=0.7,
+        cell_clip=clips[0],
+        projection_clip=clips[1],
+    )
+
+
+def make_stacks(cell: int, output: int, *, directions: int = 2, layers: int = 2, **rest) -> list[list[LstmWeights]]:
+    return [
+        [make_weights(cell, output, seed=100 * d + 10 * n, **rest) for n in range(layers)] for d in range(directions)
+    ]
+
+
+def in_8_bits(stacks: list[list[LstmWeights]]) -> list[list[Int8LstmWeights]]:
+    return [
+        [
+            Int8LstmWeights(
+                Int8Matrix.of(w.input),
+                Int8Matrix.of(w.recurrent),
+                w.bias,
+                None if w.projection is None else Int8Matrix.of(w.projection),
+                w.forget_bias,
+                w.cell_clip,
+                w.projection_clip,
+            )
+            for w in layers
+        ]
+        for layers in stacks
+    ]
+
+
+def make_inputs(batch: int, time: int, output: int, cell: int, *, directions: int = 2, layers: int = 2, zero=False):
+    x = 3 * draw(batch, time, output, seed=batch)
+    lengths = torch.randint(0, time + 1, (batch,), generator=torch.Generator().manual_seed(time))
+    lengths[batch // 2] = time
+    h, c = draw(directions, layers, batch, output, seed=7), draw(directions, layers, batch, cell, seed=8)
+    return (x, lengths, torch.zeros_like(h), torch.zeros_like(c)) if zero else (x, lengths, h, c)
+
+
+def by_reference(x, lengths, stacks, h, c, *, skip_connections: bool) -> BiLstmOutput:
+    outputs, last_h, last_c = [], [], []
+    for d, layers in enumerate(stacks):
+        values, of_direction = x, []
+        for n, weights in enumerate(layers):
+            y, h_n, c_n = lstm_reference(values, lengths, weights, h[d, n], c[d, n], reverse=d == 1)
+            values = y + values if n and skip_connections else y
+            of_direction.append(values)
+            last_h.append(h_n)
+            last_c.append(c_n)
+        outputs.append(of_direction)
+    joined = [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
+    return BiLstmOutput(joined, torch.stack(last_h).view_as(h), torch.stack(last_c).view_as(c))
+
+
+def assert_near(found: BiLstmOutput, expected: BiLstmOutput, tolerance: float) -> None:
+    for ours, plain in zip((*found.layers, found.h, found.c), (*expected.layers, expected.h, expected.c), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance)
+
+
+def assert_equal(found: BiLstmOutput, expected: BiLstmOutput) -> None:
+    for ours, other in zip((*found.layers, found.h, found.c), (*expected.layers, expected.h, expected.c), strict=True):
+        assert torch.equal(ours, other)
+
+
+def quantised_rows(values: torch.Tensor) -> torch.Tensor:
+    """Activations as the 8-bit kernels see them."""
+    largest = values.abs().amax(dim=-1, keepdim=True)
+    return (values * (127 / largest.clamp(min=1e-30))).round() * largest / 127
+
+
+def quantised_twice(values: torch.Tensor) -> torch.Tensor:
+    """What the projection sees: the numbers in 8 bits, and in 8 bits once more what that leaves over."""
+    first = quantised_rows(values)
+    return first + quantised_rows(values - first)
+
+
+def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that makes so many threads share even the smallest work, more than this machine may have."""
+    monkeypatch.setattr(native_bilstm, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(native_bilstm, "LEAST_STEP_PRODUCTS", 1)
+    monkeypatch.setattr(native_linear, "LEAST_PRODUCTS", 1)
+
+    def use(count: int) -> None:
+        for module in (native_bilstm, native_linear):
+            monkeypatch.setattr(module, "most_threads", lambda: count)
+
+    return use
