@@ -387,9 +387,12 @@ class Elmo(nn.Module):
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
         """A sentence's vectors each; from a GPU they are on their way, and waited for when they are asked for."""
         lengths = layers.lengths.numpy() - (0 if self.boundaries else 2)
-        values = layers.values.flatten(1, 2)[
-            :, moved(_places(layers, lengths, boundaries=self.boundaries), self.device)
-        ]
+        if len(lengths) == 1:
+            first = 0 if self.boundaries else 1
+            values = layers.values[:, 0, first : first + int(lengths[0])]
+        else:
+            places = _places(layers, lengths, boundaries=self.boundaries)
+            values = layers.values.flatten(1, 2)[:, moved(places, self.device)]
         chosen = _on_host(self._chosen(values, lengths, layer))  # [N, D] or [L+1, N, D]: no padding
 
         def parts() -> Iterator[Vectors]:
@@ -399,7 +402,7 @@ class Elmo(nn.Module):
                 part = packed[..., start:stop, :]
                 yield part.copy() if pool is None else pool_tokens(part, pool)
 
-        return parts() if self.device.type == "cpu" else _aside(parts())
+        return list(parts()) if self.device.type == "cpu" else _aside(parts())
 
     def _chosen(self, values: Tensor, lengths: NDArray[np.int64], layer: Layer) -> Tensor:
         """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""

@@ -170,8 +170,13 @@ class BiLM(nn.Module):
             skip_connections=self.config.lstm.skip_connections,
             dropout=self.dropout if self.training else 0.0,
         )
-        token_layer = torch.cat([tokens] * self.config.n_directions, dim=-1)
-        return torch.stack([token_layer, *found.layers]), State(found.h, found.c)
+        doubled = torch.cat([tokens] * self.config.n_directions, dim=-1)
+        if found.room is None or doubled.shape != found.room.shape[1:]:
+            layers = torch.stack([doubled, *found.layers])
+        else:
+            layers = found.room
+            layers[0] = doubled
+        return layers, State(found.h, found.c)
 
     def stacks(self) -> list[list[AnyLstmWeights]]:
         """The LSTM weights, by direction and layer."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmokit.ops import kernels
 from elmokit.ops.linear import linear
@@ -84,7 +85,7 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         with torch.autocast(characters.device.type, enabled=False):
             windows = _windows(characters, weight)
-            products = linear(windows, weight.flatten(1), bias).view(len(characters), -1, len(weight))
+            products = linear(windows, _flat(weight), bias).view(len(characters), -1, len(weight))
         for first, last, position in outside:
             products[:, position:, first:last] = float("-inf")
         if not any(ctx.needs_input_grad):
@@ -109,6 +110,18 @@ class _Convolve(torch.autograd.Function):
         for offset in range(width):
             dcharacters[:, offset : offset + positions] += dwindows[..., offset]
         return dcharacters, dweight, gradient.sum(dim=0), None
+
+
+_flats = WeakTensorKeyDictionary()
+
+
+def _flat(weight: Tensor) -> Tensor:
+    """weight [count, c, width] → [count, c·width], the same tensor each time: what is made of it can be kept."""
+    found: Tensor | None = _flats.get(weight)  # type: ignore[no-untyped-call]
+    if found is None or found.data_ptr() != weight.data_ptr() or found.dtype != weight.dtype:
+        found = weight.detach().flatten(1)
+        _flats[weight] = found
+    return found
 
 
 def _windows(characters: Tensor, weight: Tensor) -> Tensor:

@@ -31,10 +31,9 @@ def filled(rows: int) -> int:
 
 def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
     """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O], each row independent of the others."""
+    if _can_be_compiled(x, weight, bias):
+        return _compiled(x, weight, bias)
     if isinstance(weight, Int8Matrix):
-        wanted = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-        if x.device.type == "cpu" and not wanted and native.reason_against(x.dtype, int8=True) is None:
-            return _in_two_parts(x, weight, bias)
         weight = dense(weight)
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
@@ -45,6 +44,20 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
         weight = F.pad(weight, (0, 0, 0, LEAST_COLUMNS - columns))
         bias = None if bias is None else F.pad(bias, (0, LEAST_COLUMNS - columns))
     return F.linear(x, weight, bias)[:rows, :columns]
+
+
+def _can_be_compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> bool:
+    if x.device.type != "cpu" or not len(x):
+        return False
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, weight, bias)):
+        return False
+    return native.reason_against(x.dtype, int8=isinstance(weight, Int8Matrix)) is None
+
+
+def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
+    from elmokit.ops.native.linear import linear_native
+
+    return _in_two_parts(x, weight, bias) if isinstance(weight, Int8Matrix) else linear_native(x, weight, bias)
 
 
 def _in_two_parts(x: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:

@@ -14,3 +14,4 @@ class BiLstmOutput:
     layers: list[Tensor]  # L tensors [B, T, D·P], directions side by side; 0 past a sentence's end
     h: Tensor  # [D, L, B, P]
     c: Tensor  # [D, L, B, H]
+    room: Tensor | None = None  # [L + 1, B, T, D·P], where one was made: the layers, and before them a free place

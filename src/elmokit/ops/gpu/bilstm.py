@@ -124,10 +124,8 @@ class Graph:
             if held is not None and given is not None:
                 held[:, :, :batch].copy_(given)
         self.graph.replay()
-        found = BiLstmOutput(
-            [layer[:batch, :time].clone() for layer in self.out.layers],
-            self.out.h[:, :, :batch].clone(),
-            self.out.c[:, :, :batch].clone(),
-        )
+        assert self.out.room is not None
+        room = self.out.room[:, :batch, :time].clone()
+        last_h, last_c = (states[:, :, :batch].clone() for states in (self.out.h, self.out.c))
         self.done.record()
-        return found
+        return BiLstmOutput(list(room[1:].unbind(0)), last_h, last_c, room)

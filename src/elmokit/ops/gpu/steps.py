@@ -79,7 +79,8 @@ def run_steps(
     (batch, time, size_in), directions, layers = x.shape, packed.directions, len(packed.layers)
     size, output = packed.layers[0].projection.shape[2], packed.layers[0].output_size
     way = way_of(packed, batch, x.device)
-    outputs = x.new_empty(layers, batch, time, directions * output)
+    room = x.new_empty(layers + 1, batch, time, directions * output)
+    outputs = room[1:]
     last_h, last_c = (x.new_empty(directions, layers, batch, n) for n in (output, size))
     rows, tokens = (batch, directions), (batch, time, directions)
     before: Tensor | None = None  # the output of the layer below, [D, T, B, P]
@@ -111,7 +112,7 @@ def run_steps(
             *(time, batch, output, COLUMNS),
         )
         size_in = output
-    return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c)
+    return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c, room)
 
 
 def _input_products(layer: Layer, joined: Tensor, start: int, stop: int) -> Tensor:

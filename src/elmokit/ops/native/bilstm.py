@@ -44,7 +44,8 @@ def bilstm_native(
     _check(x, tokens, stacks, h, c)
     x, h, c = x.detach(), h.detach().contiguous(), c.detach().contiguous()
     x = x if x.stride(2) == 1 else x.contiguous()
-    wide = [torch.empty(batch, time, directions * outputs, dtype=x.dtype, device=x.device) for _ in range(layers)]
+    room = torch.empty(layers + 1, batch, time, directions * outputs, dtype=x.dtype, device=x.device)
+    wide = list(room[1:].unbind(0))
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
     kernels = library()
     held: list[object] = []  # what the structures point to
@@ -76,7 +77,7 @@ def bilstm_native(
     )
     if kernels.bilstm(ctypes.byref(job)):
         raise MemoryError("there is not enough memory for the recurrence of this batch")
-    return BiLstmOutput(wide, last_h, last_c)
+    return BiLstmOutput(wide, last_h, last_c, room)
 
 
 def _check(x: Tensor, falling: Sequence[int], stacks: Sequence[Sequence[AnyLstmWeights]], h: Tensor, c: Tensor) -> None:

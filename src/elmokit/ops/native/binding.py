@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from elmokit.ops.native.build import BuildError, load
+from elmokit.ops.native.cores import pool_functions
 
 SWITCH = "ELMOKIT_NATIVE"
 """The environment variable that turns the kernels off where it is 0."""
@@ -97,6 +98,8 @@ class Library:
         self.sample = _typed(loaded.elmokit_sample, c_uint64, c_void_p, c_int64)
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
         self.linear = _typed(loaded.elmokit_linear, c_int, POINTER(Linear))
+        if functions := pool_functions():
+            _typed(loaded.elmokit_use_pool, None, c_void_p, c_void_p, c_void_p)(*functions)
 
 
 def library() -> Library:

@@ -16,6 +16,7 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Library, Matrix
 from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.memory import let_go
 
 MOST_INT8_INPUTS = 65536
 """More products of 8-bit numbers may not fit in a 32-bit sum."""
@@ -41,6 +42,7 @@ class PackedMatrix:
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
+        let_go(values)
 
     def _memory(self, size: int) -> int:
         address: int | None = self.library.allocate(size)

@@ -119,6 +119,14 @@ int elmokit_bilstm(const struct bilstm *job) {
     return 0;
 }
 
+/* From now on threads are those of an OpenMP library: its GOMP_parallel, omp_get_thread_num, omp_get_num_threads. */
+void elmokit_use_pool(void *parallel, void *rank, void *size) {
+    *(void **)&pool.rank = rank;
+    *(void **)&pool.size = size;
+    pool.process = getpid();
+    *(void **)&pool.parallel = parallel;
+}
+
 struct linear {
     struct matrix weight;
     const float *bias, *x; /* [O] or NULL, [N][K] */

@@ -7,8 +7,18 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #define MOST_THREADS 256
+
+/* The threads of the OpenMP library that torch uses, where that is GNU's. They stay awake for some milliseconds after
+   each of torch's operations, and threads of our own would have to share the cores with them. */
+static struct {
+    void (*parallel)(void (*work)(void *), void *given, unsigned threads, unsigned flags);
+    int (*rank)(void);
+    int (*size)(void);
+    pid_t process; /* that they belong to: a fork takes none of them along */
+} pool;
 
 struct team {
     _Alignas(64) atomic_int arrived;
@@ -65,9 +75,15 @@ static void *worker_main(void *given) {
     return NULL;
 }
 
+static void pool_main(void *given) {
+    struct crew *crew = given;
+    crew->work(crew->given, pool.rank(), pool.size());
+}
+
 /* Calls work(given, rank, size) on `threads` threads, this one among them; on fewer where the system gives no more.
 
-   Threads live as long as the call: nothing is left that a fork could break or a second caller had to wait for. */
+   Without torch's own threads, or after a fork, they live as long as the call: nothing is left that a fork could break
+   or a second caller had to wait for. */
 static void run_crew(void (*work)(void *, int, int), void *given, int threads) {
     if (threads <= 1) {
         work(given, 0, 1);
@@ -75,6 +91,10 @@ static void run_crew(void (*work)(void *, int, int), void *given, int threads) {
     }
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     struct crew crew = {.work = work, .given = given};
+    if (pool.parallel && pool.process == getpid()) {
+        pool.parallel(pool_main, &crew, (unsigned)threads, 0);
+        return;
+    }
     pthread_t ids[MOST_THREADS];
     int size = 1;
     for (; size < threads; size++) {
