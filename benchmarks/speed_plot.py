@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speed.table import times
+
 from elmokit.analyse.figures import LOOKS, check_picture, drawing
 from elmokit.errors import ElmoError
 
@@ -28,6 +30,8 @@ BARS = {
     "int8": ("#f2a541", "xx"),
 }
 """The colour and the pattern of each system, told apart in grey too."""
+OURS = ("packed", "float32", "int8")
+"""Columns whose titles do not say that they are elmokit's."""
 LINES = {"loop": LOOKS[0], "cudnn": LOOKS[3], "packed": LOOKS[7], "ours": LOOKS[1]}
 
 
@@ -46,6 +50,12 @@ def value_of(table: Mapping[str, Any], key: str) -> dict[str, float]:
     return values
 
 
+def label_of(table: Mapping[str, Any], name: str) -> str:
+    """A system's name, and whose it is."""
+    title: str = table["columns"][name]
+    return f"elmokit, {title}" if name in OURS else title
+
+
 def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> None:
     """The systems of one row of the CPU's table, in its order."""
     values = value_of(table, key)
@@ -55,13 +65,11 @@ def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> Non
         color, hatch = BARS[name]
         ratio = base / values[name] if less else values[name] / base
         axes.barh(place, values[name], color=color, edgecolor="#333333", hatch=hatch, height=0.7)
-        words = f" {values[name]:,.0f}" + (f"  ({ratio:.{1 if ratio >= 2 else 2}f} ×)" if place else "")
+        words = f" {values[name]:,.0f}" + (f"  ({times(ratio)})" if place else "")
         axes.annotate(words, (values[name], place), va="center", fontsize=9)
-    ours = {"packed", "float32", "int8"}
-    labels = [f"elmokit, {table['columns'][n]}" if n in ours else table["columns"][n] for n in names]
-    axes.set_yticks(range(len(names)), labels)
+    axes.set_yticks(range(len(names)), [label_of(table, name) for name in names])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.4 * max(values[name] for name in names))
+    axes.set_xlim(0, 1.5 * max(values[name] for name in names))
     axes.set_title(title, fontsize=10, loc="left")
     _clean(axes)
 
@@ -76,14 +84,14 @@ def draw_lines(axes: Axes, table: Mapping[str, Any]) -> None:
             look = LINES[name]
             style = {"color": look.color, "marker": look.marker, "markeredgecolor": "#333333"}
         if known:
-            axes.plot([n for n, _ in known], [v for _, v in known], label=table["columns"][name], **style)
+            axes.plot([n for n, _ in known], [v for _, v in known], label=label_of(table, name), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("sentences of 22 tokens in a batch", fontsize=9)
     axes.set_title("GPU, biLSTM alone, bfloat16: tokens/s", fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)  # lines cross all the panel
     _clean(axes)
 
 
@@ -101,7 +109,10 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
         raise ElmoError("the files hold neither a table of the CPU nor one of the GPU in bfloat16")
     panels = 2 * (cpu is not None) + (gpu is not None)
     with drawing(path, (5 * panels, 3.4), ["DejaVu Sans"]) as figure:
-        axes = figure.subplots(1, panels, squeeze=False)[0]
+        widths = [1.0] * panels
+        if gpu is not None:
+            widths[-1] = 0.9
+        axes = figure.subplots(1, panels, squeeze=False, width_ratios=widths)[0]
         if cpu is not None:
             size = cpu["title"].split(",")[0]
             draw_bars(axes[0], cpu, "alone", f"CPU, {size} size: one sentence, ms")

@@ -39,6 +39,25 @@ def test_order_is_restored_and_reading_ahead_is_bounded():
         assert len(taken) - number <= 50 * WINDOW_BATCHES
 
 
+def test_what_is_there_is_given_before_more_is_read():
+    """Results that nobody waits for: a source that breaks, or is slow, holds up no window before."""
+
+    def source():
+        yield from [["w"] * 3] * 64
+        raise ValueError("no more")
+
+    results = encode_stream(source(), lambda batch: [len(tokens) for tokens in batch], batch_tokens=20)
+    assert [next(results) for _ in range(64)] == [3] * 64
+    with pytest.raises(ValueError, match="no more"):
+        next(results)
+
+
+@pytest.mark.parametrize("pool", [None, "mean", "max", "first", "last"])
+def test_no_result_keeps_the_arrays_of_its_batch(make_elmo, pool):
+    for array in make_elmo().stream(["the bank", "of the river"], pool=pool):
+        assert array.base is None
+
+
 def test_empty_sentences_do_not_make_endless_windows():
     assert list(encode_stream(([] for _ in range(5000)), lambda batch: [0] * len(batch), batch_tokens=8)) == [0] * 5000
 

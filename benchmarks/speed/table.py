@@ -56,8 +56,12 @@ class Table:
         if name == self.peer or name.startswith("floor") or not base or not value:
             return shown(value)
         ratio = base / value if row.better == "less" else value / base
-        digits = 0 if ratio >= 20 else 1 if ratio >= 2 else 2
-        return f"{shown(value)} ({ratio:.{digits}f} ×)"
+        return f"{shown(value)} ({times(ratio)})"
+
+
+def times(ratio: float) -> str:
+    """How many times as fast, in as many digits as tell something."""
+    return f"{ratio:.{0 if ratio >= 20 else 1 if ratio >= 2 else 2}f} ×"
 
 
 def shown(value: float) -> str:

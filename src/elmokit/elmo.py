@@ -400,7 +400,7 @@ class Elmo(nn.Module):
             for length in lengths.tolist():
                 start, stop = stop, stop + length
                 part = packed[..., start:stop, :]
-                yield part.copy() if pool is None else pool_tokens(part, pool)
+                yield (part if pool is None else pool_tokens(part, pool)).copy()  # nothing may keep the batch alive
 
         return list(parts()) if self.device.type == "cpu" else _aside(parts())
 

@@ -48,7 +48,7 @@ def encode_stream(
         windows.append(window)
         for batch in plan:
             started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
-            if len(started) > AHEAD:
+            if len(started) > AHEAD or isinstance(started[0][2], list):  # a list: there is nothing to wait for
                 _finish(started)
                 yield from _complete(windows)
     while started:

@@ -1,6 +1,9 @@
 import copy
+import os
 import pickle
+import signal
 import threading
+import warnings
 
 import pytest
 import torch
@@ -190,6 +193,36 @@ def test_threads_share_it(encoder):
         thread.join()
     assert not wrong
     assert cache.hits + cache.misses == 4 * 100 * 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_is_not_left_with_what_another_thread_began(encoder):
+    cache = cache_of(40)
+    vectors(cache, encoder, ["1"])
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(words):
+        begun.set()
+        go_on.wait()
+        return encoder(words)
+
+    other = threading.Thread(target=cache.look_up, args=(["2"], slow, encoder))
+    other.start()
+    begun.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # some versions of Python advise against it
+        child = os.fork()
+    if child == 0:
+        status = 1
+        signal.alarm(20)
+        try:
+            status = int(not torch.equal(vectors(cache, encoder, ["2", "1"]), expected(["2", "1"])))
+        finally:
+            os._exit(status)
+    go_on.set()
+    other.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(vectors(cache, encoder, ["2", "1"]), expected(["2", "1"]))
 
 
 @pytest.mark.parametrize("size", [-1, float("nan"), float("inf"), "64", None, True])

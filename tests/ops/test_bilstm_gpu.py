@@ -94,8 +94,39 @@ def test_a_weight_that_changed_is_seen():
     torch.testing.assert_close(new.layers[1], plain.layers[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [(256, 512), (768, 512)], ids=str)
+def test_blocks_without_cells_do_not_hold_the_others_up(size):
+    case = bilstm_case(2, 40, *size)
+    expected = bilstm_reference(*case, skip_connections=True)
+    given = moved(case, torch.float16)
+    with torch.no_grad():
+        for _ in range(10):
+            found = bilstm(*given, skip_connections=True)
+    compare(found, expected, TOLERANCE[torch.float16])
+
+
+def test_a_graph_recorded_in_inference_mode_serves_outside_of_it():
+    x, lengths, stacks, h, c = moved(bilstm_case(2, 3, 256, 128), torch.float32)
+    with torch.inference_mode():
+        for _ in range(2):
+            inside = bilstm(x, lengths, stacks, h, c, skip_connections=True)
+    with torch.no_grad():
+        outside = bilstm(x, lengths, stacks, h, c, skip_connections=True)
+    assert torch.equal(inside.layers[1], outside.layers[1])
+
+
+def test_autocast_changes_nothing():
+    x, lengths, stacks, h, c = moved(bilstm_case(2, 3, 256, 128), torch.float32)
+    with torch.no_grad():
+        plain = bilstm(x, lengths, stacks, h, c, skip_connections=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            cast = bilstm(x, lengths, stacks, h, c, skip_connections=True)
+    torch.testing.assert_close(cast.layers[1], plain.layers[1], rtol=1e-4, atol=1e-4)
+
+
 def test_threads_on_their_own_streams_get_their_own_results():
-    cases = [moved(bilstm_case(3, 8, 256, 128, seed=seed), torch.float16) for seed in range(4)]
+    # Graphs of two sizes, which share their memory.
+    cases = [moved(bilstm_case(3 + 9 * (seed % 2), 8, 256, 128, seed=seed), torch.float16) for seed in range(4)]
     stacks = cases[0][2]
     with forced("packed"), torch.no_grad():
         expected = [bilstm(x, n, stacks, h, c, skip_connections=True).layers[1] for x, n, _, h, c in cases]

@@ -1,9 +1,13 @@
 """The compiled kernels in use: weights that change or go, threads, forks, and what does not fit."""
 
 import gc
+import mmap
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +15,14 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.ops.bilstm import bilstm_packed
 from elmokit.ops.native import bilstm as native_bilstm
+from elmokit.ops.native import cores, memory
 from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.linear import linear_native
 from native_cases import (
     assert_equal,
+    draw,
     in_8_bits,
     make_inputs,
     make_stacks,
@@ -79,6 +85,24 @@ def test_packed_copies_are_let_go_with_their_tensors():
     assert len(native_packed._kept) == before
 
 
+def test_mapped_weights_are_the_same_when_their_pages_are_gone(tmp_path):
+    weight, x = draw(1024, 512, seed=3), draw(4, 512, seed=4)
+    name = tmp_path / "spaces and \u2028 in its name"
+    weight.numpy().tofile(name)
+    mapped = torch.from_file(str(name), shared=False, size=weight.numel()).view_as(weight)
+    start = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    assert memory._is_of_a_file(start, start + mmap.PAGESIZE) == (sys.platform == "linux")
+    assert not memory._is_of_a_file(weight.data_ptr(), weight.data_ptr() + 1)
+    expected = linear_native(x, weight, None)
+    assert torch.equal(linear_native(x, mapped, None), expected)
+    mapped[1] *= 2
+    memory.let_go(mapped)
+    name.unlink()
+    weight[1] *= 2
+    assert torch.equal(mapped, weight)
+    assert torch.equal(linear_native(x, mapped, None), linear_native(x, weight, None))
+
+
 def test_threads_of_python_may_call_at_once(every_thread):
     every_thread(3)
     stacks = make_stacks(70, 33)
@@ -115,6 +139,88 @@ def test_a_forked_child_can_go_on(every_thread):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+AFTER_A_FORK = """
+import os, threading
+import torch
+from elmokit.ops.native.linear import linear_native
+
+torch.set_num_threads(2)
+x, weight = torch.ones(512, 300), torch.ones(300, 300)
+busy = threading.Event()
+
+def work():
+    while not done.is_set():
+        assert linear_native(x, weight, None).sum() == x.shape[0] * 300 * 300
+        busy.set()
+
+def in_a_child(call):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+large = torch.ones(2000, 1000)
+assert large.add(1).sum() == 4e6  # torch's threads are at work before the library is there
+in_a_child(lambda: linear_native(x, weight, None))
+done = threading.Event()
+callers = [threading.Thread(target=work) for _ in range(3)]
+for caller in callers:
+    caller.start()
+busy.wait()
+linear_native(x, weight, None)
+for _ in range(3):
+    in_a_child(lambda: (linear_native(x, weight, None), large.add(1).sum()))
+done.set()
+for caller in callers:
+    caller.join()
+torch.set_num_threads(1)
+linear_native(x, weight, None)
+torch.set_num_threads(2)
+assert linear_native(x, weight, None).sum() == x.shape[0] * 300 * 300
+print("went on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("setting", [{}, {"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_NUM_THREADS": "1"}])
+def test_forks_among_threads_leave_nobody_waiting(setting):
+    """Also where torch's threads were at work before; in a process of its own, which may hang."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AFTER_A_FORK],
+        env={**os.environ, **setting},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (0, "went on\n"), found.stderr
+
+
+def test_files_with_odd_names_among_the_mapped_ones(monkeypatch, tmp_path):
+    """What the system lists may be in no encoding at all, and have spaces."""
+    maps = tmp_path / "maps"
+    monkeypatch.setattr(cores, "MAPS", maps)
+    assert cores.pool_functions() is None
+    real = Path("/proc/self/maps")
+    lines = [line for line in real.read_bytes().split(b"\n") if b"libgomp" in line] if real.exists() else []
+    if not lines:
+        pytest.skip("torch uses no libgomp here")
+    path = Path(os.fsdecode(lines[0].split(maxsplit=5)[5]))
+    spaced = tmp_path / "a folder" / path.name
+    spaced.parent.mkdir()
+    spaced.symlink_to(path)
+    odd = b"1-2 r--p 0 00:00 7  /caf\xe9 \xe2\x80\xa8/weights of libgomp.safetensors\n"
+    maps.write_bytes(odd + b"1-2 r-xp 0 00:00 7  " + os.fsencode(spaced) + b"\n1-2 rw-p 0 00:00 0 \n")
+    found = cores.pool_functions()
+    assert found is not None
+    assert len(found) == 3
 
 
 def test_threads_are_torchs_but_no_more_than_cores(monkeypatch):
@@ -157,10 +263,15 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched():
     refuse("do not fit", stacks=[stacks[0], stacks[1][:1]])
     refuse("do not fit", stacks=[stacks[0], in_8_bits(stacks)[1]])
     refuse("do not fit", stacks=[[replace(w, projection=None) for w in layers] for layers in stacks])
+    refuse("weights on the CPU, got some on meta", stacks=[[replace(w, bias=w.bias.to("meta")) for w in stacks[0]]] * 2)
+    refuse("got some on meta", stacks=[[replace(w, input=w.input.to("meta")) for w in layers] for layers in stacks])
     refuse("do not fit", stacks=[[replace(w, bias=w.bias[:-1]) for w in layers] for layers in stacks])
     for given, bias in ((x[0, :, :5], None), (x[0], torch.ones(7))):
         with pytest.raises(ElmoError, match=r"a matrix \[8, 6\] does not fit rows of"):
             linear_native(given, torch.ones(8, 6), bias)
+    for weight, bias in ((torch.ones(8, 6, device="meta"), None), (torch.ones(8, 6), torch.ones(8, device="meta"))):
+        with pytest.raises(ElmoError, match="inputs on the CPU need weights on the CPU, got some on meta"):
+            linear_native(x[0], weight, bias)
     with pytest.raises(ElmoError, match="take float32 on the CPU"):
         linear_native(x[0].double(), torch.ones(8, 6), None)
 

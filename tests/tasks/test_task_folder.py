@@ -93,6 +93,17 @@ def test_the_tuned_model_is_saved_and_the_softmax_is_not(trained, tmp_path):
         assert torch.equal(stored.bilm.state_dict()[name], value), name
 
 
+def test_pair_models_older_than_an_option_open(trained, tmp_path):
+    model = trained("pair", words_beside=False)
+    save(model, tmp_path / "model")
+    facts = json.loads((tmp_path / "model" / "task.json").read_text())
+    del facts["options"]["words_beside"]
+    (tmp_path / "model" / "task.json").write_text(json.dumps(facts))
+    opened = load(tmp_path / "model")
+    assert opened.options.words_beside is False
+    assert answers(opened) == answers(model)
+
+
 def test_weights_of_half_precision_stay_so(trained, tmp_path, make_elmo):
     model = trained()
     for parameter in model.elmo.bilm.parameters():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ class TypeCache:
 
     `hits` and `misses` count the words of all batches, the two sentence boundaries once a batch: those whose vector was
     there, and those it was computed for. When the table is full, a new one begins with the words of the batch at hand.
+    Changed weights are noticed, but not what torch does not count (`.data`, inference mode): `clear` after that.
     """
 
     def __init__(self, megabytes: float = 64) -> None:
@@ -43,6 +46,7 @@ class TypeCache:
         self.hits = self.misses = 0
         self._kept: _Kept | None = None
         self._lock = threading.Lock()
+        _caches.add(self)
 
     def __len__(self) -> int:
         """Words that are kept."""
@@ -105,6 +109,11 @@ class TypeCache:
             self.misses += len(new)
             return Looked(kept.table, rows)
 
+    def after_fork(self) -> None:
+        """In a child there is nobody to end what another thread had begun: a table half filled, a lock held."""
+        if self._lock.locked():
+            self._lock, self._kept = threading.Lock(), None
+
     def _begin(self, words: list[str], encode: Encode, weights: _Weights, full: _Kept | None) -> Looked:
         """A new table with the words of this batch, those known to a full one taken over from it."""
         distinct = dict.fromkeys(words)
@@ -125,6 +134,18 @@ class TypeCache:
         kept = self._kept = _Kept(table, numbers, weights)
         kept.fill(0, vectors)
         return Looked(table, numbers.of(words))
+
+
+_caches: WeakSet[TypeCache] = WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        cache.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Numbers(dict[str, int]):

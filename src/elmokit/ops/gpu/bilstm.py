@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ RECORDED_STEPS = 128
 """Longer sentences are not recorded: each length has a graph of its own."""
 GRAPHS = 48
 """Graphs that a model keeps, the last used ones."""
+_recording = Lock()
+"""One graph is recorded at a time, on its device's stream for that."""
 
 
 def reason_against(dtype: torch.dtype, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str | None:
@@ -62,7 +66,7 @@ def bilstm_cuda(
     """`elmokit.ops.bilstm.bilstm` with the kernels; x has at least one token."""
     if h is not None and c is not None:
         h, c = h.to(x.dtype).contiguous(), c.to(x.dtype).contiguous()
-    with torch.cuda.device(x.device), torch.no_grad():
+    with torch.cuda.device(x.device), torch.no_grad(), torch.autocast("cuda", enabled=False):
         run = _run_recorded if _is_small(x) and not torch.cuda.is_current_stream_capturing() else _run
         return run(packed(stacks, x.dtype), x, lengths, h, c, skip=skip_connections)
 
@@ -82,11 +86,11 @@ def _run_recorded(
     """In the graph of the bucket that the batch falls into, recorded when one comes for the second time."""
     batch, time, _ = x.shape
     size = 1 << (batch - 1).bit_length(), -(-time // 4) * 4
-    key = (*size, skip, h is None, torch.get_float32_matmul_precision())
+    key = (*size, skip, h is None, _float32_precision())
     with model.lock:
         graphs: OrderedDict[tuple[object, ...], Graph | None] = model.beside.setdefault("graphs", OrderedDict())
         if key in graphs:
-            graph = graphs[key] or Graph(model, size, x, h, c, skip=skip)
+            graph = graphs[key] or _record(model, size, x, h, c, skip=skip)
             graphs[key] = graph
             graphs.move_to_end(key)
             return graph(x, Plan.of(lengths, *size), h, c)
@@ -96,8 +100,31 @@ def _run_recorded(
     return _run(model, x, lengths, h, c, skip=skip)
 
 
+def _record(
+    model: Packed, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
+) -> Graph:
+    # What is made in inference mode could not be written outside of it.
+    with _recording, torch.inference_mode(False), torch.no_grad():
+        return Graph(model, size, x, h, c, skip=skip)
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """Torch's own belongs to whichever device recorded first."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _float32_precision() -> str:
+    """How cuBLAS multiplies float32 now; who uses torch's newer name for it must not ask for the older one."""
+    newer: str | None = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return newer or torch.get_float32_matmul_precision()
+
+
 class Graph:
-    """The steps for one size of batch, recorded; what they read and write lies where it lay then."""
+    """The steps for one size of batch, recorded; what they read and write lies where it lay then.
+
+    A model's graphs share the memory for what lies between, so they run one after the other, on whatever streams.
+    """
 
     def __init__(
         self, model: Packed, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
@@ -106,18 +133,20 @@ class Graph:
         self.x = x.new_zeros(batch, time, x.shape[2])
         self.h, self.c = (None if s is None else s.new_zeros(*s.shape[:2], batch, s.shape[3]) for s in (h, c))
         self.plan = Plan.of(torch.full((batch,), time), batch, time).to(x.device)
-        self.graph, self.done = torch.cuda.CUDAGraph(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.graph = torch.cuda.CUDAGraph()
+        self.done: torch.cuda.Event = model.beside.setdefault("done", torch.cuda.Event())  # type: ignore[no-untyped-call]
         others = [graph for graph in model.beside["graphs"].values() if graph is not None]
-        pool = others[0].graph.pool() if others else None  # graphs run one after the other, in the same memory
+        pool = others[0].graph.pool() if others else None
         run_steps(model, self.x, self.plan, [batch] * time, self.h, self.c, skip=skip)  # what must be compiled is now
         torch.cuda.current_stream().synchronize()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        stream = _recording_stream(x.device)
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.out = run_steps(model, self.x, self.plan, [batch] * time, self.h, self.c, skip=skip)
 
     def __call__(self, x: Tensor, plan: Plan, h: Tensor | None, c: Tensor | None) -> BiLstmOutput:
         """Bring in a batch, run, and take out what came of it."""
         batch, time, _ = x.shape
-        torch.cuda.current_stream().wait_event(self.done)  # of a batch on another stream
+        torch.cuda.current_stream().wait_event(self.done)  # of the last batch, on another stream perhaps
         self.plan.numbers.copy_(plan.numbers.pin_memory(), non_blocking=True)
         self.x[:batch, :time].copy_(x)
         for held, given in ((self.h, h), (self.c, c)):

@@ -74,6 +74,12 @@ class Packed:
         self.beside: dict[object, Any] = {}
 
 
+def finish(device: torch.device) -> None:
+    """Wait until what was made of weights lies there, as other threads use it on streams of their own."""
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(device).synchronize()
+
+
 _models: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _lock = Lock()
 
@@ -82,12 +88,13 @@ def packed(stacks: Sequence[Sequence[AnyLstmWeights]], dtype: torch.dtype) -> Pa
     """The model's layers in this number type, made anew when a weight has changed."""
     dense = [[w for w in layers if isinstance(w, LstmWeights)] for layers in stacks]
     tensors = [t for layers in dense for w in layers for t in (w.input, w.recurrent, w.bias, w.projection)]
-    state = (dtype, *((t.data_ptr(), t._version) for t in tensors if t is not None))
+    state = (dtype, *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors if t is not None))
     key = dense[0][0].recurrent
     with _lock:
         known = _models.get(key)  # type: ignore[no-untyped-call]
         if known is None or known[0] != state:
             known = (state, Packed(dense, dtype))
+            finish(key.device)
             _models[key] = known
     found: Packed = known[1]
     return found

@@ -9,6 +9,9 @@
 // of its cell. In the second half a block makes 8 outputs of the projection, each warp from its share of the cells.
 // Between the halves all blocks of a direction wait for each other; with one tile, whose state is small, they send each
 // other pairs of numbers with the number of the step instead, and whoever reads them sees by it whether they have come.
+// A pair and its step are one access of 64 bits, which the memory model keeps whole. None is written over before all have
+// read it: outputs are sent when all cells have come, and cells when a block has read all outputs, in every step. So a
+// block may read only what it answers: one without cells must not wait for outputs.
 
 #define WARPS 8
 #define CELL_GROUPS (H / 8)
@@ -72,16 +75,15 @@ __device__ __forceinline__ void meet(u32* counter, u32 n) {
 
 // Two halves and the step they belong to.
 __device__ __forceinline__ void send(uint2* to, u32 low, u32 high, u32 stamp) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(low | high << 16), "r"(stamp) : "memory");
+  unsigned long long both = (unsigned long long)stamp << 32 | (low | high << 16);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
+// Two of them side by side.
 __device__ __forceinline__ uint4 look(const uint2* from) {
-  uint4 found;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-               : "l"(from)
-               : "memory");
-  return found;
+  unsigned long long one, two;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(one), "=l"(two) : "l"(from) : "memory");
+  return make_uint4((u32)one, (u32)(one >> 32), (u32)two, (u32)(two >> 32));
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
@@ -100,12 +102,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
   extern __shared__ uint4 shared[];
   uint4* kept = shared;                                            // [SHARED, P/16, 2, 32]
   half_t* state = (half_t*)(shared + SHARED * GATE_STEPS * 2 * 32);  // [ROWS, PITCH]
-  float* sums = (float*)state;                                     // [WARPS, ROW_TILES * 16, 8], in the other half
+  // [WARPS, ROW_TILES * 16, 8]; in the place of the state where blocks meet between the halves, and so have read it
+  float* sums = (float*)(state + (MAIL ? ROWS * PITCH : 0));
 
   const int direction = blockIdx.x / G, block = blockIdx.x % G;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int group = block * GROUPS + warp;
   const bool has_cells = warp < GROUPS && group < CELL_GROUPS;
+  const bool block_has_cells = block * GROUPS < CELL_GROUPS;
   const bool has_outputs = block * 8 < P;
   const int cell = group * 8 + g;
   const long long B_ = B;
@@ -175,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
     if (step && !MAIL) meet(counter, ++met);
 
     const half_t* before = states + step * B_ * pitch;
-    for (int i = threadIdx.x; i < ROWS * (P / 8); i += WARPS * 32) {
+    for (int i = threadIdx.x; block_has_cells && i < ROWS * (P / 8); i += WARPS * 32) {
       int row = i / (P / 8), part = i % (P / 8);
       uint4 value = make_uint4(0, 0, 0, 0);
       if (row < active) {

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import lru_cache
 from importlib.resources import files
 
 import torch
 from torch import Tensor
 
+from elmokit.errors import ElmoError
 from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu import nvrtc
-from elmokit.ops.gpu.packed import Layer, Packed, unpaired
+from elmokit.ops.gpu.packed import Layer, Packed, finish, unpaired
+
+log = logging.getLogger(__name__)
 
 ROWS = 32
 """Rows of a batch that the kernel takes at most."""
@@ -65,7 +69,9 @@ def layer_of(packed: Packed, number: int) -> PersistentLayer:
     """The layer's weights, laid out once for a model."""
     key = ("persistent", number)
     if key not in packed.beside:
-        packed.beside[key] = PersistentLayer(packed.layers[number])
+        made = PersistentLayer(packed.layers[number])
+        finish(made.gates.device)
+        packed.beside[key] = made
     found: PersistentLayer = packed.beside[key]
     return found
 
@@ -85,7 +91,14 @@ def _fits(size: int, output: int, directions: int, device: torch.device) -> bool
         return False
     facts = torch.cuda.get_device_properties(device)
     enough = directions * blocks_of(size, output) <= facts.multi_processor_count
-    return facts.major >= 8 and enough and _shared_groups(size, output, 4, device) > 0
+    if facts.major < 8 or not enough or not _shared_groups(size, output, 4, device):
+        return False
+    try:
+        _kernel(size, output, 1, device, torch.bfloat16)
+    except ElmoError as error:
+        log.warning("%s; other kernels do its work", error)
+        return False
+    return True
 
 
 def blocks_of(size: int, output: int) -> int:
@@ -99,14 +112,15 @@ def _tiles(batch: int) -> int:
 
 
 def _shared_bytes(groups: int, output: int, tiles: int) -> int:
-    """Shared memory for the weights of so many groups of cells, and for h or the warps' sums."""
-    return groups * output * 64 + max(tiles * 8 * (output + 16) * 2, WARPS * (-(-tiles // 2)) * 128 * 4)
+    """Shared memory for the weights of so many groups of cells, for h and for the warps' sums."""
+    state, sums = tiles * 8 * (output + 16) * 2, WARPS * (-(-tiles // 2)) * 128 * 4
+    return groups * output * 64 + (state + sums if tiles == 1 else max(state, sums))
 
 
 def _shared_groups(size: int, output: int, tiles: int, device: torch.device) -> int:
     """How many of a block's groups of cells have their weights in shared memory."""
     facts = torch.cuda.get_device_properties(device)
-    room = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
+    room: int = getattr(facts, "shared_memory_per_block_optin", 0)  # an old torch does not say
     groups = -(-size // 8 // blocks_of(size, output))
     return next((n for n in range(groups, 0, -1) if _shared_bytes(n, output, tiles) <= room), 0)
 

@@ -210,7 +210,7 @@ def to_steps(
     COLUMNS: tl.constexpr,
 ) -> None:
     """Sentences as the steps take them; 0 past their ends."""
-    row, s, d = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, s, d = tl.program_id(0) % B, tl.program_id(0) // B, tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
     sentence = tl.load(order + row).to(tl.int64)
     token = tl.where(d == 0, s, length - 1 - s)
@@ -236,11 +236,11 @@ def from_steps(
     COLUMNS: tl.constexpr,
 ) -> None:
     """The steps' outputs back in the places of their tokens; 0 past a sentence's end."""
-    row, token, d = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, token, d = tl.program_id(0) % B, tl.program_id(0) // B, tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
     sentence = tl.load(order + row).to(tl.int64)
     s = tl.where(d == 0, token, length - 1 - token)
-    into = out + (sentence * T + token) * (tl.num_programs(2) * P) + d * P
+    into = out + (sentence * T + token) * (tl.num_programs(1) * P) + d * P
     for start in range(0, P, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         mask = (column < P) & (token < length)

@@ -82,7 +82,7 @@ def run_steps(
     room = x.new_empty(layers + 1, batch, time, directions * output)
     outputs = room[1:]
     last_h, last_c = (x.new_empty(directions, layers, batch, n) for n in (output, size))
-    rows, tokens = (batch, directions), (batch, time, directions)
+    rows, tokens = (batch, directions), (batch * time, directions)
     before: Tensor | None = None  # the output of the layer below, [D, T, B, P]
     for number, layer in enumerate(packed.layers):
         joined = x.new_empty(directions, time + 1, batch, size_in + output)

@@ -12,7 +12,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.ops.native.binding import BiLstm, Layer, Library, Matrix, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.packed import packed
+from elmokit.ops.native.packed import check_place, packed
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 
@@ -111,6 +111,7 @@ def _layer(kernels: Library, weights: AnyLstmWeights, held: list[object]) -> Lay
     """One layer as the library takes it; what it points to is put into `held`."""
     input_, recurrent = packed(kernels, weights.input, gates=True), packed(kernels, weights.recurrent, gates=True)
     projection = None if weights.projection is None else packed(kernels, weights.projection)
+    check_place(weights.bias)
     bias = weights.bias.detach().float().contiguous()
     held += [input_, recurrent, projection, bias]
     return Layer(

@@ -9,6 +9,8 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_uint
 from functools import cache
 from typing import Any
 
+import torch
+
 from elmokit.ops.native.build import BuildError, load
 from elmokit.ops.native.cores import pool_functions
 
@@ -98,7 +100,9 @@ class Library:
         self.sample = _typed(loaded.elmokit_sample, c_uint64, c_void_p, c_int64)
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
         self.linear = _typed(loaded.elmokit_linear, c_int, POINTER(Linear))
-        if functions := pool_functions():
+        functions = None if _forked else pool_functions()
+        self.uses_pool = functions is not None
+        if functions is not None:
             _typed(loaded.elmokit_use_pool, None, c_void_p, c_void_p, c_void_p)(*functions)
 
 
@@ -113,6 +117,24 @@ def library() -> Library:
 
 
 _lock = threading.Lock()
+_forked = False
+
+
+def _after_fork() -> None:
+    """What a child needs to go on: its parent's OpenMP threads are not there, and whoever waits for them hangs.
+
+    Kernels start threads of their own in a child. Torch would wait once its threads, which the kernels wake, have been
+    at work, so it gets along without them; a lock that another thread held is never let go of.
+    """
+    global _lock, _forked
+    _lock, _forked = threading.Lock(), True
+    loaded = _outcome() if _outcome.cache_info().currsize else None
+    if isinstance(loaded, Library) and loaded.uses_pool:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _attempt() -> Library | BuildError:

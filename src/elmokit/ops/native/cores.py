@@ -23,9 +23,12 @@ def pool_functions() -> list[int] | None:
 
     None where that is another than GNU's, or cannot be found.
     """
-    if not MAPS.exists():
+    try:
+        lines = MAPS.read_text("utf-8", "surrogateescape").split("\n")
+    except OSError:
         return None
-    loaded = {Path(line.split()[-1]) for line in MAPS.read_text("utf-8").splitlines() if "libgomp" in line}
+    files = {Path(parts[5]) for line in lines if len(parts := line.split(maxsplit=5)) == 6}
+    loaded = {path for path in files if path.name.startswith("libgomp")}
     if len(loaded) != 1:  # with two of them, nobody knows which one torch uses
         return None
     try:

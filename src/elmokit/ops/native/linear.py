@@ -11,7 +11,7 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Linear, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.packed import packed
+from elmokit.ops.native.packed import check_place, packed
 
 LEAST_PRODUCTS = 1_000_000
 """Products that are worth another thread."""
@@ -24,6 +24,7 @@ def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -
     if x.shape[1:] != weight.shape[1:] or (bias is not None and bias.shape != weight.shape[:1]):
         sizes = f"rows of {list(x.shape[1:])}" + ("" if bias is None else f" and a bias of {list(bias.shape)}")
         raise ElmoError(f"a matrix {list(weight.shape)} does not fit {sizes}")
+    check_place(bias)
     x = x.detach().contiguous()
     bias = None if bias is None else bias.detach().float().contiguous()
     kernels = library()

@@ -58,6 +58,7 @@ _kept: dict[tuple[int, bool], tuple[weakref.ref[Tensor], tuple[object, ...], Pac
 def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool = False) -> PackedMatrix:
     """The panels of weight [O, K], packed anew only where it has changed; `gates`: its rows are the gates of cells."""
     values, scales = parts(weight)
+    check_place(values, scales)
     state = _state(values, kernels) if scales is None else (*_state(values, kernels), *_state(scales, kernels))
     key = id(values), gates
     found = _kept.get(key)
@@ -76,6 +77,13 @@ def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool = False
 def parts(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
     """A matrix's numbers, and their scales where they are of 8 bits."""
     return (weight.values, weight.scales) if isinstance(weight, Int8Matrix) else (weight, None)
+
+
+def check_place(*weights: Tensor | None) -> None:
+    """Refuse weights whose address is none of the CPU's."""
+    for weight in weights:
+        if weight is not None and not weight.is_cpu:
+            raise ElmoError(f"inputs on the CPU need weights on the CPU, got some on {weight.device}: move all of them")
 
 
 def _state(values: Tensor, kernels: Library) -> tuple[object, ...]:
