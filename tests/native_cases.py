@@ -12,7 +12,6 @@ from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import bilstm as native_bilstm
 from elmokit.ops.native import linear as native_linear
 from elmokit.ops.outputs import BiLstmOutput
-from elmokit.ops.reference import lstm_reference
 from elmokit.ops.weights import Int8LstmWeights, LstmWeights
 
 missing = native.reason_against(torch.float32, int8=False)
@@ -67,21 +66,6 @@ def make_inputs(batch: int, time: int, output: int, cell: int, *, directions: in
     lengths[batch // 2] = time
     h, c = draw(directions, layers, batch, output, seed=7), draw(directions, layers, batch, cell, seed=8)
     return (x, lengths, torch.zeros_like(h), torch.zeros_like(c)) if zero else (x, lengths, h, c)
-
-
-def by_reference(x, lengths, stacks, h, c, *, skip_connections: bool) -> BiLstmOutput:
-    outputs, last_h, last_c = [], [], []
-    for d, layers in enumerate(stacks):
-        values, of_direction = x, []
-        for n, weights in enumerate(layers):
-            y, h_n, c_n = lstm_reference(values, lengths, weights, h[d, n], c[d, n], reverse=d == 1)
-            values = y + values if n and skip_connections else y
-            of_direction.append(values)
-            last_h.append(h_n)
-            last_c.append(c_n)
-        outputs.append(of_direction)
-    joined = [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
-    return BiLstmOutput(joined, torch.stack(last_h).view_as(h), torch.stack(last_c).view_as(c))
 
 
 def assert_near(found: BiLstmOutput, expected: BiLstmOutput, tolerance: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bilstm_cases import bilstm_reference
 from elmokit.ops import native
 from elmokit.ops.bilstm import bilstm, bilstm_packed
 from elmokit.ops.int8 import Int8Matrix
@@ -22,7 +23,6 @@ from elmokit.ops.weights import LstmWeights
 from native_cases import (
     assert_equal,
     assert_near,
-    by_reference,
     draw,
     in_8_bits,
     make_inputs,
@@ -62,7 +62,7 @@ SIZES = [  # batch, time, cell, output, projection, clips, directions, skip conn
 def test_equals_reference(batch, time, cell, output, projection, clips, directions, skip, zero, threads, every_thread):
     stacks = make_stacks(cell, output, directions=directions, projection=projection, clips=clips)
     x, lengths, h, c = make_inputs(batch, time, output, cell, directions=directions, zero=zero)
-    expected = by_reference(x, lengths, stacks, h, c, skip_connections=skip)
+    expected = bilstm_reference(x, lengths, stacks, h, c, skip_connections=skip)
     every_thread(threads)
     found = bilstm_native(x, lengths, stacks, h, c, skip_connections=skip)
     assert_near(found, expected, 1e-5)
@@ -97,7 +97,7 @@ def test_8_bits_stay_close_to_the_reference(
     stacks = in_8_bits(make_stacks(cell, output, directions=directions, projection=projection, clips=clips))
     x, lengths, h, c = make_inputs(batch, time, output, cell, directions=directions, zero=zero)
     dense = [[weights.dense() for weights in layers] for layers in stacks]
-    expected = by_reference(x, lengths, dense, h, c, skip_connections=skip)
+    expected = bilstm_reference(x, lengths, dense, h, c, skip_connections=skip)
     every_thread(threads)
     # Activations have 127 steps a side: an input of 9 is rounded by up to 0.035, a gate's sum by about as much.
     assert_near(bilstm_native(x, lengths, stacks, h, c, skip_connections=skip), expected, 0.1)
@@ -199,7 +199,7 @@ def test_every_set_of_instructions(flags, monkeypatch):
     monkeypatch.setattr(native_packed, "_kept", {})
     stacks = make_stacks(70, 33, clips=(0.5, 0.3))
     x, lengths, h, c = make_inputs(9, 12, 33, 70)
-    expected = by_reference(x, lengths, stacks, h, c, skip_connections=True)
+    expected = bilstm_reference(x, lengths, stacks, h, c, skip_connections=True)
     assert_near(bilstm_native(x, lengths, stacks, h, c, skip_connections=True), expected, 1e-5)
     small = bilstm_native(x, lengths, in_8_bits(stacks), h, c, skip_connections=True)
     assert_near(small, expected, 0.15)

@@ -14,6 +14,27 @@ from elmokit.ops.optional_triton import jit, tl
 from elmokit.ops.windows_triton import clip, sigmoid, tanh
 
 
+@jit()
+def _update(
+    first: tl.tensor,  # [ROWS, 2·CELLS]: i and f in pairs, before their activations
+    second: tl.tensor,  # g and o
+    cells: tl.tensor,  # [ROWS, CELLS] places, written over
+    hidden: tl.tensor,
+    mask: tl.tensor,
+    CLIP: tl.constexpr,  # 0: none
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+) -> None:
+    """The gates and the cell of a tile."""
+    i, f = tl.split(tl.reshape(first, (ROWS, CELLS, 2)))
+    g, o = tl.split(tl.reshape(second, (ROWS, CELLS, 2)))
+    c = sigmoid(f) * tl.load(cells, mask=mask, other=0) + sigmoid(i) * tanh(g)
+    if CLIP > 0:
+        c = clip(c, tl.full((1, 1), CLIP, tl.float32))
+    tl.store(cells, c, mask=mask)
+    tl.store(hidden, sigmoid(o) * tanh(c), mask=mask)
+
+
 @jit("t")
 def gates_step(
     values: tl.tensor,  # [D, B, K]: what the weights are multiplied with, h or x and h side by side
@@ -74,16 +95,9 @@ def gates_step(
         at = products + d * products_stride + known[:, None] * (4 * H)
         first += tl.load(at + of_first[None, :])
         second += tl.load(at + of_second[None, :])
-    i, f = tl.split(tl.reshape(first, (ROWS, CELLS, 2)))
-    g, o = tl.split(tl.reshape(second, (ROWS, CELLS, 2)))
-    cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
-    at = (d * B + known[:, None]) * H + cell[None, :]
-    mask = (row < n)[:, None] & (cell < H)[None, :]
-    c = sigmoid(f) * tl.load(cells + at, mask=mask, other=0) + sigmoid(i) * tanh(g)
-    if CLIP > 0:
-        c = clip(c, tl.full((1, 1), CLIP, tl.float32))
-    tl.store(cells + at, c, mask=mask)
-    tl.store(hidden + at, sigmoid(o) * tanh(c), mask=mask)
+    cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)[None, :]
+    at = (d * B + known[:, None]) * H + cell
+    _update(first, second, cells + at, hidden + at, (row < n)[:, None] & (cell < H), CLIP, ROWS, CELLS)
 
 
 @jit("t")
@@ -159,16 +173,9 @@ def cell_step(
     first = tl.load(z_at, mask=within, other=0).to(tl.float32) + tl.load(b_at, mask=gate < 2 * H, other=0)
     second = tl.load(z_at + 2 * H, mask=within, other=0).to(tl.float32)
     second += tl.load(b_at + 2 * H, mask=gate < 2 * H, other=0)
-    i, f = tl.split(tl.reshape(first, (ROWS, CELLS, 2)))
-    g, o = tl.split(tl.reshape(second, (ROWS, CELLS, 2)))
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)[None, :]
     at = (d * B + row) * H + cell
-    mask = (row < n) & (cell < H)
-    c = sigmoid(f) * tl.load(cells + at, mask=mask, other=0) + sigmoid(i) * tanh(g)
-    if CLIP > 0:
-        c = clip(c, tl.full((1, 1), CLIP, tl.float32))
-    tl.store(cells + at, c, mask=mask)
-    tl.store(hidden + at, sigmoid(o) * tanh(c), mask=mask)
+    _update(first, second, cells + at, hidden + at, (row < n) & (cell < H), CLIP, ROWS, CELLS)
 
 
 @jit("t")
