@@ -20,7 +20,7 @@ FLOORS = [
     {"text"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "pooling", "placement", "language_model", "fetch", "output"},
+    {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output"},
     {"elmo"},
     {"pretrain"},
     {"tasks", "compat"},

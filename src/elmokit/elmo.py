@@ -6,10 +6,7 @@ text → tokens → ids → token encoder → two LSTM stacks → layers → mix
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from operator import index
 from pathlib import Path
@@ -28,6 +25,7 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.language_model import LanguageModel, LogProbs, Perplexity
+from elmokit.layers import Layers, aside, on_host, places
 from elmokit.model.bilm import BiLM, State, moved
 from elmokit.model.lm_head import LmHead
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
@@ -42,31 +40,6 @@ log = logging.getLogger(__name__)
 
 Vectors = NDArray[np.float32]
 Layer = Literal["mix", "top", "all"] | int
-
-
-@dataclass(frozen=True, eq=False)
-class Layers:
-    """All layers of a batch."""
-
-    values: Tensor  # [L+1, B, T, D]
-    lengths: Tensor  # [B], on the CPU
-
-    @property
-    def mask(self) -> Tensor:
-        """True where there is a token, [B, T]."""
-        columns = torch.arange(self.values.shape[2]) < self.lengths.unsqueeze(1)
-        return columns.to(self.values.device)
-
-    def without_boundaries(self) -> Layers:
-        """The same without the two boundary positions of each sentence."""
-        lengths = self.lengths - 2
-        inner = Layers(self.values[:, :, 1:-1], lengths)
-        return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
-
-    def widened(self, width: int) -> Layers:
-        """The same with zeros up to so many positions."""
-        missing = max(0, width - self.values.shape[2])
-        return Layers(nn.functional.pad(self.values, (0, 0, 0, missing)), self.lengths)
 
 
 class Elmo(nn.Module):
@@ -391,9 +364,9 @@ class Elmo(nn.Module):
             first = 0 if self.boundaries else 1
             values = layers.values[:, 0, first : first + int(lengths[0])]
         else:
-            places = _places(layers, lengths, boundaries=self.boundaries)
-            values = layers.values.flatten(1, 2)[:, moved(places, self.device)]
-        chosen = _on_host(self._chosen(values, lengths, layer))  # [N, D] or [L+1, N, D]: no padding
+            kept = moved(places(layers, lengths, boundaries=self.boundaries), self.device)
+            values = layers.values.flatten(1, 2)[:, kept]
+        chosen = on_host(self._chosen(values, lengths, layer))  # [N, D] or [L+1, N, D]: no padding
 
         def parts() -> Iterator[Vectors]:
             packed, stop = chosen(), 0
@@ -402,7 +375,7 @@ class Elmo(nn.Module):
                 part = packed[..., start:stop, :]
                 yield (part if pool is None else pool_tokens(part, pool)).copy()  # nothing may keep the batch alive
 
-        return list(parts()) if self.device.type == "cpu" else _aside(parts())
+        return list(parts()) if self.device.type == "cpu" else aside(parts())
 
     def _chosen(self, values: Tensor, lengths: NDArray[np.int64], layer: Layer) -> Tensor:
         """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""
@@ -428,46 +401,6 @@ class Elmo(nn.Module):
 
     def _language_model(self) -> LanguageModel:
         return LanguageModel(self.head, self.vocab, bidirectional=self.config.bidirectional)
-
-
-def _places(layers: Layers, lengths: NDArray[np.int64], *, boundaries: bool) -> Tensor:
-    """Where in [B·T] the tokens of all sentences lie, one after the other."""
-    columns = np.arange(layers.values.shape[2])
-    first = 0 if boundaries else 1
-    kept = (columns >= first) & (columns < first + lengths[:, None])
-    return torch.from_numpy(np.flatnonzero(kept))
-
-
-def _on_host(values: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Start the way to the host as float32, and wait for its end when called."""
-    values = values.float()
-    if values.device.type != "cuda":
-        there = values.cpu().numpy()
-        return lambda: there
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(values.device))
-
-    def wait() -> NDArray[np.float32]:
-        arrived.synchronize()
-        return host.numpy()
-
-    return wait
-
-
-def _aside(parts: Iterator[Vectors]) -> Iterator[Vectors]:
-    """The same, gone through in another thread while this one prepares the next batches."""
-    made = _collector().submit(list, parts)
-
-    def results() -> Iterator[Vectors]:
-        yield from made.result()
-
-    return results()
-
-
-@cache
-def _collector() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="elmokit-collector")
 
 
 def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:

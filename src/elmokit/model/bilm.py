@@ -15,7 +15,7 @@ from elmokit.model.int8 import VALUES
 from elmokit.model.lstm import LstmStack
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
-from elmokit.ops.bilstm import bilstm
+from elmokit.ops.bilstm import bilstm, zero_states
 from elmokit.ops.weights import AnyLstmWeights
 
 TYPES = 1024
@@ -185,10 +185,7 @@ class BiLM(nn.Module):
 
     def zero_state(self, batch: int) -> State:
         """The state that every sentence starts from unless one is given."""
-        weight, lstm = self.forward_lstm.layers[0].bias, self.config.lstm
-        assert isinstance(weight, Tensor)
-        shape = (self.config.n_directions, lstm.n_layers, batch)
-        return State(weight.new_zeros(*shape, lstm.output_size), weight.new_zeros(*shape, lstm.cell_size))
+        return State(*zero_states(self.stacks(), batch))
 
 
 def lengths_of(mask: Tensor) -> Tensor:
