@@ -43,7 +43,7 @@ COLUMNS = {
     "floor": "floor",
 }
 PARITY_LENGTHS = (22, 1, 9, 31, 15)
-LONGEST_RUN = 1500.0
+LONGEST_RUN = 500.0
 """Milliseconds that a figure may take."""
 
 
