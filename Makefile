@@ -24,7 +24,7 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elmokit needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,tasks,zstd]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,tasks,zstd,hub]'
 	@$(BIN)/python -c 'from torch import float32; from elmokit.ops import native; print(native.reason_against(float32, int8=False) or native.description())'
 	@touch $@
 

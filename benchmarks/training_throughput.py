@@ -29,7 +29,6 @@ from elmokit.pretrain.corpus.vocabulary import build_vocabulary
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.prefetch import prefetched
 from elmokit.pretrain.recipe import Recipe, make_recipe
 from elmokit.pretrain.run_files import RunFolder
 from elmokit.pretrain.setup import data_of
@@ -61,7 +60,7 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:
     """Tokens a second, and distinct words a token, once the first updates are over."""
-    batches = prefetched(training._batches())
+    batches = training._batches()
     words = 0
     try:
         start, updates = time.perf_counter(), 0
@@ -86,7 +85,7 @@ def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, fl
 
 def measure_reference(training: Training, seconds: float) -> float:
     """Tokens a second of the plain loop with the same batches and optimiser."""
-    batches = prefetched(training._batches())
+    batches = training._batches()
     state = training.updates.states[0]
     try:
         start, updates = 0.0, -1
@@ -95,10 +94,12 @@ def measure_reference(training: Training, seconds: float) -> float:
                 _wait(training.device)
                 start = time.perf_counter()
             batch = next(batches)[0][0].to(training.device)
-            training.updates.optimizer.zero_grad()
+            for parameter in training.updates.trained:
+                parameter.grad = None
             reference_loss(training.updates.network, batch, state, training.updates.precision).backward()
             torch.nn.utils.clip_grad_norm_(training.updates.trained, training.recipe.clip_norm)
-            training.updates.optimizer.step()
+            for optimizer in training.updates.optimizers:
+                optimizer.step()
             updates += 1
         _wait(training.device)
         return updates * training.step_predictions / (time.perf_counter() - start)
@@ -124,7 +125,7 @@ def reference_loss(network: LanguageModelNetwork, batch: Batch, state: State, pr
 
 def check(training: Training) -> tuple[float, float]:
     """How far the loss and the gradients of one batch are from the reference's, relative."""
-    batches = prefetched(training._batches())
+    batches = training._batches()
     batch = next(batches)[0][0].to(training.device)
     batches.close()
     network, state = training.updates.network.eval(), training.updates.states[0]

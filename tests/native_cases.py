@@ -10,6 +10,7 @@ import torch
 from elmokit.ops import native
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import bilstm as native_bilstm
+from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native import linear as native_linear
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import Int8LstmWeights, LstmWeights
@@ -95,9 +96,10 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setattr(native_bilstm, "LEAST_PRODUCTS", 1)
     monkeypatch.setattr(native_bilstm, "LEAST_STEP_PRODUCTS", 1)
     monkeypatch.setattr(native_linear, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(native_characters, "LEAST_PRODUCTS", 1)
 
     def use(count: int) -> None:
-        for module in (native_bilstm, native_linear):
+        for module in (native_bilstm, native_characters, native_linear):
             monkeypatch.setattr(module, "most_threads", lambda: count)
 
     return use

@@ -1,10 +1,14 @@
 """The model in the package: found by name, good enough to tell the senses of a word apart."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from elmokit import Elmo
 from elmokit.cli import main
+from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, FOLDER, bundled_models
 
 # Two senses of a word, two sentences each.
@@ -39,7 +43,7 @@ def english() -> Elmo:
 
 def test_the_default_is_english_and_small(english):
     assert DEFAULT in bundled_models()
-    assert english.config.vector_size == 512
+    assert english.config.n_outputs == 3
     assert sum(file.stat().st_size for file in (FOLDER / DEFAULT).iterdir()) < 45_000_000
     np.testing.assert_array_equal(Elmo.load("en", device="cpu").encode("a bank")[0], english.encode("a bank")[0])
 
@@ -66,11 +70,72 @@ def test_senses_come_apart_in_context_and_not_before(english, word):
     assert same > other + 0.05
 
 
-def test_the_command_line_lists_and_uses_it(capsys):
-    for arguments in (["models"], ["embed", "The bank raised rates."], ["info", "en"]):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert not stop.value.code
-    out = capsys.readouterr().out
-    assert out.startswith("en ")
-    assert "[5 x 512]" in out
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return stop.value.code or 0
+
+
+def test_the_command_line_uses_it(capsys, english):
+    assert run("embed", "The bank raised rates.") == 0
+    assert f"[5 x {english.config.vector_size}]" in capsys.readouterr().out
+    assert run("info", "en") == 0
+    assert f"3 layers x {english.config.vector_size}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_every_bundled_model_opens_by_its_name(name):
+    elmo = Elmo.load(name, device="cpu")
+    assert np.isfinite(elmo.encode("bank 银行")[0]).all()
+    assert elmo.text.get("segment") in ("english", "jieba", "chars", "none")
+    if elmo.head is not None:
+        assert 1 < elmo.perplexity("a bank .") < len(elmo.vocab)
+
+
+def test_the_table_of_models(capsys):
+    assert run("models") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "language", "vectors", "size", "softmax", "what", "it", "is"]
+    assert [row.split()[0] for row in rows] == bundled_models()
+    for row in rows:
+        folder = FOLDER / row.split()[0]
+        assert row[head.index("size") :].startswith(f"{sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.1f} MB")
+        has_softmax = (folder / "lm_head.safetensors").exists()
+        assert row[head.index("softmax") :].startswith("none") != has_softmax
+
+
+def test_a_table_of_several(make_elmo, tmp_path, monkeypatch, capsys):
+    for name, softmax in (("is", "int8"), ("a-long-name", "float16"), ("zh", "none")):
+        elmo = make_elmo(head=True)
+        elmo.about = {"language": "Icelandic", "description": "sagas; cased"} if name == "is" else {}
+        elmo.save(tmp_path / name, softmax=softmax)
+    for module in ("formats.bundled", "commands.models"):
+        monkeypatch.setattr(f"elmokit.{module}.FOLDER", tmp_path)
+    assert Elmo.load("zh", device="cpu").config.vector_size == 12
+    assert run("models") == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    found = [[cell.strip() for cell in row if cell.strip()] for row in rows[1:]]
+    assert [row[:3] + row[4:] for row in found] == [
+        ["a-long-name", "-", "3 layers x 12", "10 words", "-"],
+        ["is", "Icelandic", "3 layers x 12", "10 words, 8 bits", "sagas; cased"],
+        ["zh", "-", "3 layers x 12", "none", "-"],
+    ]
+    with pytest.raises(
+        ElmoError, match=r"^xx does not exist; a model is one that comes with elmokit \(a-long-name, is, zh\)"
+    ):
+        Elmo.load("xx")
+
+
+def test_listing_does_not_wait_for_torch():
+    code = """
+import sys
+from elmokit.cli import main
+from elmokit.errors import ElmoError
+try:
+    main(["models"])
+except SystemExit as stop:
+    assert not stop.code
+print("torch" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"

@@ -29,7 +29,10 @@ FLOORS = [
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-EXTRAS = ("jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "triton", "tensorflow", "allennlp")
+EXTRAS = (
+    "jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "huggingface_hub", "triton", "tensorflow",
+    "allennlp",
+)  # fmt: skip
 
 
 def room(module: str) -> str:

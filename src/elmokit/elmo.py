@@ -24,12 +24,12 @@ from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
+from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
 from elmokit.language_model import LanguageModel, LogProbs, Perplexity
 from elmokit.layers import Layers, aside, on_host, places
 from elmokit.model.bilm import BiLM, State, moved
-from elmokit.model.lm_head import LmHead
+from elmokit.model.lm_head import head_shell
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
-from elmokit.model.shell import shells
 from elmokit.model.type_cache import TypeCache
 from elmokit.ops.bilstm import choose
 from elmokit.placement import choose_device, choose_dtype, choose_int8_device
@@ -79,14 +79,13 @@ class Elmo(nn.Module):
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
         self.kind, self.where = checkpoint.kind, checkpoint.where
-        self.notes, self.text = checkpoint.notes, checkpoint.text
+        self.notes, self.text, self.about = checkpoint.notes, checkpoint.text, checkpoint.about
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
         self.type_cache = TypeCache(type_cache_mb)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
-        with shells():
-            self.head = LmHead(*checkpoint.head["weight"].shape) if checkpoint.head else None
+        self.head = head_shell(checkpoint.head) if checkpoint.head else None
         _fill(self.bilm, checkpoint.weights, trainable=trainable)
         if self.head is not None:
             _fill(self.head, checkpoint.head, trainable=trainable)
@@ -112,9 +111,10 @@ class Elmo(nn.Module):
         boundaries: bool = False,
         type_cache_mb: float = 64,
     ) -> Self:
-        """Load a model of any format in docs/formats.md, detected from its files, or a bundled one by its name.
+        """Load a model of any format in docs/formats.md, detected from its files.
 
-        Without a path it is the bundled English one. `options`, `vocab` and `token_embeddings` name files that do not
+        Where nothing lies at the path, it may be the name of a bundled model or `owner/name` on the Hugging Face Hub;
+        without one it is the bundled English model. `options`, `vocab` and `token_embeddings` name files that do not
         lie beside the weights. Without `device`, a GPU is used where there is one. `dtype` is float32, float64,
         float16, bfloat16 or, on the CPU, int8: matrices in 8 bits, a quarter of the memory and the quickest; without
         it, a model saved in 8 bits stays so on the CPU, and others compute in float32. The other arguments are the
@@ -126,7 +126,7 @@ class Elmo(nn.Module):
         checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings, int8=int8)
         if checkpoint.int8 and not int8 and (chosen_dtype is not None or chosen_device.type != "cpu"):
             log.info("dtype %s: the 8 bits of %s are for the CPU", chosen_dtype or torch.float32, checkpoint.where)
-            checkpoint = checkpoint.in_floats()
+            checkpoint = checkpoint.in_floats(softmax=False)
         elmo = cls(
             checkpoint,
             mixes=mixes,
@@ -323,19 +323,34 @@ class Elmo(nn.Module):
             index % len(words), self.layers_of([words], keep_state=False).values[-1, 0], k
         )
 
-    def save(self, folder: str | Path, *, format: Literal["elmokit", "bilm"] = "elmokit") -> None:
-        """Write the model: our own folder, or options.json and weights.hdf5 that the older systems read."""
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        format: Literal["elmokit", "bilm"] = "elmokit",
+        dtype: Numbers | None = None,
+        softmax: SoftmaxNumbers | None = None,
+    ) -> None:
+        """Write the model: our own folder, or options.json and weights.hdf5 that the older systems read.
+
+        Our own folder holds the numbers as they are, or in `dtype`: float32, float16 or int8. `softmax` is the same for
+        the softmax, or "none" to leave it out; without it one in floats follows `dtype`, and one in 8 bits stays so.
+        """
         if format not in ("elmokit", "bilm"):
             raise ElmoError(f"format must be elmokit or bilm, got {format!r}")
         if not str(folder):
             raise ElmoError("the folder to save to must not be empty")
+        for name, value in (("dtype", dtype), ("softmax", softmax)):
+            if format == "bilm" and value in ("float16", "int8"):
+                raise ElmoError(f"the format bilm holds float32, got {name}={value!r}: leave that out")
+        checkpoint = stored_in(self.checkpoint(), dtype, softmax)
         if format == "elmokit":
-            write_native(self.checkpoint(), Path(folder))
+            write_native(checkpoint, Path(folder))
             return
         fresh = ScalarMix(self.config.n_outputs).state_dict()
         if any(not torch.equal(v.float().cpu(), fresh[k]) for mix in self.mixes for k, v in mix.state_dict().items()):
             log.warning("the bilm format holds no mixes: the trained ones of this model are not in %s", folder)
-        write_bilm(self.checkpoint(), Path(folder))
+        write_bilm(checkpoint, Path(folder))
 
     def checkpoint(self) -> Checkpoint:
         """The model as the formats take it."""
@@ -354,6 +369,7 @@ class Elmo(nn.Module):
             ],
             notes=self.notes,
             text=self.text,
+            about=self.about,
             int8=self.bilm.int8,
         )
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from elmokit.cache import cache_folder
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import replacing
+from elmokit.formats.hub import SCHEME, fetched, repository_of
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 _BY_HAND = "download the file by hand and pass its path"
@@ -26,10 +27,13 @@ _TIMEOUT_SECONDS = 60
 def local_path(path_or_url: str | Path) -> Path:
     """The local file for a path, which stays as it is, or for an http(s) address, which is downloaded once.
 
-    Downloads are kept in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit.
+    Downloads are kept in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit. hf://owner/name is a model on the
+    Hugging Face Hub, a folder in its own cache.
     """
     if isinstance(path_or_url, Path) or "://" not in path_or_url:
         return Path(path_or_url).expanduser()
+    if path_or_url.startswith(SCHEME) and (repository := repository_of(path_or_url)) is not None:
+        return fetched(repository)
     if not path_or_url.lower().startswith(("http://", "https://")):
         raise ElmoError(f"an address must begin with http:// or https://, got {path_or_url}: {_BY_HAND}")
     target = cached_as(path_or_url)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.model.lm_head import LmHead
+from elmokit.model.lm_head import AnyLmHead
 from elmokit.text.vocab import Vocabulary
 
 _CHUNK_NUMBERS = 2**25
@@ -61,7 +61,7 @@ class Perplexity(float):
 class LanguageModel:
     """The softmax of a model, with the vocabulary that names its rows."""
 
-    def __init__(self, head: LmHead | None, vocab: Vocabulary | None, *, bidirectional: bool) -> None:
+    def __init__(self, head: AnyLmHead | None, vocab: Vocabulary | None, *, bidirectional: bool) -> None:
         if head is None:
             raise ElmoError(
                 "this model has no softmax, so it has no probabilities; a TensorFlow checkpoint or a model trained "

@@ -56,7 +56,7 @@ def open_model(model: str | Path | Elmo, device: str | None) -> Opened:
     with _lock:
         elmo = model if isinstance(model, Elmo) else _loaded(Path(resolved(model)), device)
         # An Elmo may be trained or moved between two calls; sums are quicker than a digest, and tell.
-        tensors = [tensor.detach() for tensor in elmo.state_dict().values()]
+        tensors = [tensor.detach() for name, tensor in elmo.state_dict().items() if not name.startswith("head.")]
         versions = tuple((str(tensor.dtype), float(tensor.sum()), float(tensor.float().norm())) for tensor in tensors)
         known = _names.get(elmo)
         if known is None or known[0] != versions:

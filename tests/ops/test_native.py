@@ -11,8 +11,8 @@ from elmokit.ops import native
 from elmokit.ops.bilstm import bilstm, bilstm_packed
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import bilstm as native_bilstm
+from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native import linear as native_linear
-from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.binding import Library
 from elmokit.ops.native.build import BuildError, find_compiler, load
@@ -194,9 +194,8 @@ def test_every_set_of_instructions(flags, monkeypatch):
         other = Library(load(find_compiler(), [flags.split()]))
     except BuildError:
         pytest.skip("this compiler does not know these flags")
-    for module in (native_bilstm, native_linear):
+    for module in (native_bilstm, native_characters, native_linear):
         monkeypatch.setattr(module, "library", lambda: other)
-    monkeypatch.setattr(native_packed, "_kept", {})
     stacks = make_stacks(70, 33, clips=(0.5, 0.3))
     x, lengths, h, c = make_inputs(9, 12, 33, 70)
     expected = bilstm_reference(x, lengths, stacks, h, c, skip_connections=True)

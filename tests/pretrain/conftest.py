@@ -55,10 +55,11 @@ def refused(elmo: Command):
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Make the loss and the states of some updates NaN, in the last of their micro-batches alone."""
+    """Make the loss and the states of some updates NaN, so many times, in the last of their micro-batches alone."""
 
-    def into(steps) -> None:
+    def into(steps, times: int = 1000) -> None:
         update, forward, current = Training._update, LanguageModelNetwork.forward, []
+        left = iter(range(times))
 
         def update_with(training: Training, batches, rate: float) -> None:
             current[:] = [training.progressed.step + 1, len(batches)]
@@ -68,7 +69,7 @@ def poison(monkeypatch):
             loss, each, after = forward(network, *arguments)
             if network.training:
                 current[1] -= 1
-                if current[0] in steps and current[1] == 0:
+                if current[0] in steps and current[1] == 0 and next(left, None) is not None:
                     nan = float("nan")
                     return loss * nan, each * nan, State(after.h * nan, after.c * nan)
             return loss, each, after

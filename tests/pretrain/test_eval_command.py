@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
+import sys
 
 import pytest
 
@@ -84,6 +86,71 @@ def test_carried_state(elmo, corpus, refused, model_folder, tmp_path) -> None:
     assert zero["mean perplexity"] != carried["mean perplexity"]
     table = ("--sentences", tmp_path / "table.tsv")
     assert "--state carry" in refused("eval", model_folder, corpus, "--state", "carry", *table)
+
+
+def test_both_ways_of_reading(elmo, corpus, refused, model_folder, tmp_path) -> None:
+    corpus.write_text("\n".join(LINES * 30), encoding="utf-8")
+    zero, carried, both = (
+        values(elmo("eval", model_folder, corpus, "--state", state).out) for state in ("zero", "carry", "both")
+    )
+    for name in ("forward perplexity", "backward perplexity", "mean perplexity"):
+        assert both[name] == f"{zero[name]} from zero, {carried[name]} carried"
+    table = ("--sentences", tmp_path / "table.tsv")
+    assert "--state both" in refused("eval", model_folder, corpus, "--state", "both", *table)
+
+
+def test_by_position(elmo, corpus, tmp_path, model_folder) -> None:
+    plain = elmo("eval", model_folder, corpus, "--state", "both")
+    table = tmp_path / "positions.tsv"
+    ended = elmo("eval", model_folder, corpus, "--state", "both", "--by-position", table)
+    assert ended.status == 0, ended.err
+    above, _, below = ended.out.partition("\n\n")
+    assert above == plain.out.rstrip("\n")
+    head, *rows, wrote = below.splitlines()
+    assert wrote == f"wrote {table}"
+    assert re.split(r"\s{2,}", head) == [
+        *("position", "forward, from zero", "forward, carried", "backward, from zero", "backward, carried"),
+        "predictions",
+    ]
+    assert len({len(row) for row in (head, *rows)}) == 1, "the columns line up"
+    cells = {row.split()[0]: row.split()[1:] for row in rows}
+    counts = [len(line.split()) + 1 for line in LINES]
+    for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, 99), ("all", 1, 99)):
+        assert cells[name][-1] == str(sum(max(0, min(count, last) - first + 1) for count in counts))
+    said = [-line.forward[0] for line in Elmo.load(model_folder).log_probs(LINES)]
+    assert float(cells["1"][0]) == pytest.approx(math.exp(sum(said) / len(said)), rel=1e-3)
+    lines = [line.split("\t") for line in table.read_text("utf-8").splitlines()]
+    assert lines[1][2] == f"{math.exp(sum(said) / len(said)):.2f}"
+    assert [line[0] for line in lines[-3:]] == ["30", "31-40", "41-60"]
+
+
+def test_by_position_with_one_direction_and_a_picture(elmo, corpus, tmp_path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    config = tiny_config(bidirectional=False, lstm=LstmConfig(cell_size=13, output_size=6))
+    Elmo(tiny_checkpoint(config, head=True, scale=1.0)).save(tmp_path / "model")
+    files = [tmp_path / name for name in ("p.tsv", "p.png", "p.svg")]
+    ended = elmo("eval", tmp_path / "model", corpus, *(part for file in files for part in ("--by-position", file)))
+    assert ended.status == 0, ended.err
+    assert "backward" not in ended.out
+    assert files[0].read_text("utf-8").startswith("position\tpredictions\tforward_zero\n1\t5\t")
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes_by_position(refused, corpus, tmp_path, model_folder, monkeypatch) -> None:
+    def said(*files: object) -> str:
+        return refused("eval", model_folder, corpus, *(part for file in files for part in ("--by-position", file)))
+
+    before = corpus.read_bytes()
+    assert "must end in .tsv, or in .png, .svg, .pdf for a picture" in said(tmp_path / "t.json")
+    assert "a folder that exists" in said(tmp_path / "none" / "t.tsv")
+    assert "twice" in said(tmp_path / "t.tsv", tmp_path / "t.tsv")
+    assert "must not be empty" in said("")
+    read = corpus.rename(corpus.with_suffix(".tsv"))
+    assert "would be written over" in refused("eval", model_folder, read, "--by-position", read)
+    assert read.read_bytes() == before
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'elmokit[plot]'" in refused("eval", model_folder, read, "--by-position", tmp_path / "t.png")
+    assert not (tmp_path / "t.tsv").exists()
 
 
 def test_standard_input(elmo, corpus, model_folder, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_t
 HELD_OUT = ("--heldout-fraction", "0.02")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "adagrad"])
 def test_an_update_that_is_not_finite_is_left_out(elmo, text, tmp_path, poison, optimizer) -> None:
     poison({5})
     often = ("--checkpoint-every", "1", "--keep", "20", "--log-every", "2", "--accumulate", "2", "--reset", "0")
@@ -61,6 +62,63 @@ def test_a_run_without_finite_updates_gives_up(elmo, refused, text, tmp_path, po
     ended = elmo(*command, "--resume", "--learning-rate", "0.0001")
     assert ended.status == 0, "what the sentence advises can be done"
     assert max(line.get("learning_rate", 0) for line in metrics(tmp_path / "run") if line["step"] > 6) <= 1e-4
+
+
+def lift_held_out(monkeypatch, calls) -> None:
+    """Let the held-out perplexities of these calls, counted from 1, come out ten times as high."""
+    real, count = loop.evaluate, iter(range(1, 1000))
+
+    def lifted(*args, **options):
+        found = real(*args, **options)
+        return replace(found, mean=10 * found.mean) if next(count) in calls else found
+
+    monkeypatch.setattr(loop, "evaluate", lifted)
+
+
+def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, text, tmp_path, monkeypatch) -> None:
+    lift_held_out(monkeypatch, {3})
+    often = ("--eval-every", "2", "--checkpoint-every", "2", "--keep", "9", "--log-every", "1", "--warmup", "0")
+    level = ("--decay", "none", "--learning-rate", "0.01", "--steps", "9")
+    ended = elmo("train", text, *TINY, *often, *level, *HELD_OUT, "--output", tmp_path / "run")
+    assert ended.status == 0
+    assert "the held-out perplexity rose from" in ended.err
+    assert "back to the best checkpoint, with 0.5 of the rate" in ended.err
+    measured = [(line["step"], line["learning_rate"]) for line in metrics(tmp_path / "run") if "learning_rate" in line]
+    first = [(step, 0.01) for step in range(1, 7)]
+    assert measured == first + [(step, 0.005) for step in range(5, 10)]
+    facts = last_snapshot(tmp_path / "run").facts["progressed"]
+    assert (facts["step"], facts["fall_backs"]) == (9, 1)
+    assert facts["predictions"] == 9 * 24
+    # What was read after the best is read again, as a run that was killed there would.
+    monkeypatch.undo()
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    for step in (6, 8, 9):
+        (tmp_path / "run" / "checkpoints" / f"step-{step:010d}.safetensors").unlink()
+    before = read_snapshot(tmp_path / "run" / "checkpoints" / "best.safetensors")
+    again = elmo("train", text, *TINY, *often, *level, *HELD_OUT, "--output", tmp_path / "run", "--resume")
+    assert "going on from step 4" in again.err
+    after = last_snapshot(tmp_path / "run")
+    assert after.facts["progressed"]["fall_backs"] == 1, "the checkpoint after the return knows of it"
+    assert before.facts["progressed"]["step"] >= 4
+
+
+def test_updates_without_finite_gradients_bring_back_the_best_too(elmo, text, tmp_path, poison, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "MOST_SKIPPED", 3)
+    poison(range(5, 8), times=3)
+    often = ("--eval-every", "2", "--steps", "9", "--warmup", "0")
+    ended = elmo("train", text, *TINY, *often, *HELD_OUT, "--output", tmp_path / "run")
+    assert ended.status == 0
+    assert "3 updates in a row gave no finite gradient: back to the best checkpoint" in ended.err
+    assert last_snapshot(tmp_path / "run").facts["progressed"]["step"] == 9
+
+
+def test_a_run_that_goes_astray_again_and_again_gives_up(elmo, refused, text, tmp_path, monkeypatch) -> None:
+    lift_held_out(monkeypatch, range(2, 1000))
+    often = ("--eval-every", "2", "--steps", "9", "--output", tmp_path / "run")
+    sentence = refused("train", text, *TINY, *often, *HELD_OUT, after="0.125 of the rate")
+    assert "the held-out perplexity rose" in sentence
+    assert "--learning-rate" in sentence
+    assert RunFolder(tmp_path / "run").steps() == [2]
 
 
 def test_a_run_with_a_bad_update_resumes_exactly(elmo, text, tmp_path, poison) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from elmokit.errors import ElmoError
 from elmokit.pretrain.optimizer import (
     clip_gradients,
-    make_optimizer,
+    make_optimizers,
     rate_at,
     restore_slots,
     set_rate,
@@ -18,6 +18,7 @@ from elmokit.pretrain.optimizer import (
 from elmokit.pretrain.recipe import make_recipe
 
 ADAGRAD, ADAM = make_recipe(recipe="paper"), make_recipe(recipe="modern")
+MUON = replace(ADAM, optimizer="muon")
 
 
 def weights(seed=0):
@@ -35,11 +36,16 @@ def named(parameters):
     return {parameter: f"part.{number}" for number, parameter in enumerate(parameters)}
 
 
-def steps(optimizer, parameters, seeds, rate=0.2):
+def take_step(optimizers):
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def steps(optimizers, parameters, seeds, rate=0.2):
     for seed in seeds:
         give_gradients(parameters, seed)
-        set_rate(optimizer, rate)
-        optimizer.step()
+        set_rate(optimizers, rate)
+        take_step(optimizers)
 
 
 def test_adagrad_is_the_formula_without_an_epsilon():
@@ -47,15 +53,15 @@ def test_adagrad_is_the_formula_without_an_epsilon():
     parameters[0].data *= 1e-6  # small enough that an epsilon in the root would show
     expected = [p.detach().double().clone() for p in parameters]
     sums = [torch.full_like(value, 1.0) for value in expected]
-    optimizer = make_optimizer(ADAGRAD, parameters)
+    optimizers = make_optimizers(ADAGRAD, named(parameters))
     for seed, rate in ((1, 0.2), (2, 0.2), (3, 0.05)):
         give_gradients(parameters, seed)
         for value, total, parameter in zip(expected, sums, parameters, strict=True):
             gradient = parameter.grad.double()
             total += gradient * gradient
             value -= rate * gradient / total.sqrt()
-        set_rate(optimizer, rate)
-        optimizer.step()
+        set_rate(optimizers, rate)
+        take_step(optimizers)
     for value, parameter in zip(expected, parameters, strict=True):
         torch.testing.assert_close(parameter.detach().double(), value, rtol=1e-5, atol=1e-9)
 
@@ -63,11 +69,11 @@ def test_adagrad_is_the_formula_without_an_epsilon():
 def test_adagrad_leaves_a_weight_without_gradient_alone():
     parameters = weights()
     before = parameters[0].detach().clone()
-    optimizer = make_optimizer(replace(ADAGRAD, accumulator=1e-9), parameters)
+    optimizers = make_optimizers(replace(ADAGRAD, accumulator=1e-9), named(parameters))
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    set_rate(optimizer, 0.2)
-    optimizer.step()
+    set_rate(optimizers, 0.2)
+    take_step(optimizers)
     assert torch.equal(parameters[0], before)
 
 
@@ -76,7 +82,7 @@ def test_adam_is_the_formula_and_only_matrices_decay():
     parameters = weights()
     expected = [p.detach().double().clone() for p in parameters]
     memory = [(torch.zeros_like(value), torch.zeros_like(value)) for value in expected]
-    optimizer = make_optimizer(recipe, parameters)
+    optimizers = make_optimizers(recipe, named(parameters))
     for step in (1, 2, 3):
         give_gradients(parameters, step)
         for value, (first, second), parameter in zip(expected, memory, parameters, strict=True):
@@ -86,18 +92,20 @@ def test_adam_is_the_formula_and_only_matrices_decay():
             if value.dim() > 1:
                 value *= 1 - 0.01 * 0.1
             value -= 0.01 * (first / (1 - 0.8**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-9)
-        set_rate(optimizer, 0.01)
-        optimizer.step()
+        set_rate(optimizers, 0.01)
+        take_step(optimizers)
     for value, parameter in zip(expected, parameters, strict=True):
         torch.testing.assert_close(parameter.detach().double(), value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM], ids=["adagrad", "adam"])
+@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM, MUON], ids=["adagrad", "adam", "muon"])
 def test_frozen_weights_are_not_trained(recipe):
     parameters = weights()
     parameters[1].requires_grad_(False)
-    optimizer = make_optimizer(recipe, parameters)
-    assert [p for group in optimizer.param_groups for p in group["params"]] == [parameters[0]]
+    optimizers = make_optimizers(recipe, named(parameters))
+    assert [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]] == [
+        parameters[0]
+    ]
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.1, 1.0, 1e6])
@@ -153,56 +161,56 @@ def test_the_rate_without_warm_up_starts_at_its_largest():
     assert rate_at(replace(ADAM, warmup=1.0, learning_rate=1.0), 1.0) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM], ids=["adagrad", "adam"])
+@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM, MUON], ids=["adagrad", "adam", "muon"])
 def test_slots_put_back_go_on_bit_by_bit(recipe):
     parameters = weights()
-    optimizer = make_optimizer(recipe, parameters)
-    steps(optimizer, parameters, (1, 2, 3))
-    slots = {name: value.clone() for name, value in slots_of(optimizer, named(parameters), recipe.optimizer).items()}
+    optimizers = make_optimizers(recipe, named(parameters))
+    steps(optimizers, parameters, (1, 2, 3))
+    slots = {name: value.clone() for name, value in slots_of(optimizers, named(parameters)).items()}
     assert {name.rpartition(".")[0] for name in slots} == {"part.0", "part.1"}
     later = [nn.Parameter(p.detach().clone()) for p in parameters]
-    steps(optimizer, parameters, (4, 5))
-    again = make_optimizer(recipe, later)
-    restore_slots(again, named(later), recipe.optimizer, slots)
+    steps(optimizers, parameters, (4, 5))
+    again = make_optimizers(recipe, named(later))
+    restore_slots(again, named(later), slots)
     steps(again, later, (4, 5))
     for one, other in zip(parameters, later, strict=True):
         assert torch.equal(one, other)
     # The slots were copied: going on did not change what was given.
-    assert float(slots["part.0.step"]) == 3
+    assert float(slots["part.1.step"]) == 3
 
 
-@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM], ids=["adagrad", "adam"])
+@pytest.mark.parametrize("recipe", [ADAGRAD, ADAM, MUON], ids=["adagrad", "adam", "muon"])
 def test_slots_of_a_run_without_any_update_go_back_too(recipe):
     parameters = weights()
-    optimizer = make_optimizer(recipe, parameters)
-    slots = slots_of(optimizer, named(parameters), recipe.optimizer)
+    optimizers = make_optimizers(recipe, named(parameters))
+    slots = slots_of(optimizers, named(parameters))
     later = [nn.Parameter(p.detach().clone()) for p in parameters]
-    again = make_optimizer(recipe, later)
-    restore_slots(again, named(later), recipe.optimizer, slots)
-    steps(optimizer, parameters, (1,))
+    again = make_optimizers(recipe, named(later))
+    restore_slots(again, named(later), slots)
+    steps(optimizers, parameters, (1,))
     steps(again, later, (1,))
     assert torch.equal(parameters[0], later[0])
 
 
 def test_slots_that_do_not_fit_are_named():
     parameters = weights()
-    optimizer = make_optimizer(ADAGRAD, parameters)
-    slots = slots_of(optimizer, named(parameters), "adagrad")
+    optimizers = make_optimizers(ADAGRAD, named(parameters))
+    slots = slots_of(optimizers, named(parameters))
     with pytest.raises(ElmoError, match=r"sum for part\.0 is missing or of another shape"):
-        restore_slots(optimizer, named(parameters), "adagrad", {**slots, "part.0.sum": torch.ones(2, 2)})
+        restore_slots(optimizers, named(parameters), {**slots, "part.0.sum": torch.ones(2, 2)})
     with pytest.raises(ElmoError, match=r"step for part\.1 is missing"):
-        restore_slots(optimizer, named(parameters), "adagrad", {"part.1.sum": slots["part.1.sum"]})
+        restore_slots(optimizers, named(parameters), {"part.1.sum": slots["part.1.sum"]})
 
 
 def test_adagrad_begins_with_the_sums_of_another_system():
     parameters = weights()
-    optimizer = make_optimizer(ADAGRAD, parameters)
+    optimizers = make_optimizers(ADAGRAD, named(parameters))
     sums = {"part.0": torch.full((3, 4), 8.0), "part.1": torch.full((2,), 8.0), "other": torch.ones(1)}
-    start_from_sums(optimizer, named(parameters), sums)
+    start_from_sums(optimizers, named(parameters), sums)
     before = [p.detach().clone() for p in parameters]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    set_rate(optimizer, 0.3)
-    optimizer.step()
+    set_rate(optimizers, 0.3)
+    take_step(optimizers)
     torch.testing.assert_close(before[0] - parameters[0], torch.full((3, 4), 0.1))  # 0.3 / √(8 + 1)
     torch.testing.assert_close(before[1] - parameters[1], torch.full((5,), 0.3 / math.sqrt(2)))  # did not fit

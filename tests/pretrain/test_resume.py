@@ -29,6 +29,7 @@ from training_runs import (
 LENGTH = ("--steps", "13", "--eval-every", "4", "--log-every", "3", "--heldout-fraction", "0.02")
 WAYS = {
     "adam, full softmax, dropout": ("--dropout", "0.3"),
+    "muon": ("--optimizer", "muon", "--weight-decay", "0.1"),
     "as in the paper": (
         *("--recipe", "paper", "--loss", "sampled", "--negatives", "7", "--accumulate", "2", "--batch-size", "4"),
         *("--dropout", "0.1"),

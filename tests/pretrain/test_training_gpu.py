@@ -29,11 +29,11 @@ def _full_float32():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "adagrad"])
 def test_the_gpu_follows_the_cpu(elmo, text, tmp_path, optimizer) -> None:
     """Past the updates in which CUDA graphs are recorded, with micro-batches, and held-out passes between."""
     often = ("--accumulate", "2", "--reset", "0.5", "--eval-every", "3", "--log-every", "1", "--steps", "16")
-    rate = ("--learning-rate", "0.003" if optimizer == "adam" else "0.1")
+    rate = ("--learning-rate", "0.1" if optimizer == "adagrad" else "0.003")
     for device in ("cpu", "cuda"):
         command = ("train", text, *SHAPE, *PACE, *EXACT, *often, *rate, "--optimizer", optimizer, "--device", device)
         ended = elmo(*command, "--output", tmp_path / device)
@@ -48,7 +48,7 @@ def test_the_gpu_follows_the_cpu(elmo, text, tmp_path, optimizer) -> None:
     torch.testing.assert_close(first.tensors["state.h"], second.tensors["state.h"].cpu(), rtol=0.05, atol=0.01)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "adagrad"])
 def test_an_update_that_is_not_finite_is_left_out(elmo, text, tmp_path, poison, optimizer) -> None:
     poison({5})
     often = ("--checkpoint-every", "1", "--keep", "20", "--log-every", "2", "--accumulate", "2", "--reset", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -88,6 +89,7 @@ def best_at(monkeypatch, step: int) -> None:
             return plain(training)
 
     monkeypatch.setattr(Training, "_evaluate", evaluate_at)
+    monkeypatch.setattr(loop, "ASTRAY", math.inf)
 
 
 def last_snapshot(folder: Path) -> Snapshot:

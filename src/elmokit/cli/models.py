@@ -79,12 +79,9 @@ def embed(
 @app.command()
 def models() -> None:
     """List the models that come with the package; their names go wherever a MODEL is asked for."""
-    from elmokit.formats.bundled import bundled_models
-    from elmokit.formats.load import read_checkpoint
+    from elmokit.commands.models import run_models
 
-    for name in bundled_models():
-        config = read_checkpoint(name).config
-        print(f"{name}  {config.n_outputs} layers x {config.vector_size} numbers a word (elmo info {name} says more)")
+    run_models()
 
 
 @app.command()
@@ -111,9 +108,16 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; a .hdf5 file for --to tokens.")],
     to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
     dtype: Annotated[
-        Literal["float32", "int8"] | None,
+        Literal["float32", "float16", "int8"] | None,
         typer.Option(
             help="Numbers to store, with --to elmokit; int8 is the smallest [as they are].", show_default=False
+        ),
+    ] = None,
+    softmax: Annotated[
+        Literal["float32", "float16", "int8", "none"] | None,
+        typer.Option(
+            help="The same for the softmax; none leaves it out [as --dtype says for floats, or as it is].",
+            show_default=False,
         ),
     ] = None,
     options: Options = None,
@@ -127,6 +131,13 @@ def convert(
 
     refuse_empty(SRC=source, DST=target, options=options, vocab=vocab)
     written = convert_model(
-        Path(source), Path(target), to=to, dtype=dtype, options=options, vocab=vocab, overwrite=overwrite
+        source,
+        Path(target),
+        to=to,
+        dtype=dtype,
+        softmax=softmax,
+        options=options,
+        vocab=vocab,
+        overwrite=overwrite,
     )
     print(f"wrote {written}")

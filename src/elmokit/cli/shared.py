@@ -23,7 +23,7 @@ Segment = Literal["none", "english", "jieba", "chars"]
 Split = Literal["none", "line", "paragraph"]
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip, checkpoint; or en.")
+    str, typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip, checkpoint; en; owner/name.")
 ]
 Options = Annotated[
     str | None, typer.Option(metavar="FILE", help="options.json, where it lies apart from the weights.")
@@ -31,7 +31,7 @@ Options = Annotated[
 Vocab = Annotated[str | None, typer.Option(metavar="FILE", help="vocab.txt, where it lies apart from the weights.")]
 # Named in full: some versions of typer take a metavar that is the name in capitals for the name.
 ModelOption = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="A model of any format, or the name of a bundled one.")
+    str, typer.Option("--model", metavar="MODEL", help="A model of any format; a bundled one; owner/name on the Hub.")
 ]
 Device = Annotated[
     str | None,

@@ -10,6 +10,7 @@ import typer
 
 from elmokit.cli.shared import Device, Model, Options, Segment, Split, Vocab, Workers, app, refuse_empty, typed
 from elmokit.errors import ElmoError
+from elmokit.formats.bundled import resolved
 from elmokit.pretrain.options import with_recipe_options
 from elmokit.pretrain.recipe import Preset, RecipeName
 
@@ -94,6 +95,8 @@ def train(
     if not output:
         raise ElmoError("--output DIR is needed: the folder in which the run is kept and the model appears")
     refuse_empty(output=output, **paths)
+    if init is not None:
+        paths["init"] = str(resolved(init))
     return run_train(
         TrainRequest(
             corpus=corpus or [],
@@ -126,10 +129,18 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longer sentences are left out.")] = 1000,
     state: Annotated[
-        Literal["zero", "carry"], typer.Option(help="Each sentence from zero, or from where the one before ended.")
+        Literal["zero", "carry", "both"],
+        typer.Option(help="Each sentence from zero, or from where the one before ended; or one reading each way."),
     ] = "zero",
     sentences: Annotated[
         str | None, typer.Option(metavar="FILE.tsv", help="Also write a table with a line for each sentence.")
+    ] = None,
+    by_position: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also measure by position in the sentence: .tsv for a table, .png for a picture; may be repeated.",
+        ),
     ] = None,
     device: Device = None,
     workers: Workers = None,
@@ -138,6 +149,8 @@ def evaluate(
     from elmokit.commands.eval import EvalRequest, run_eval
 
     refuse_empty(MODEL=model, options=options, vocab=vocab, sentences=sentences)
+    for path in by_position or []:
+        refuse_empty(**{"by-position": path})
     run_eval(
         EvalRequest(
             model=model,
@@ -149,6 +162,7 @@ def evaluate(
             max_tokens=max_tokens,
             state=state,
             sentences=None if sentences is None else Path(sentences),
+            by_position=[Path(path) for path in by_position or []],
             device=device,
             workers=workers,
         )

@@ -12,33 +12,34 @@ from elmokit.errors import ElmoError
 from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
+from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
 from elmokit.formats.token_embeddings import write_token_embeddings
 
 
 def convert_model(
-    source: Path,
+    source: str | Path,
     target: Path,
     *,
     to: Literal["elmokit", "bilm", "tokens"],
-    dtype: Literal["float32", "int8"] | None = None,
+    dtype: Numbers | None = None,
+    softmax: SoftmaxNumbers | None = None,
     options: str | Path | None = None,
     vocab: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Convert the model at `source` and return what was written.
 
-    `dtype` is what our own folder stores; without it numbers stay as they are.
+    `dtype` is what our own folder stores, `softmax` the same for the softmax or "none"; see `formats.stored`.
     """
-    if dtype == "int8" and to != "elmokit":
-        raise ElmoError(f"the format {to} holds float32: --dtype int8 goes with --to elmokit")
+    for option, value in (("dtype", dtype), ("softmax", softmax)):
+        if to != "elmokit" and value in ("float16", "int8"):
+            raise ElmoError(f"the format {to} holds float32: --{option} {value} goes with --to elmokit")
     try:
         _check_target(target, to, overwrite=overwrite)
     except OSError as error:
         raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
     checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
-    if dtype == "float32":
-        checkpoint = checkpoint.in_floats()
-        checkpoint.weights = {name: value.float() for name, value in checkpoint.weights.items()}
+    checkpoint = stored_in(checkpoint, dtype, softmax)
     if to == "elmokit":
         write_native(checkpoint, target)
     elif to == "bilm":

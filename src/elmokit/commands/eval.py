@@ -1,17 +1,19 @@
-"""What `elmo eval` does: perplexity of a model over text it has not seen, in all or sentence by sentence."""
+"""What `elmo eval` does: perplexity of a model over unseen text, in all, by sentence or by position in the sentence."""
 
 from __future__ import annotations
 
 import csv
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from elmokit.analyse.figures import SUFFIXES, check_picture
+from elmokit.analyse.position_picture import draw_by_position
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import replacing
 from elmokit.formats.checkpoint import Checkpoint
@@ -19,13 +21,17 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
 from elmokit.placement import choose_device
+from elmokit.pretrain.by_position import ByPosition, by_position, write_table
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.evaluate import evaluate, perplexity_of, sentence_losses
+from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses
 from elmokit.pretrain.network import LanguageModelNetwork
+from elmokit.pretrain.progress import perplexity
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences
 from elmokit.text.tokens import SegmenterName
+
+_SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 
 
 @dataclass(frozen=True)
@@ -40,18 +46,21 @@ class EvalRequest:
     """None: as the model's training text was read, or at white space where that is not known."""
     split: Literal["none", "line", "paragraph"] | None = None
     max_tokens: int = 1000
-    state: Literal["zero", "carry"] = "zero"
+    state: Literal["zero", "carry", "both"] = "zero"
     sentences: Path | None = None
+    by_position: Sequence[Path] = ()
+    """Files to write: .tsv for a table, others for a picture."""
     device: str | None = None
     workers: int | None = None
 
 
 def run_eval(request: EvalRequest) -> None:
-    """Print forward, backward and mean perplexity, and write the table of sentences where one is asked for."""
-    if request.sentences is not None and request.state == "carry":
-        raise ElmoError("--sentences gives the perplexity of each sentence by itself: leave out --state carry")
-    if request.sentences is not None:
-        _check_table(request.sentences, request)
+    """Print forward, backward and mean perplexity, and write the tables and pictures that are asked for."""
+    if request.sentences is not None and request.state != "zero":
+        raise ElmoError(
+            "--sentences gives the perplexity of each sentence by itself: leave out --state " + request.state
+        )
+    _check_outputs(request)
     model = read_checkpoint(request.model, options=request.options, vocab=request.vocab).in_floats()
     segment = request.segment or model.text.get("segment", "none")
     split = request.split or model.text.get("split", "none")
@@ -67,35 +76,94 @@ def run_eval(request: EvalRequest) -> None:
         )
         for line in corpus.report.lines():
             print(line, file=sys.stderr)
-        types = _types(model, corpus)
-        result = evaluate(network, types, Sentences(corpus), state=request.state)
+        types, sentences = _types(model, corpus), Sentences(corpus)
+        states: list[StateUse] = ["zero", "carry"] if request.state == "both" else [request.state]
+        positions: dict[StateUse, ByPosition] = {}
+        results: dict[StateUse, HeldOut] = {}
+        for state in states:
+            if request.by_position:
+                positions[state] = by_position(network, types, sentences, state=state)
+                results[state] = positions[state].all()
+            else:
+                results[state] = evaluate(network, types, sentences, state=state)
         rows = [
             ("sentences", f"{corpus.n_sentences:,}"),
             ("tokens", f"{corpus.n_tokens:,}"),
             ("read with", f"--segment {segment} --split {split}"),
             ("outside the vocabulary", f"{types.unknown_rate():.2%} of the tokens, counted as {_unknown(model)}"),
             ("softmax", f"{len(network.head.bias):,} words, full"),
-            ("state", "zero before every sentence" if request.state == "zero" else "carried from sentence to sentence"),
-            ("forward perplexity", f"{result.forward:.2f}"),
+            *_perplexities(results),
         ]
-        if result.backward is not None:
-            rows += [("backward perplexity", f"{result.backward:.2f}"), ("mean perplexity", f"{result.mean:.2f}")]
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
             print(f"{name:<{width}}  {value}")
+        if positions:
+            print()
+            for line in _position_lines(positions):
+                print(line)
         if request.sentences is not None:
-            _write_table(request.sentences, network, types, corpus)
+            _write_sentences(request.sentences, network, types, corpus)
             print(f"wrote {request.sentences}")
+    for path in request.by_position:
+        if path.suffix.lower() == ".tsv":
+            write_table(path, positions)
+        else:
+            draw_by_position(path, positions, Path(request.model).absolute().name)
+        print(f"wrote {path}")
 
 
-def _check_table(path: Path, request: EvalRequest) -> None:
+def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
+    """The last rows of what is printed; with two states each row has both values."""
+    words = {"zero": "zero before every sentence", "carry": "carried from sentence to sentence"}
+    rows = [("state", ", and ".join(words[state] for state in results))]
+    for way in ("forward", "backward", "mean"):
+        values = {state: getattr(result, way) for state, result in results.items()}
+        if way == "mean" and next(iter(results.values())).backward is None:
+            continue
+        shown = {state: f"{value:.2f}" for state, value in values.items() if value is not None}
+        if shown:
+            both = ", ".join(f"{value} {_SHORT[state]}" for state, value in shown.items())
+            rows.append((f"{way} perplexity", both if len(results) > 1 else next(iter(shown.values()))))
+    return rows
+
+
+def _position_lines(positions: Mapping[StateUse, ByPosition]) -> list[str]:
+    """An aligned table: perplexity at the start of a sentence and further on, counted from each direction's start."""
+    ways = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
+    table = [["position", *(f"{way}, {_SHORT[state]}" for way in ways for state in positions), "predictions"]]
+    for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, None), ("all", 1, None)):
+        found = {state: measured.between(first, last) for state, measured in positions.items()}
+        here = next(iter(found.values()))
+        if here is not None:
+            values = [getattr(found[state], way) for way in ways for state in positions]
+            table.append([name, *map(perplexity, values), f"{here.predictions:,}"])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]
+
+
+def _check_outputs(request: EvalRequest) -> None:
     """What would fail at the end, or cost the user a file, should fail before anything is read."""
+    if request.sentences is not None:
+        _check_file("--sentences", request.sentences, request)
+    for path in request.by_position:
+        if path.suffix.lower() not in (".tsv", *SUFFIXES):
+            raise ElmoError(f"--by-position must end in .tsv, or in {', '.join(SUFFIXES)} for a picture, got {path}")
+        _check_file("--by-position", path, request)
+        if path.suffix.lower() != ".tsv":
+            check_picture(path)
+    written = [path.absolute() for path in (*request.by_position, request.sentences) if path is not None]
+    if len(set(written)) < len(written):
+        twice = next(path for path in written if written.count(path) > 1)
+        raise ElmoError(f"each output must be a file of its own, got {twice} twice")
+
+
+def _check_file(option: str, path: Path, request: EvalRequest) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ElmoError(f"--sentences must be a file in a folder that exists, got {path}")
+        raise ElmoError(f"{option} must be a file in a folder that exists, got {path}")
     read = [Path(source) for source in (*request.corpus, request.model, request.options, request.vocab) if source]
     for source in (file for given in read for file in (given, *given.glob("*"))):
         if path.exists() and source.exists() and path.samefile(source):
-            raise ElmoError(f"--sentences must not be a file that is read, got {path}: it would be written over")
+            raise ElmoError(f"{option} must not be a file that is read, got {path}: it would be written over")
 
 
 def _network(model: Checkpoint, device: torch.device) -> LanguageModelNetwork:
@@ -129,7 +197,7 @@ def _unknown(model: Checkpoint) -> str:
     return model.vocab.specials[2]
 
 
-def _write_table(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
+def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
     """A TSV with a line for each sentence: its number, tokens, perplexities and text."""
     sentences = Sentences(corpus)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:

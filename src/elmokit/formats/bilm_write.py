@@ -30,7 +30,8 @@ def write_bilm(checkpoint: Checkpoint, folder: Path) -> None:
             f"{checkpoint.where} has words or characters of its own kind, and the bilm format knows UTF-8 bytes or a "
             "plain word table only: convert it with --to elmokit"
         )
-    weights = {name: value.float().cpu().numpy() for name, value in checkpoint.in_floats().weights.items()}
+    checkpoint = checkpoint.in_floats()
+    weights = {name: value.float().cpu().numpy() for name, value in checkpoint.weights.items()}
     if config.lstm.forget_bias != 1:
         _take_out_forget_bias(weights, 1 - config.lstm.forget_bias)
     arrays = {row.theirs[0]: row.write(tuple(weights[name] for name in row.ours)) for row in rows(config, "hdf5")}

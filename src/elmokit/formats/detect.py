@@ -8,6 +8,7 @@ from typing import Literal
 
 from elmokit.errors import ElmoError
 from elmokit.formats import hdf5, manylangs
+from elmokit.formats.bundled import bundled_models
 from elmokit.formats.native import FORMAT
 from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource, read_json, read_text
 
@@ -62,6 +63,9 @@ def _find(path: Path) -> Found:
     prefix = path.with_name(path.name + _INDEX_SUFFIX)
     if prefix.is_file():
         return Found("tensorflow", FolderSource(path.parent), path.name)
+    if path.name == str(path):
+        names = ", ".join(bundled_models())
+        raise ElmoError(f"{path} does not exist; a model is one that comes with elmokit ({names}), {_KNOWN}")
     raise ElmoError(f"{path} does not exist; a model is {_KNOWN}")
 
 

@@ -24,7 +24,7 @@ def read_checkpoint(
     token_embeddings: str | Path | None = None,
     int8: bool = False,
 ) -> Checkpoint:
-    """Read a model of any format, or a bundled one by its name; the keyword arguments name files that lie elsewhere.
+    """Read a model of any format, a bundled one or one on the Hub by its name; keywords name files that lie elsewhere.
 
     With `int8` its matrices come in 8 bits, each quantised as it is read, so that the whole is never there in floats;
     without, they come as they are stored.

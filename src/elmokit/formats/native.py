@@ -2,11 +2,11 @@
 
 | file | holds |
 | --- | --- |
-| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `dtype` (of 8 bits) |
+| config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `about`, `dtype` |
 | model.safetensors | BiLM's weights by their names; `mixes.k.weights` and `mixes.k.gamma` |
 | vocab.txt | a word a line, in the order of the word table and the softmax |
 | characters.json | code points and their ids, for an alphabet of the model's own |
-| lm_head.safetensors | the softmax: `weight` [V, P], `bias` [V] |
+| lm_head.safetensors | the softmax: `weight` [V, P], or `weight.values` and `weight.scales` in 8 bits; `bias` [V] |
 | optimizer.safetensors | Adagrad accumulators of an imported training run |
 | README.md | a model card, with notes that are read back |
 """
@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,7 @@ from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.model.bilm import int8_names
-from elmokit.model.int8 import VALUES, quantised
+from elmokit.model.int8 import SCALES, VALUES, quantised
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
@@ -46,6 +47,8 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
     names = source.names()
     where = source.describe("config.json")
     values = read_json(source, "config.json")
+    if values.get("format") != FORMAT and "version" not in values:
+        raise ElmoError(f"{where} describes no ELMo model: format must be {FORMAT}, got {values.get('format')!r}")
     if values.get("version") != VERSION:
         raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
     if not isinstance(values.get("model"), dict):
@@ -71,18 +74,7 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
                 f"{number}, got the shapes {shapes}"
             )
         mixes.append({**parts, "layer_norm": layer_norm})
-    optional = {
-        name: _load(source, f"{name}.safetensors") if f"{name}.safetensors" in names else {}
-        for name in (("lm_head",) if int8 else ("lm_head", "optimizer"))
-    }
-    head = optional["lm_head"]
-    got = {name: tuple(value.shape) for name, value in head.items()}
-    n_words = head["bias"].numel() if "bias" in head else 0
-    if head and got != {"weight": (n_words, config.lstm.output_size), "bias": (n_words,)}:
-        raise ElmoError(
-            f"{source.describe('lm_head.safetensors')} must hold weight [V, {config.lstm.output_size}] and bias [V], "
-            f"got {got}"
-        )
+    with_optimizer = "optimizer.safetensors" in names and not int8
     return Checkpoint(
         config,
         tensors,
@@ -90,10 +82,11 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
         where=source.describe("model.safetensors"),
         vocab=_read_vocabulary(source, values) if "vocab.txt" in names else None,
         symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
-        head=head,
+        head=_read_head(source, config.lstm.output_size) if "lm_head.safetensors" in names else {},
         mixes=mixes,
-        optimizer=optional.get("optimizer", {}),
-        text=_text(values, where),
+        optimizer=_load(source, "optimizer.safetensors") if with_optimizer else {},
+        text=_words(values, "text", where),
+        about=_words(values, "about", where),
         notes=_read_notes(source) if "README.md" in names else "",
         int8=int8 or stored is not None,
     )
@@ -134,8 +127,7 @@ def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
     }
     if checkpoint.int8:
         values["dtype"] = "int8"
-    if checkpoint.text:
-        values["text"] = checkpoint.text
+    values |= {key: words for key, words in (("text", checkpoint.text), ("about", checkpoint.about)) if words}
     if checkpoint.vocab is not None:
         write_text(folder / "vocab.txt", checkpoint.vocab.to_text())
         values["specials"] = list(checkpoint.vocab.specials)
@@ -156,11 +148,29 @@ def _mixes(values: dict[str, Any], where: str) -> list[Any]:
     return norms
 
 
-def _text(values: dict[str, Any], where: str) -> dict[str, str]:
-    text = values.get("text", {})
-    if not isinstance(text, dict) or not all(isinstance(value, str) for value in text.values()):
-        raise ElmoError(f"{where}: text must be an object with words for values, got {text!r}")
-    return text
+def _words(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
+    words = values.get(key, {})
+    if not isinstance(words, dict) or not all(isinstance(value, str) for value in words.values()):
+        raise ElmoError(f"{where}: {key} must be an object with words for values, got {words!r}")
+    return words
+
+
+def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
+    """The softmax; one in 8 bits stays in its file, unread, until it is used."""
+    head = _load(source, "lm_head.safetensors", int8=True)
+    n_words = head["bias"].numel() if "bias" in head else 0
+    got = {name: tuple(value.shape) for name, value in head.items()}
+    matrix, row = (n_words, output_size), (n_words,)
+    in_8_bits = {f"weight{VALUES}": matrix, f"weight{SCALES}": row, "bias": row}
+    if got not in ({}, {"weight": matrix, "bias": row}, in_8_bits):
+        raise ElmoError(
+            f"{source.describe('lm_head.safetensors')} must hold weight [V, {output_size}] and bias [V], or in 8 bits "
+            f"weight{VALUES}, weight{SCALES} and bias, got {got}"
+        )
+    if f"weight{VALUES}" in head and head[f"weight{VALUES}"].dtype != torch.int8:
+        where = source.describe("lm_head.safetensors")
+        raise ElmoError(f"{where}: weight{VALUES} must be whole numbers in 8 bits; fetch it again")
+    return head
 
 
 def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]:
@@ -170,7 +180,7 @@ def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]
     except _DAMAGE as error:
         raise _damaged(where, error) from error
     for key, value in tensors.items():
-        if key != "step" and not (int8 and key.endswith(VALUES)):
+        if key != "step" and not (int8 and key.endswith(VALUES) and value.dtype == torch.int8):
             check_plain(value, key, where)
     return tensors
 

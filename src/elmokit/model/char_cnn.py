@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import CharacterConfig
-from elmokit.model.int8 import apply_linear, linear_layer
+from elmokit.model.int8 import Linear, apply_linear, linear_layer, numbers_of
 from elmokit.ops.convolve import convolve, convolve_together
+from elmokit.ops.linear import can_be_compiled
+from elmokit.ops.native.characters import Affine, CharacterWeights, characters_native
 
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 PART = 128
@@ -27,6 +29,10 @@ class Highway(nn.Module):
         gate = torch.sigmoid(apply_linear(self.gate, x))
         return gate * torch.relu(apply_linear(self.transform, x)) + (1 - gate) * x
 
+    def numbers(self) -> tuple[Affine, Affine]:
+        """The transform's and the gate's matrix and bias."""
+        return numbers_of(self.transform), numbers_of(self.gate)
+
 
 class CharCnn(nn.Module):
     """Characters of U tokens, ids [U, M] → [U, F]; with `int8` the highways' matrices are in 8 bits."""
@@ -40,10 +46,32 @@ class CharCnn(nn.Module):
         )
         self.highways = nn.ModuleList(Highway(config.n_filters, int8=int8) for _ in range(config.n_highway))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids [U, M] → [U, F]."""
-        if not len(ids):
-            return self.embedding.weight.new_zeros(0, self.config.n_filters)
+    def forward(self, ids: Tensor, projection: Linear | None = None) -> Tensor:
+        """ids [U, M] → [U, F], or [U, P] where a projection [P, F] follows."""
+        compiled = self._compiled(ids, projection)
+        if compiled is not None:
+            return compiled
+        x = self._plain(ids) if len(ids) else self.embedding.weight.new_zeros(0, self.config.n_filters)
+        return x if projection is None else apply_linear(projection, x)
+
+    def _compiled(self, ids: Tensor, projection: Linear | None) -> Tensor | None:
+        """All of it in one call of the compiled kernels, or None where they cannot take it."""
+        if ids.device.type != "cpu" or not len(ids) or ids.shape[1] < self.config.widest_filter:
+            return None
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        weights = CharacterWeights(
+            self.embedding.weight,
+            self.config.padding_character,
+            [_numbers(conv) for conv in self.convolutions],
+            self.config.activation,
+            [highway.numbers() for highway in self.highways if isinstance(highway, Highway)],
+            None if projection is None else numbers_of(projection),
+        )
+        return characters_native(ids, weights) if can_be_compiled(*weights.tensors()) else None
+
+    def _plain(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U, F] with torch's operations."""
         x = _ACTIVATIONS[self.config.activation](self._filters(ids))
         for highway in self.highways:
             x = highway(x)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,14 @@ class Int8Weight(nn.Module):
             known = self._known = Int8Matrix(self.values, self.scales), *now
         return known[0]
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As torch's, but for the number type: scales in half precision would be another matrix."""
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
     def extra_repr(self) -> str:
         """Its size, as torch's own layers show theirs."""
         return "{} x {} in 8 bits".format(*self.values.shape)
@@ -63,10 +72,14 @@ def linear_layer(size_in: int, size_out: int, *, int8: bool) -> Linear:
     return Int8Linear(size_in, size_out) if int8 else nn.Linear(size_in, size_out)
 
 
+def numbers_of(layer: Linear) -> tuple[Tensor | Int8Matrix, Tensor]:
+    """The matrix [O, K] and the bias [O] of a layer."""
+    return layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight, layer.bias
+
+
 def apply_linear(layer: Linear, x: Tensor) -> Tensor:
     """x [N, K] → [N, O], each row independent of the others."""
-    weight = layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight
-    return linear(x, weight, layer.bias)
+    return linear(x, *numbers_of(layer))
 
 
 def version(tensor: Tensor) -> int:

@@ -39,6 +39,9 @@ class TokenEncoder(nn.Module):
 
     def forward(self, characters: Tensor | None, words: Tensor | None) -> Tensor:
         """characters [U, M], words [U] → [U, P]."""
+        if self.words is None and self.char_cnn is not None and characters is not None:
+            token: Tensor = self.char_cnn(characters, self.projection)
+            return token
         parts: list[Tensor] = []
         if self.words is not None:
             if words is None:

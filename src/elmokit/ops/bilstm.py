@@ -122,7 +122,7 @@ def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:
         from elmokit.ops import native
 
         against = native.reason_against(x.dtype, int8=isinstance(stacks[0][0], Int8LstmWeights))
-        return Choice("packed", lambda: against) if against else Choice("native", native.description)
+        return Choice("packed", lambda: against) if against else Choice("native", lambda: native.description(stacks))
     if not kernels.serve(x.device):
         return Choice("packed", lambda: f"there are no kernels for {x.device.type} here")
     from elmokit.ops.gpu import bilstm as gpu

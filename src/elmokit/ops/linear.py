@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import native
-from elmokit.ops.int8 import LARGEST, Int8Matrix
+from elmokit.ops.int8 import Int8Matrix
 
 ROWS = 4
 """Rows come in multiples of this many."""
@@ -31,7 +31,7 @@ def filled(rows: int) -> int:
 
 def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
     """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O], each row independent of the others."""
-    if _can_be_compiled(x, weight, bias):
+    if can_be_compiled(x, weight, bias):
         return _compiled(x, weight, bias)
     if isinstance(weight, Int8Matrix):
         weight = dense(weight)
@@ -46,33 +46,24 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
     return F.linear(x, weight, bias)[:rows, :columns]
 
 
-def _can_be_compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> bool:
+def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
+    """Whether the compiled kernels can take a product of x, which has rows, with these."""
     if x.device.type != "cpu" or not len(x):
         return False
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, weight, bias)):
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, *weights)):
         return False
-    return native.reason_against(x.dtype, int8=isinstance(weight, Int8Matrix)) is None
+    return native.reason_against(x.dtype, int8=any(isinstance(weight, Int8Matrix) for weight in weights)) is None
 
 
 def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
-    from elmokit.ops.native.linear import linear_native
+    """The compiled product; in 8 bits, x in two parts.
 
-    return _in_two_parts(x, weight, bias) if isinstance(weight, Int8Matrix) else linear_native(x, weight, bias)
-
-
-def _in_two_parts(x: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:
-    """x [N, K] in 8 bits, and in 8 bits once more what that leaves over, times the matrix, plus bias [O] → [N, O].
-
-    The compiled product rounds x to 8 bits. A word's characters make a few large numbers and many small ones, of which
-    one part alone leaves too little: the worst cosine of a token to float32 was 0.990 with it, and is 0.996 with two.
+    A word's characters make a few large numbers and many small ones, of which one part alone leaves too little: the
+    worst cosine of a token to float32 was 0.990 with it, and is 0.996 with two.
     """
     from elmokit.ops.native.linear import linear_native
 
-    unit = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny) / LARGEST
-    first = (x / unit).round_().mul_(unit)
-    products = linear_native(torch.cat([first, x - first]), matrix, None)
-    total = products[: len(x)].add_(products[len(x) :])
-    return total if bias is None else total.add_(bias.detach())
+    return linear_native(x, weight, bias, twice=True)
 
 
 def dense(matrix: Int8Matrix) -> Tensor:

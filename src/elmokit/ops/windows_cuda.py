@@ -52,23 +52,19 @@ class Loop:
         self.projected = x.new_empty(directions, time, batch, output) if projects else self.hidden
         self.y = torch.empty_like(self.projected) if self.clip else self.projected
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        # Where a window and the weights go, looked up once: to find the places anew takes longer than to fill them.
+        self.places = [self.joined[..., :size_in], self.keep, self.cells[:, 0]]
+        for d in range(directions):
+            self.places += [self.matrix[d, :, :size_in], self.matrix[d, :, size_in:], self.bias[d]]
+            self.places += [] if self.projection is None else [self.projection[d]]
+        self.first_keep, self.first_h = self.keep[0].unsqueeze(-1), self.joined[:, 0, :, size_in:]
+        self.forget = self.bias[:, size : 2 * size]
 
     def fill(self, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, weights: tuple[Tensor | None, ...]) -> None:
         """Bring in a window and the weights, in the number types of the computation."""
-        _, _, _, size, output = self.sizes
-        size_in = self.joint - output
-        inputs, recurrents, biases, projections = ([w for w in weights[n::4] if w is not None] for n in range(4))
-        self.keep.copy_(keep)
-        for d, (of_input, of_h, bias) in enumerate(zip(inputs, recurrents, biases, strict=True)):
-            self.matrix[d, :, :size_in].copy_(of_input)
-            self.matrix[d, :, size_in:].copy_(of_h)
-            self.bias[d].copy_(bias)
-            if self.projection is not None:
-                self.projection[d].copy_(projections[d])
-        self.bias[:, size : 2 * size] += self.bounds.forget_bias
-        self.joined[..., :size_in].copy_(x)
-        torch.mul(h, self.keep[0].unsqueeze(-1).to(h.dtype), out=self.joined[:, 0, :, size_in:])
-        self.cells[:, 0].copy_(c)
+        torch._foreach_copy_(self.places, [x, keep, c, *(w for w in weights if w is not None)])
+        self.forget.add_(self.bounds.forget_bias)
+        torch.mul(h, self.first_keep.to(h.dtype), out=self.first_h)
 
     def forward(self) -> None:
         """All steps: joined, cells[0] → z, cells, hidden, projected, y."""
@@ -222,13 +218,13 @@ def backward(dy: Tensor, kept: Kept, *, want_dx: bool) -> tuple[Tensor | None, l
     of_projection = None
     if loop.projection is not None:
         of_projection = bmm_float32(loop.arriving.flatten(1, 2).mT, loop.hidden.flatten(1, 2))
-    of_bias = loop.dbias.sum(dim=1)
+    parts = [*torch.split(dmatrix, [size_in, dy.shape[3]], dim=2), loop.dbias.sum(dim=1)]
+    parts += [] if of_projection is None else [of_projection]
     dtypes = iter(kept.dtypes)
     gradients: list[Tensor | None] = []
-    for d in range(len(dy)):
-        parts = dmatrix[d, :, :size_in], dmatrix[d, :, size_in:], of_bias[d]
-        gradients += [part.to(next(dtypes)) for part in parts]
-        gradients.append(None if of_projection is None else of_projection[d].to(next(dtypes)))
+    for of_direction in zip(*(part.unbind() for part in parts), strict=True):
+        gradients += [part.to(next(dtypes)) for part in of_direction]
+        gradients += [None] if of_projection is None else []
     dx = loop.djoined[..., :size_in].clone() if want_dx else None
     kept.release()
     return dx, gradients

@@ -75,23 +75,14 @@ def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]
 
 
 def _draw(figure: Figure, curves: dict[str, tuple[Values, Values]], title: str) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter
 
     panels = 2 if "learning_rate" in curves else 1
     grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [5, 1][:panels]})
     axes: list[Axes] = list(grid[:, 0])
     top = axes[0]
     top.set_title(title, parse_math=False)
-    top.set_yscale("log")
-    shown = _draw_perplexity(top, curves)
-    low, high = float(shown.min()), float(shown.max())
-    margin = max((high / low) ** 0.04, 1.1)
-    low, high = low / margin, high * margin
-    top.set_ylim(low, high)
-    top.yaxis.set_major_locator(FixedLocator(_ticks(low, high)))
-    top.yaxis.set_minor_locator(NullLocator())
-    top.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    top.set_ylabel("perplexity")
+    perplexity_axis(top, _draw_perplexity(top, curves))
     top.legend(framealpha=0.8, edgecolor="none", loc="upper right", title="last value", alignment="left")
     if panels == 2:
         tokens, rates = curves["learning_rate"]
@@ -106,6 +97,21 @@ def _draw(figure: Figure, curves: dict[str, tuple[Values, Values]], title: str) 
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels(axes)
+
+
+def perplexity_axis(axes: Axes, shown: Values) -> None:
+    """Give a panel a logarithmic axis that holds these perplexities, with round numbers to read off."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = float(shown.min()), float(shown.max())
+    margin = max((high / low) ** 0.04, 1.1)
+    low, high = low / margin, high * margin
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(FixedLocator(_ticks(low, high)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.set_ylabel("perplexity")
 
 
 def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Values:

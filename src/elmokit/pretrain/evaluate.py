@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +14,17 @@ from torch import Tensor
 
 from elmokit.model.bilm import State
 from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.prefetch import prefetched
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import NO_TARGET, Sentences, WindowReader
 
 ROWS, WINDOW = 64, 32
+LEAST_STRETCH = 1024
+"""Predictions that a row should have to itself where the state is carried: each row's first sentence starts cold."""
+
+StateUse = Literal["zero", "carry"]
 
 
 @dataclass(frozen=True)
@@ -51,24 +56,32 @@ def evaluate(
     sentences: Sentences,
     *,
     precision: torch.dtype = torch.float32,
-    state: Literal["zero", "carry"] = "zero",
+    state: StateUse = "zero",
     processes: Processes | None = None,
     rows: int = ROWS,
 ) -> HeldOut:
-    """The perplexity over sentences, each read from a zero state or, with "carry", from where its row stands."""
+    """The perplexity over sentences, each read from a zero state or, with "carry", from where the one before ended.
+
+    Rows read side by side; with "carry" each has a stretch of the text to itself, at whose beginning it starts cold.
+    """
     processes = processes or Processes()
     sums = torch.zeros(types.directions + 1, dtype=torch.float64)
-    for each, places in _losses(network, types, sentences, precision, state, processes, rows):
+    for each, places in window_losses(network, types, sentences, precision, state, processes, rows):
         sums[: types.directions] += each.double().sum(dim=(1, 2)).cpu()
         sums[-1] += int((places != NO_TARGET).sum())
     sums = processes.total(sums)
-    means = (sums[:-1] / sums[-1]).tolist()
+    return held_out(sums[:-1].tolist(), int(sums[-1]))
+
+
+def held_out(losses: Sequence[float], predictions: int) -> HeldOut:
+    """Perplexities from the summed −log p of each direction."""
+    means = [loss / predictions for loss in losses]
     perplexities = [perplexity_of(mean) for mean in means]
     return HeldOut(
         perplexity_of(sum(means) / len(means)),
         perplexities[0],
         perplexities[1] if len(means) > 1 else None,
-        int(sums[-1]),
+        predictions,
     )
 
 
@@ -79,7 +92,7 @@ def sentence_losses(
     started: dict[int, NDArray[np.float64]] = {}  # place → the losses of each direction, predictions so far
     finished: set[int] = set()
     next_index = 0
-    for each, places in _losses(network, types, sentences, precision, "zero", Processes(), ROWS):
+    for each, places in window_losses(network, types, sentences, precision):
         distinct, inverse = np.unique(places, return_inverse=True)
         columns = [*each.double().cpu().numpy(), np.ones(places.shape)]
         sums = np.stack([np.bincount(inverse.ravel(), column.ravel()) for column in columns], axis=1)
@@ -100,21 +113,25 @@ def _length(sentences: Sentences, place: int) -> int:
 
 
 @torch.no_grad()
-def _losses(
+def window_losses(
     network: LanguageModelNetwork,
     types: TypeTable,
     sentences: Sentences,
-    precision: torch.dtype,
-    state: str,
-    processes: Processes,
-    rows: int,
+    precision: torch.dtype = torch.float32,
+    state: StateUse = "zero",
+    processes: Processes | None = None,
+    rows: int = ROWS,
 ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
     """−log p [D, T, B] of window after window, and each token's sentence [T, B]; a process reads its own rows."""
     device = network.bilm.device
+    processes = processes or Processes()
+    reader: WindowReader
+    if state == "zero":
+        reader = WindowReader(sentences, rows=rows * processes.count, window=WINDOW, endless=False)
+    else:
+        rows = max(1, min(rows, sentences.n_predictions // (LEAST_STRETCH * processes.count)))
+        reader = InOrderReader(sentences, rows=rows * processes.count, window=WINDOW)
     share = range(processes.rank * rows, (processes.rank + 1) * rows)
-    reader = WindowReader(
-        sentences, rows=rows * processes.count, window=WINDOW, reset=float(state == "zero"), endless=False
-    )
     training = network.training
     network.eval()
     current: State = network.bilm.zero_state(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -12,20 +12,25 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.pretrain.batches import Batches
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.optimizer import rate_at
-from elmokit.pretrain.prefetch import prefetched
+from elmokit.pretrain.prefetch import batches_ahead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.run_files import RunFolder, Snapshot
 from elmokit.pretrain.stopping import Stopping
 from elmokit.pretrain.type_table import Batch, TypeTable
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.windows import Position, Sentences, WindowReader
+from elmokit.pretrain.windows import Position, Sentences
 
 MOST_SKIPPED = 20
 """Updates in a row without a finite gradient before a run gives up."""
+MOST_FALL_BACKS = 3
+"""Returns to the best checkpoint, each with half the rate, before a run gives up."""
+ASTRAY = 1.5
+"""A held-out perplexity so many times the best is no bad day: the run has left its way."""
 _EVALUATIONS, _LOG_LINES = 20, 500
 _FIRST_RATE = 0.05
 """Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
@@ -75,6 +80,13 @@ class Progressed:
     skipped: int = 0
     """Updates that were left out because a gradient was not finite."""
     stopped_early: bool = False
+    fall_backs: int = 0
+    """Returns to the best checkpoint."""
+
+    @property
+    def rate_share(self) -> float:
+        """What is left of the recipe's rate after them."""
+        return 0.5**self.fall_backs
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ class Training:
         self.stopping = Stopping(processes)
         self.last: HeldOut | None = None
         self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
+        self._astray = ""  # why the run cannot go on from where it is
         self._started = 0.0
 
     @property
@@ -143,11 +156,17 @@ class Training:
         saved_at, saved_step = progressed.seconds, progressed.step
         done = evaluated = self.done()
         with self.stopping.listening():
-            batches = prefetched(self._batches())
+            batches = self._batches()
             try:
                 while done < 1 and not progressed.stopped_early and not self._stop_requested():
+                    if self._astray:
+                        batches.close()
+                        progressed = self._fall_back()
+                        batches = self._batches()
+                        saved_at, saved_step = progressed.seconds, progressed.step
+                        done = evaluated = self.done()
                     micro_batches, position = next(batches)
-                    self._update(micro_batches, rate_at(recipe, self._schedule(done)))
+                    self._update(micro_batches, progressed.rate_share * rate_at(recipe, self._schedule(done)))
                     self.position = position
                     progressed.step += 1
                     progressed.predictions += self.step_predictions
@@ -165,12 +184,14 @@ class Training:
                     late = recipe.checkpoint_minutes and progressed.seconds - saved_at > 60 * recipe.checkpoint_minutes
                     if self.watcher.failed:
                         self.stopping.ask()
-                    if self.stopping.agreed(bool(late)) or due or better:
+                    if late or due:
+                        self._report_left_out()
+                    if (self.stopping.agreed(bool(late)) or due or better) and not self._astray:
                         self.save(best=better)
                         saved_at, saved_step = progressed.seconds, progressed.step
             finally:
                 batches.close()
-        if saved_step != progressed.step:
+        if saved_step != progressed.step and not self._astray:
             self.save(best=False)
         if self.watcher.failed:
             raise self.watcher.failed
@@ -206,24 +227,20 @@ class Training:
             return self.progressed.step % every == 0 or done >= 1
         return math.floor(before * in_all) < math.floor(done * in_all)
 
-    def _batches(self) -> Iterator[tuple[list[Batch], Position]]:
-        recipe, size = self.recipe, self.recipe.batch_size
-        reader = WindowReader(
+    def _batches(self) -> Generator[tuple[list[Batch], Position]]:
+        recipe, size, processes = self.recipe, self.recipe.batch_size, self.processes
+        parts = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
+        batches = Batches(
+            self.data.types,
             self.data.sentences,
             rows=self.rows,
+            shares=tuple(range(part * size, (part + 1) * size) for part in parts),
             window=recipe.window,
             reset=recipe.reset,
             seed=recipe.seed,
             position=self.position,
         )
-        cuda = self.device.type == "cuda"
-        if cuda and self.device.index is not None:  # this thread has a current device of its own
-            torch.cuda.set_device(self.device)
-        while plan := reader.read():
-            parts = [self.processes.rank + number * self.processes.count for number in range(recipe.accumulate)]
-            windows = [reader.fill(plan, range(part * size, (part + 1) * size)) for part in parts]
-            batches = [self.data.types.batch(part) for part in windows]
-            yield [batch.pinned() if cuda else batch for batch in batches], plan.position
+        return batches_ahead(batches, self.device)
 
     def _update(self, batches: list[Batch], rate: float) -> None:
         self.updates.update(self.progressed.step, batches, rate)
@@ -239,11 +256,36 @@ class Training:
                 f"{left_out.since} update{many} left out: the loss or a gradient was not a finite number",
             )
         if left_out.in_a_row >= MOST_SKIPPED:
+            self._leave_way(f"{left_out.in_a_row} updates in a row gave no finite gradient")
+
+    def _leave_way(self, reason: str) -> None:
+        """Note why the run must fall back, or end it where it cannot."""
+        progressed = self.progressed
+        if not progressed.best_step or progressed.fall_backs >= MOST_FALL_BACKS:
             raise ElmoError(
-                f"{left_out.in_a_row} updates in a row gave no finite gradient (learning_rate "
-                f"{self.recipe.learning_rate:g}): the last checkpoint is whole; go on from it with a lower "
-                "--learning-rate or a lower --clip-norm"
+                f"{reason} (learning_rate {progressed.rate_share * self.recipe.learning_rate:g}): the last checkpoint "
+                "is whole; go on from it with a lower --learning-rate or a lower --clip-norm"
             )
+        self._astray = reason
+
+    def _fall_back(self) -> Progressed:
+        """Go on from the best checkpoint with half the rate; those after it are dropped."""
+        reason, self._astray = self._astray, ""
+        seconds, fall_backs = self.progressed.seconds, self.progressed.fall_backs + 1
+        self.processes.wait()  # the first may still be writing it
+        best = self.folder.best()
+        if best is None:
+            raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: begin anew")
+        self.restore(best)
+        self.progressed.seconds, self.progressed.fall_backs = seconds, fall_backs
+        self.watcher.note(
+            self.progressed.step,
+            f"{reason}: back to the best checkpoint, with {self.progressed.rate_share:g} of the rate",
+        )
+        self.save(best=False)
+        if self.processes.first:
+            self.folder.forget_after(self.progressed.step)
+        return self.progressed
 
     def _log(self, done: float) -> None:
         if self.device.type != "cpu":
@@ -292,6 +334,11 @@ class Training:
             progressed.best, progressed.best_step, progressed.since_best = result.mean, progressed.step, 0
         else:
             progressed.since_best += 1
+            if result.mean > ASTRAY * progressed.best:
+                self._leave_way(
+                    f"the held-out perplexity rose from {progressed.best:.4g} at step {progressed.best_step:,} to "
+                    f"{result.mean:.4g} at step {progressed.step:,}"
+                )
             progressed.stopped_early = bool(self.recipe.patience) and progressed.since_best >= self.recipe.patience
         self.watcher.held_out(
             {
@@ -313,6 +360,7 @@ class Training:
             snapshot.tensors["data.row_offset"] = torch.from_numpy(self.position.row_offset)
             snapshot.facts |= {
                 "progressed": asdict(self.progressed),
+                "learning_rate": self.recipe.learning_rate,
                 "next_place": self.position.next_place,
                 "heldout": asdict(self.last) if self.last else None,
                 "unwritten": self.watcher.unwritten,
@@ -333,6 +381,8 @@ class Training:
         progressed = self.progressed = Progressed(**facts["progressed"])
         if progressed.stopped_early:  # a run that is resumed may be given more patience
             progressed.stopped_early = 0 < self.recipe.patience <= progressed.since_best
+        if facts.get("learning_rate") != self.recipe.learning_rate:  # a rate that was asked for is taken as it is
+            progressed.fall_backs = 0
         self.last = HeldOut(**facts["heldout"]) if facts["heldout"] else None
         self.unwritten = facts["unwritten"]
 

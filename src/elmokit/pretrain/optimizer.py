@@ -1,4 +1,4 @@
-"""How weights follow gradients: Adam or Adagrad, the rate over the run, the bound on the gradients."""
+"""How weights follow gradients: Adam, Muon or Adagrad, the rate over the run, the bound on the gradients."""
 
 from __future__ import annotations
 
@@ -9,30 +9,56 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
+from elmokit.pretrain.muon import Muon
 from elmokit.pretrain.recipe import Recipe
 
-SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",)}
-"""What an optimiser keeps for each weight, by torch's names."""
+SLOTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
+    torch.optim.Adagrad: ("sum", "step"),
+    Muon: ("momentum",),
+}
+"""What an optimiser keeps for each weight."""
+_GATES = {"input_weight": 4, "recurrent_weight": 4}
+"""Matrices in a weight that joins those of an LSTM's gates."""
+_TABLES = ("head.weight", "embedding.weight", "words.weight")
+"""Weights that are rows for words or characters: of a matrix they have only the shape."""
 
 
-def make_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The recipe's optimiser; its rate is set anew before each update."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+def make_optimizers(
+    recipe: Recipe, names: Mapping[Tensor, str], precision: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
+    """The recipe's optimisers of the weights that learn; their rate is set anew before each update."""
+    trained = [parameter for parameter in names if parameter.requires_grad]
     if recipe.optimizer == "adagrad":
         # TensorFlow adds nothing to the root, and its sums start at 1.
-        return torch.optim.Adagrad(trained, lr=0.0, initial_accumulator_value=recipe.accumulator, eps=0.0)
+        return [torch.optim.Adagrad(trained, lr=0.0, initial_accumulator_value=recipe.accumulator, eps=0.0)]
+    found: list[torch.optim.Optimizer] = []
+    if recipe.optimizer == "muon":
+        blocks = {p: _GATES.get(names[p].rpartition(".")[2], 1) for p in trained if _is_matrix(p, names[p])}
+        if blocks:
+            kept = {"momentum": recipe.momentum, "weight_decay": recipe.weight_decay}
+            found.append(Muon(blocks, **kept, precision=precision))
+        trained = [parameter for parameter in trained if parameter not in blocks]
+    decay = 0.0 if recipe.optimizer == "muon" else recipe.weight_decay  # a rare word's row would fade away
     groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=1e-9, fused=True)
+    if groups:
+        found.append(torch.optim.AdamW(groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=1e-9, fused=True))
+    return found
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def _is_matrix(parameter: Tensor, name: str) -> bool:
+    return parameter.dim() == 2 and not name.endswith(_TABLES)
+
+
+def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
     """The rate of the next update."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
 
 
 def rate_at(recipe: Recipe, done: float) -> float:
@@ -57,35 +83,40 @@ def clip_gradients(parameters: list[nn.Parameter], bound: float) -> Tensor:
     return norm
 
 
-def slots_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], kind: str) -> dict[str, Tensor]:
-    """The optimiser's memory by weight and slot, `name.slot`, and its count of updates."""
-    slots = {}
-    for parameter, values in optimizer.state.items():
-        for slot in (*SLOTS[kind], "step"):
-            slots[f"{names[parameter]}.{slot}"] = values[slot]
-    return slots
+def slots_of(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The optimisers' memory by weight and slot, `name.slot`."""
+    return {
+        f"{names[parameter]}.{slot}": values[slot]
+        for optimizer in optimizers
+        for parameter, values in optimizer.state.items()
+        for slot in SLOTS[type(optimizer)]
+    }
 
 
 def restore_slots(
-    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], kind: str, slots: Mapping[str, Tensor]
+    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str], slots: Mapping[str, Tensor]
 ) -> None:
     """Put back what `slots_of` gave; weights without any start afresh."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            found = {slot: slots.get(f"{names[parameter]}.{slot}") for slot in (*SLOTS[kind], "step")}
-            if all(value is None for value in found.values()):
-                continue
-            for slot, value in found.items():
-                if value is None or (slot != "step" and value.shape != parameter.shape):
-                    raise ElmoError(f"the optimiser's {slot} for {names[parameter]} is missing or of another shape")
-            optimizer.state[parameter] = {
-                slot: value.to(parameter.device).clone() for slot, value in found.items() if value is not None
-            }
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found = {slot: slots.get(f"{names[parameter]}.{slot}") for slot in SLOTS[type(optimizer)]}
+                if all(value is None for value in found.values()):
+                    continue
+                for slot, value in found.items():
+                    if value is None or (slot != "step" and value.shape != parameter.shape):
+                        raise ElmoError(f"the optimiser's {slot} for {names[parameter]} is missing or of another shape")
+                optimizer.state[parameter] = {
+                    slot: value.to(parameter.device).clone() for slot, value in found.items() if value is not None
+                }
 
 
-def start_from_sums(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], sums: Mapping[str, Tensor]) -> None:
+def start_from_sums(
+    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str], sums: Mapping[str, Tensor]
+) -> None:
     """Let Adagrad begin with the sums of squared gradients that another system's checkpoint brought."""
-    for parameter, state in optimizer.state.items():
-        value = sums.get(names[parameter])
-        if value is not None and value.shape == parameter.shape:
-            state["sum"].copy_(value)
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            value = sums.get(names[parameter])
+            if value is not None and value.shape == parameter.shape:
+                state["sum"].copy_(value)

@@ -8,10 +8,32 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
+import torch
+
+from elmokit.pretrain.batch_process import Item, can_be_started, made_elsewhere
+from elmokit.pretrain.batches import Batches
+
 T = TypeVar("T")
 _AHEAD = 4
 _SWITCH_SECONDS = 0.0005
 """How long one thread may keep the other from running; Python's own 5 ms is as long as an update of a small model."""
+
+
+def batches_ahead(batches: Batches, device: torch.device) -> Generator[Item]:
+    """Each update's batches, and where the reading stands after them, made while the device works on those before.
+
+    For a GPU by a process, in memory that it can copy from; a CPU is waited for by Python anyway, and a thread will do.
+    """
+    if device.type != "cuda":
+        return prefetched(batches.here())
+    return made_elsewhere(batches, pinned=True) if can_be_started() else prefetched(_pinned(batches, device))
+
+
+def _pinned(batches: Batches, device: torch.device) -> Iterator[Item]:
+    if device.index is not None:  # this thread has a current device of its own
+        torch.cuda.set_device(device)
+    for parts, position in batches.here():
+        yield [part.pinned() for part in parts], position
 
 
 def prefetched(items: Iterator[T]) -> Generator[T, None, None]:
@@ -53,4 +75,6 @@ def prefetched(items: Iterator[T]) -> Generator[T, None, None]:
     finally:
         closed.set()
         thread.join()
+        if isinstance(items, Generator):  # what it holds is given back now, not when somebody comes by to collect it
+            items.close()
         sys.setswitchinterval(switch)

@@ -76,14 +76,17 @@ class Recipe:
         "auto", "Softmax over all words or over sampled ones; auto samples large vocabularies on a CPU."
     )
     negatives: int = option(8192, "Words sampled for the sampled softmax.", least=1)
-    optimizer: Literal["adam", "adagrad"] = option("adam", "How weights follow gradients.")
+    optimizer: Literal["adam", "muon", "adagrad"] = option(
+        "adam", "How weights follow gradients; muon: Adam for tables and biases, orthogonal steps for matrices."
+    )
     learning_rate: float = option(6e-3, "The largest rate.", least=0)
     warmup: float = option(0.1, "Share of the run in which the rate rises.", least=0, most=1)
     decay: Literal["none", "linear", "cosine"] = option("cosine", "How the rate falls after that.")
     final_rate: float = option(0.02, "Where it ends, as a share of the largest rate.", least=0, most=1)
     beta1: float = option(0.9, "Adam's memory of the gradient.", least=0, most=0.9999)
     beta2: float = option(0.99, "Adam's memory of its square.", least=0, most=0.99999)
-    weight_decay: float = option(0.0, "Adam's decoupled decay of the matrices.", least=0)
+    momentum: float = option(0.95, "Muon's memory of the gradient.", least=0, most=0.9999)
+    weight_decay: float = option(0.0, "Decoupled decay of the matrices; with muon not of the tables.", least=0)
     accumulator: float = option(1.0, "Adagrad's sums start here.", least=1e-9)
     clip_norm: float = option(0.5, "Bound on the norm of all gradients together; 0 for none.", least=0)
     unigram_bias: bool = option(True, "A new softmax starts from the words' frequencies, not from equal chances.")

@@ -133,6 +133,12 @@ class RunFolder:
         found = (_STEP.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
+    def forget_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        for later in self.steps():
+            if later > step:
+                (self.checkpoints / f"step-{later:010d}.safetensors").unlink(missing_ok=True)
+
     def latest(self) -> Snapshot | None:
         """The last checkpoint, or None where there is none yet."""
         steps = self.steps()

@@ -58,7 +58,7 @@ def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
 
 def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> Start:
     """An existing model; words of another vocabulary keep what the model knows of them, new ones start afresh."""
-    vocab = vocab or model.vocab
+    model, vocab = model.in_floats(), vocab or model.vocab
     assert vocab is not None
     told: list[str] = []
     torch.manual_seed(recipe.seed)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Sentences, Windows
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary
 
+if TYPE_CHECKING:  # a process that only makes batches has no need of torch, which takes seconds to start
+    import torch
+    from torch import Tensor
+
 Ints = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]
+"""The parts of a batch by name, those that the model has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +34,25 @@ class Batch:
     targets: Tensor  # [D, T, B] rows of the softmax, NO_TARGET where there is none
     keep: Tensor  # [T, B]
 
+    @classmethod
+    def of(cls, parts: Mapping[str, Tensor]) -> Batch:
+        """A batch of the parts that there are, by name."""
+        return cls(parts.get("characters"), parts.get("words"), parts["inputs"], parts["targets"], parts["keep"])
+
+    @classmethod
+    def of_arrays(cls, arrays: Arrays) -> Batch:
+        """The same numbers as tensors."""
+        import torch
+
+        return cls.of({name: torch.from_numpy(part) for name, part in arrays.items()})
+
     def to(self, device: torch.device) -> Batch:
         """The same on a device, without waiting for the copy."""
         return self if device.type == "cpu" else self._with(lambda part: part.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
         """The same in memory that a GPU can copy from while the program goes on."""
-        return self._with(Tensor.pin_memory)
+        return self._with(lambda part: part.pin_memory())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
         characters, words = (None if part is None else change(part) for part in (self.characters, self.words))
@@ -54,21 +71,32 @@ class TypeTable:
         self.vocab_index: Ints = np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types)
         self.vocab_index[BEGIN_TYPE], self.vocab_index[END_TYPE] = vocab.begin, vocab.end
         self._unknown = vocab.unknown
-        self._slot: Ints = np.zeros(corpus.n_types, np.int64)
+        self._prepare_slots()
+
+    def _prepare_slots(self) -> None:
+        self._slot: Ints = np.zeros(self.corpus.n_types, np.int64)
         self._slot_in_use = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the table that `_distinct` works with."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_slot")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare_slots()
 
     def batch(self, windows: Windows) -> Batch:
         """Windows → what the network takes."""
+        return Batch.of_arrays(self.arrays(windows))
+
+    def arrays(self, windows: Windows) -> Arrays:
+        """The same as arrays, for which torch need not be there."""
         inputs, targets = windows.inputs[: self.directions], windows.targets[: self.directions]
         types, places = self._distinct(inputs)
         characters, words = self.ids(types)
-        return Batch(
-            None if characters is None else torch.from_numpy(characters),
-            None if words is None else torch.from_numpy(words),
-            torch.from_numpy(places),
-            torch.from_numpy(np.where(targets == NO_TARGET, NO_TARGET, self.vocab_index[targets])),
-            torch.from_numpy(windows.keep),
-        )
+        wanted = np.where(targets == NO_TARGET, NO_TARGET, self.vocab_index[targets])
+        parts = {"characters": characters, "words": words, "inputs": places, "targets": wanted, "keep": windows.keep}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
         """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""

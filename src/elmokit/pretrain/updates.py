@@ -20,7 +20,7 @@ from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork, Negatives
 from elmokit.pretrain.optimizer import (
     clip_gradients,
-    make_optimizer,
+    make_optimizers,
     restore_slots,
     set_rate,
     slots_of,
@@ -60,10 +60,10 @@ class Updates:
         self.network = network.to(device)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.network.named_parameters()}
-        self.optimizer = make_optimizer(recipe, self.trained)
-        if slots and recipe.optimizer == "adagrad":
-            start_from_sums(self.optimizer, self.names, slots)
         self.precision = choose_precision(recipe, device)
+        self.optimizers = make_optimizers(recipe, self.names, self.precision)
+        if slots and recipe.optimizer == "adagrad":
+            start_from_sums(self.optimizers, self.names, slots)
         self.sampled = choose_sampled(recipe, len(network.head.bias), device)
         self.parallel: nn.Module = self.network
         if processes.count > 1:
@@ -79,13 +79,15 @@ class Updates:
     def update(self, step: int, batches: list[Batch], rate: float) -> None:
         """One update of the weights; left out where a gradient is not finite."""
         recipe = self.recipe
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         torch.manual_seed(_seed(recipe.seed, step, self.processes.rank))
         negatives = self._negatives(step)
         scale = (recipe.window if recipe.scale_by_window else 1) / len(batches)
         after: list[State] = []
         losses = torch.zeros_like(self._losses)
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.trained:
+            parameter.grad = None
         for number, (batch, state) in enumerate(zip(batches, self.states, strict=True)):
             last = number == len(batches) - 1
             with nullcontext() if last or self.processes.count == 1 else self.parallel.no_sync():  # type: ignore[operator]
@@ -99,18 +101,21 @@ class Updates:
     def _apply(self, after: list[State], losses: Tensor, finite: Tensor, rate: float) -> None:
         """Take the update and the state after it, or neither; on a GPU without waiting to know which."""
         self.rate = rate
-        set_rate(self.optimizer, rate)
-        if self.device.type == "cuda" and self.recipe.optimizer == "adam":
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-            self.optimizer.step()
+        set_rate(self.optimizers, rate)
+        if self.device.type == "cuda" and self.recipe.optimizer != "adagrad":
+            found_inf = (~finite).float()
+            for optimizer in self.optimizers:
+                optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+                optimizer.grad_scale = None  # type: ignore[attr-defined]
+                optimizer.step()
             self.states = [
                 State(torch.where(finite, new.h, old.h), torch.where(finite, new.c, old.c))
                 for new, old in zip(after, self.states, strict=True)
             ]
-            self._losses += torch.where(finite, losses, 0.0)
+            self._losses += losses.masked_fill(~finite, 0.0)
         elif bool(finite):
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
             self.states = after
             self._losses += losses
         bad = (~finite).long()
@@ -152,7 +157,7 @@ class Updates:
             torch.stack([torch.stack(self.processes.gathered(part)) for part in parts])
             for parts in ([state.h for state in self.states], [state.c for state in self.states])
         )
-        slots = slots_of(self.optimizer, self.names, self.recipe.optimizer)
+        slots = slots_of(self.optimizers, self.names)
         tensors = {
             **state_dict_of(self.network, "network"),
             **{f"optimizer.{name}": value for name, value in slots.items()},
@@ -165,7 +170,7 @@ class Updates:
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot; the rows may be dealt to another number of processes than wrote it."""
         self.network.load_state_dict(snapshot.part("network"))
-        restore_slots(self.optimizer, self.names, self.recipe.optimizer, snapshot.part("optimizer"))
+        restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
         self.states = self._dealt(snapshot.part("state"))
         if self.processes.first:  # the others add nothing to the first one's sums
             self._losses = snapshot.tensors["metrics.losses"].to(self.device)

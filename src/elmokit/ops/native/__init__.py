@@ -1,14 +1,20 @@
 """Kernels in C, compiled for the machine that runs them.
 
-`reason_against` and `description` are what the dispatcher asks; `bilstm` and `linear` hold what it then calls.
+`reason_against` and `description` are what the dispatcher asks; `bilstm`, `characters` and `linear` hold what is then
+called.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from elmokit.ops.native.binding import library
 from elmokit.ops.native.build import BuildError
+from elmokit.ops.native.packed import fit_halves
+from elmokit.ops.weights import AnyLstmWeights
 
 
 def reason_against(dtype: torch.dtype, *, int8: bool) -> str | None:
@@ -22,6 +28,11 @@ def reason_against(dtype: torch.dtype, *, int8: bool) -> str | None:
     return None
 
 
-def description() -> str:
-    """What was compiled, for which instructions."""
-    return f"kernels compiled for this CPU, {library().instructions().decode()}"
+def description(stacks: Sequence[Sequence[AnyLstmWeights]] = ()) -> str:
+    """What was compiled, for which instructions, and how the weights lie."""
+    kernels = library()
+    what = f"kernels compiled for this CPU, {kernels.instructions().decode()}"
+    recurrent = [weights.recurrent for layers in stacks for weights in layers]
+    if recurrent and all(isinstance(matrix, Tensor) and fit_halves(kernels, matrix) for matrix in recurrent):
+        what += "; weights lie in 16 bits, which hold them exactly"
+    return what

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import BiLstm, Layer, Library, Matrix, library
 from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
@@ -36,22 +38,20 @@ def bilstm_native(
     skip_connections: bool,
 ) -> BiLstmOutput:
     """`elmokit.ops.bilstm.bilstm` on the CPU, x [B, T, P] in float32: no gradients, no dropout."""
+    kernels = library()
     batch, time, _ = x.shape
-    directions, layers = len(stacks), len(stacks[0])
-    outputs, cells = h.shape[-1], c.shape[-1]
-    falling, order = torch.sort(lengths.to("cpu", torch.int64), descending=True, stable=True)
-    tokens: list[int] = falling.tolist()
-    _check(x, tokens, stacks, h, c)
+    given: list[int] = lengths.tolist()
+    order = sorted(range(len(given)), key=given.__getitem__, reverse=True)
+    tokens = [given[row] for row in order]
+    plan = _plans.of(kernels, *_tensors(stacks), lambda: _Plan(kernels, stacks))
+    directions, layers, outputs, cells = len(stacks), len(stacks[0]), plan.outputs, plan.cells
+    plan.check(x, tokens, h, c)
     x, h, c = x.detach(), h.detach().contiguous(), c.detach().contiguous()
     x = x if x.stride(2) == 1 else x.contiguous()
     room = torch.empty(layers + 1, batch, time, directions * outputs, dtype=x.dtype, device=x.device)
     wide = list(room[1:].unbind(0))
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
-    kernels = library()
-    held: list[object] = []  # what the structures point to
-    stack = (Layer * (directions * layers))(*(_layer(kernels, weights, held) for stack in stacks for weights in stack))
-    int8 = isinstance(stacks[0][0], Int8LstmWeights)
-    threads, apart = _threads(sum(tokens), max(tokens, default=0), 5 * cells * outputs, 1 if int8 else 4, directions)
+    threads, apart = _threads(sum(tokens), max(tokens, default=0), 5 * cells * outputs, plan.bytes_each, directions)
     job = BiLstm(
         batch=batch,
         time=time,
@@ -59,16 +59,16 @@ def bilstm_native(
         layers=layers,
         cells=cells,
         outputs=outputs,
-        int8=int8,
+        int8=plan.int8,
         skip_connections=skip_connections,
         threads=threads,
         apart=apart,
-        stack=stack,
+        stack=plan.stack,
         x=x.data_ptr(),
         x_row=x.stride(0),
         x_token=x.stride(1),
-        order=order.data_ptr(),
-        lengths=falling.data_ptr(),
+        order=(ctypes.c_int64 * batch)(*order),
+        lengths=(ctypes.c_int64 * batch)(*tokens),
         h=h.data_ptr(),
         c=c.data_ptr(),
         last_h=last_h.data_ptr(),
@@ -80,49 +80,91 @@ def bilstm_native(
     return BiLstmOutput(wide, last_h, last_c, room)
 
 
-def _check(x: Tensor, falling: Sequence[int], stacks: Sequence[Sequence[AnyLstmWeights]], h: Tensor, c: Tensor) -> None:
-    """The library trusts every size and address it is given, so nothing may reach it that does not fit."""
-    batch, time, size_in = x.shape
-    outputs, cells = h.shape[-1], c.shape[-1]
-    if not all(given.dtype == torch.float32 and given.device.type == "cpu" for given in (x, h, c)):
-        kinds = ", ".join(f"{given.dtype} on {given.device}" for given in (x, h, c))
-        raise ElmoError(f"the compiled kernels take float32 on the CPU, got {kinds}")
-    if len(falling) != batch or (batch and not 0 <= falling[-1] <= falling[0] <= time):
-        raise ElmoError(f"lengths must be {batch} numbers from 0 to {time}, got {list(falling)}")
-    kind = type(stacks[0][0])
-    expected = [(4 * cells, size_in), (4 * cells, outputs), (4 * cells,), (outputs, cells)]
-    states = (len(stacks), len(stacks[0]), batch)
-    fits = h.shape == (*states, outputs) and c.shape == (*states, cells)
-    for layers in stacks:
-        fits = fits and len(layers) == len(stacks[0])
-        for number, weights in enumerate(layers):
-            expected[0] = 4 * cells, outputs if number else size_in
-            given = [weights.input, weights.recurrent, weights.bias, weights.projection]
-            shapes = [tuple(part.shape) for part in given if part is not None]
-            fits = fits and type(weights) is kind and shapes == expected[: len(shapes)]
-            fits = fits and (weights.projection is not None or outputs == cells)
-    if not fits:
-        raise ElmoError(
-            f"the weights and states of the layers do not fit inputs of {size_in}, {outputs} outputs and {cells} cells"
+class _Plan:
+    """The weights of all layers as the library takes them.
+
+    It trusts every size and address it is given, so nothing may reach it that does not fit.
+    """
+
+    def __init__(self, kernels: Library, stacks: Sequence[Sequence[AnyLstmWeights]]) -> None:
+        first = stacks[0][0]
+        self.inputs, self.outputs, self.cells = first.input.shape[1], first.recurrent.shape[1], len(first.bias) // 4
+        self.int8 = isinstance(first, Int8LstmWeights)
+        self.states = (len(stacks), len(stacks[0]))
+        self._held: list[object] = []  # what the structures point to
+        self._fits = self._fit(stacks)
+        layers = [self._layer(kernels, w) for stack in stacks for w in stack] if self._fits else []
+        self.stack = (Layer * len(layers))(*layers)
+        self.bytes_each = 1 if self.int8 else 2 if all(layer.recurrent.half for layer in layers) else 4
+
+    def check(self, x: Tensor, falling: Sequence[int], h: Tensor, c: Tensor) -> None:
+        """Refuse inputs that do not fit."""
+        batch, time, size_in = x.shape
+        if not all(given.dtype == torch.float32 and given.device.type == "cpu" for given in (x, h, c)):
+            kinds = ", ".join(f"{given.dtype} on {given.device}" for given in (x, h, c))
+            raise ElmoError(f"the compiled kernels take float32 on the CPU, got {kinds}")
+        if len(falling) != batch or (batch and not 0 <= falling[-1] <= falling[0] <= time):
+            raise ElmoError(f"lengths must be {batch} numbers from 0 to {time}, got {list(falling)}")
+        fits = self._fits and size_in == self.inputs
+        fits = fits and h.shape == (*self.states, batch, self.outputs) and c.shape == (*self.states, batch, self.cells)
+        if not fits:
+            outputs, cells = h.shape[-1], c.shape[-1]
+            raise ElmoError(
+                f"the weights and states of the layers do not fit inputs of {size_in}, {outputs} outputs and {cells} "
+                "cells"
+            )
+
+    def _fit(self, stacks: Sequence[Sequence[AnyLstmWeights]]) -> bool:
+        """Whether all layers of all directions have the sizes that the first one asks for."""
+        outputs, cells = self.outputs, self.cells
+        expected = [(4 * cells, self.inputs), (4 * cells, outputs), (4 * cells,), (outputs, cells)]
+        fits = True
+        for layers in stacks:
+            fits = fits and len(layers) == len(stacks[0])
+            for number, weights in enumerate(layers):
+                expected[0] = 4 * cells, outputs if number else self.inputs
+                given = [weights.input, weights.recurrent, weights.bias, weights.projection]
+                shapes = [tuple(part.shape) for part in given if part is not None]
+                fits = fits and isinstance(weights, Int8LstmWeights) == self.int8
+                fits = fits and shapes == expected[: len(shapes)]
+                fits = fits and (weights.projection is not None or outputs == cells)
+        return fits
+
+    def _layer(self, kernels: Library, weights: AnyLstmWeights) -> Layer:
+        input_, recurrent = packed(kernels, weights.input, gates=True), packed(kernels, weights.recurrent, gates=True)
+        projection = None if weights.projection is None else packed(kernels, weights.projection)
+        check_place(weights.bias)
+        bias = weights.bias.detach().float().contiguous()
+        self._held += [input_, recurrent, projection, bias]
+        return Layer(
+            input_.matrix,
+            recurrent.matrix,
+            Matrix() if projection is None else projection.matrix,
+            bias.data_ptr(),
+            weights.forget_bias,
+            math.inf if weights.cell_clip is None else weights.cell_clip,
+            math.inf if weights.projection_clip is None else weights.projection_clip,
         )
 
 
-def _layer(kernels: Library, weights: AnyLstmWeights, held: list[object]) -> Layer:
-    """One layer as the library takes it; what it points to is put into `held`."""
-    input_, recurrent = packed(kernels, weights.input, gates=True), packed(kernels, weights.recurrent, gates=True)
-    projection = None if weights.projection is None else packed(kernels, weights.projection)
-    check_place(weights.bias)
-    bias = weights.bias.detach().float().contiguous()
-    held += [input_, recurrent, projection, bias]
-    return Layer(
-        input_.matrix,
-        recurrent.matrix,
-        Matrix() if projection is None else projection.matrix,
-        bias.data_ptr(),
-        weights.forget_bias,
-        math.inf if weights.cell_clip is None else weights.cell_clip,
-        math.inf if weights.projection_clip is None else weights.projection_clip,
-    )
+_plans = Keeper[_Plan]()
+
+
+def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], tuple[object, ...]]:
+    """All tensors of the layers, and what else makes them what they are."""
+    tensors: list[Tensor] = []
+    facts: list[object] = []
+    for layers in stacks:
+        for weights in layers:
+            facts += [len(layers), type(weights), weights.forget_bias, weights.cell_clip, weights.projection_clip]
+            for matrix in (weights.input, weights.recurrent, weights.projection):
+                if isinstance(matrix, Int8Matrix):
+                    tensors += [matrix.values, matrix.scales]
+                elif matrix is not None:
+                    tensors.append(matrix)
+            tensors.append(weights.bias)
+            facts.append(len(tensors))
+    return tensors, tuple(facts)
 
 
 def _threads(tokens: int, steps: int, weights: int, bytes_each: int, directions: int) -> tuple[int, bool]:

@@ -28,6 +28,7 @@ class Matrix(Structure):
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("gates", c_int64),
+        ("half", c_int64),
     )
 
 
@@ -63,8 +64,8 @@ class BiLstm(Structure):
         ("x", c_void_p),
         ("x_row", c_int64),
         ("x_token", c_int64),
-        ("order", c_void_p),
-        ("lengths", c_void_p),
+        ("order", POINTER(c_int64)),
+        ("lengths", POINTER(c_int64)),
         ("h", c_void_p),
         ("c", c_void_p),
         ("last_h", c_void_p),
@@ -74,7 +75,7 @@ class BiLstm(Structure):
 
 
 class Linear(Structure):
-    """`struct linear` of source/library.c."""
+    """`struct linear` of source/linear.h."""
 
     _fields_ = (
         ("weight", Matrix),
@@ -83,7 +84,51 @@ class Linear(Structure):
         ("y", c_void_p),
         ("rows", c_int64),
         ("int8", c_int64),
+        ("twice", c_int64),
         ("threads", c_int64),
+    )
+
+
+class Product(Structure):
+    """`struct product` of source/characters.h."""
+
+    _fields_ = (("weight", Matrix), ("bias", c_void_p))
+
+
+class Filters(Structure):
+    """`struct filters` of source/characters.h."""
+
+    _fields_ = (("product", Product), ("width", c_int64))
+
+
+class Highway(Structure):
+    """`struct highway` of source/characters.h."""
+
+    _fields_ = (("transform", Product), ("gate", Product))
+
+
+class Characters(Structure):
+    """`struct characters` of source/characters.h."""
+
+    _fields_ = (
+        ("ids", c_void_p),
+        ("words", c_int64),
+        ("longest", c_int64),
+        ("table", c_void_p),
+        ("symbols", c_int64),
+        ("size", c_int64),
+        ("padding", c_int64),
+        ("filters", POINTER(Filters)),
+        ("widths", c_int64),
+        ("outputs", c_int64),
+        ("tanh", c_int64),
+        ("highways", POINTER(Highway)),
+        ("depth", c_int64),
+        ("projection", Product),
+        ("int8", c_int64),
+        ("y", c_void_p),
+        ("threads", c_int64),
+        ("teams", c_int64),
     )
 
 
@@ -96,10 +141,12 @@ class Library:
         self.free = _typed(loaded.elmokit_free, None, c_void_p)
         self.panel_bytes = _typed(loaded.elmokit_panel_bytes, c_int64, POINTER(Matrix), c_int64)
         self.table_items = _typed(loaded.elmokit_table_items, c_int64, POINTER(Matrix))
+        self.fit_halves = _typed(loaded.elmokit_fit_halves, c_int, c_void_p, c_int64)
         self.pack = _typed(loaded.elmokit_pack, None, POINTER(Matrix), c_void_p, c_void_p, c_int64)
-        self.sample = _typed(loaded.elmokit_sample, c_uint64, c_void_p, c_int64)
+        self.sample = _typed(loaded.elmokit_sample, c_uint64, POINTER(c_void_p), POINTER(c_int64), c_int64)
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
         self.linear = _typed(loaded.elmokit_linear, c_int, POINTER(Linear))
+        self.characters = _typed(loaded.elmokit_characters, c_int, POINTER(Characters))
         functions = None if _forked else pool_functions()
         self.uses_pool = functions is not None
         if functions is not None:

@@ -17,8 +17,11 @@ LEAST_PRODUCTS = 1_000_000
 """Products that are worth another thread."""
 
 
-def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
-    """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O], float32 on the CPU, without gradients."""
+def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None, *, twice: bool = False) -> Tensor:
+    """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O], float32 on the CPU, without gradients.
+
+    A matrix of 8 bits is multiplied with x in 8 bits, and with `twice` also with what that leaves over, in 8 bits too.
+    """
     if x.dtype != torch.float32 or x.device.type != "cpu":
         raise ElmoError(f"the compiled kernels take float32 on the CPU, got {x.dtype} on {x.device}")
     if x.shape[1:] != weight.shape[1:] or (bias is not None and bias.shape != weight.shape[:1]):
@@ -39,6 +42,7 @@ def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -
         y.data_ptr(),
         rows,
         matrix.int8,
+        matrix.int8 and twice,
         threads,
     )
     if kernels.linear(ctypes.byref(job)):

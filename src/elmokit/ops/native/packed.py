@@ -1,8 +1,4 @@
-"""Weight matrices in the order the kernels read them, kept as long as the tensors they were made from.
-
-A copy is made anew where its tensor has changed: moved, written to in place, or, where torch keeps no count of that
-(`.data`, inference mode), given other numbers at the places that are looked at.
-"""
+"""Weight matrices in the order the kernels read them, kept as long as the tensors they were made from."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Library, Matrix
 from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.memory import let_go
 
 MOST_INT8_INPUTS = 65536
@@ -28,17 +25,18 @@ class PackedMatrix:
     def __init__(self, kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool) -> None:
         self.library = kernels
         self.int8 = isinstance(weight, Int8Matrix)
-        outputs, inputs = weight.shape
+        outputs, inputs = weight.shape[0], weight.shape[1:].numel()
         if self.int8 and inputs > MOST_INT8_INPUTS:
             raise ElmoError(f"a matrix of 8 bits may have {MOST_INT8_INPUTS} inputs at most, got {inputs}: use float32")
-        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=4 if gates else 1)
+        values, scales = parts(weight)
+        values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
+        half = not self.int8 and fit_halves(kernels, values)
+        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=4 if gates else 1, half=half)
         pointer = ctypes.byref(self.matrix)
         self.matrix.panels = self._memory(self.library.panel_bytes(pointer, self.int8))
-        values, scales = parts(weight)
         if scales is not None:
             items = self.library.table_items(pointer)
             self.matrix.scales, self.matrix.offsets = self._memory(4 * items), self._memory(4 * items)
-        values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
@@ -52,26 +50,22 @@ class PackedMatrix:
         return address
 
 
-_kept: dict[tuple[int, bool], tuple[weakref.ref[Tensor], tuple[object, ...], PackedMatrix]] = {}
+_kept = Keeper[PackedMatrix]()
 
 
 def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool = False) -> PackedMatrix:
-    """The panels of weight [O, K], packed anew only where it has changed; `gates`: its rows are the gates of cells."""
+    """The panels of weight [O, …], packed anew only where it has changed; `gates`: its rows are the gates of cells."""
     values, scales = parts(weight)
     check_place(values, scales)
-    state = _state(values, kernels) if scales is None else (*_state(values, kernels), *_state(scales, kernels))
-    key = id(values), gates
-    found = _kept.get(key)
-    if found is not None and found[0]() is values and found[1] == state:
-        return found[2]
-    matrix = PackedMatrix(kernels, weight, gates=gates)
+    tensors = [values] if scales is None else [values, scales]
+    return _kept.of(kernels, tensors, gates, lambda: PackedMatrix(kernels, weight, gates=gates))
 
-    def forget(reference: weakref.ref[Tensor]) -> None:
-        if key in _kept and _kept[key][0] is reference:  # the number may be another tensor's by now
-            del _kept[key]
 
-    _kept[key] = weakref.ref(values, forget), state, matrix
-    return matrix
+def fit_halves(kernels: Library, values: Tensor) -> bool:
+    """Whether 16 bits hold all numbers exactly, and this machine widens those on their way into a product."""
+    check_place(values)
+    values = values.detach().float().contiguous()
+    return bool(kernels.fit_halves(values.data_ptr(), values.numel()))
 
 
 def parts(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
@@ -84,11 +78,3 @@ def check_place(*weights: Tensor | None) -> None:
     for weight in weights:
         if weight is not None and not weight.is_cpu:
             raise ElmoError(f"inputs on the CPU need weights on the CPU, got some on {weight.device}: move all of them")
-
-
-def _state(values: Tensor, kernels: Library) -> tuple[object, ...]:
-    """What is another where the numbers are others."""
-    address = values.data_ptr()
-    version = None if values.is_inference() else values._version
-    dense = values.is_contiguous()
-    return address, version, values.shape, kernels.sample(address, values.nbytes) if dense else values.stride()

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "bilstm.h"
+#include "characters.h"
+#include "linear.h"
 
 #define HUGE_PAGE ((int64_t)2 << 20)
 #define SPARE_BYTES ((int64_t)256 << 20) /* working memory larger than this is not kept for the next call */
@@ -36,7 +38,19 @@ void elmokit_free(void *memory) { free(memory); }
 /* The bytes of a matrix's panels; each of its [panels][WIDTH] side tables has elmokit_table_items numbers. */
 int64_t elmokit_panel_bytes(const struct matrix *m, int64_t int8) {
     int64_t outputs = panel_count(m) * WIDTH;
-    return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (int64_t)sizeof(float);
+    return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (m->half ? 2 : 4);
+}
+
+/* Whether all numbers are the same after a way through 16 bits, and the machine widens those itself. */
+int elmokit_fit_halves(const float *numbers, int64_t count) {
+    int same = HALVES;
+    for (int64_t start = 0; same && start < count; start += 1024)
+        for (int64_t i = start; i < smaller(start + 1024, count); i++) {
+            float back;
+            narrowed(numbers[i], &back);
+            same &= back == numbers[i];
+        }
+    return same;
 }
 
 int64_t elmokit_table_items(const struct matrix *m) { return panel_count(m) * WIDTH; }
@@ -57,7 +71,7 @@ static void pack_work(void *given, int rank, int size) {
             m, job->weights, job->scales, (int8_t *)m->panels, (float *)m->scales, (int32_t *)m->offsets, start, stop
         );
     else
-        pack_floats(m, job->weights, (float *)m->panels, start, stop);
+        pack_floats(m, job->weights, (void *)m->panels, start, stop);
 }
 
 /* Fills a matrix's panels; with scales [outputs] the weights are of 8 bits. */
@@ -66,19 +80,21 @@ void elmokit_pack(const struct matrix *m, const void *weights, const float *scal
     run_crew(pack_work, &job, (int)threads);
 }
 
-/* A number that changes with almost any change of `bytes` bytes: it reads some of them, all over. */
-uint64_t elmokit_sample(const uint8_t *memory, int64_t bytes) {
+#define SAMPLES 16 /* places of each memory that are looked at */
+
+/* A number that changes with almost any change of `count` memories of so many bytes: it reads some of each, all over. */
+uint64_t elmokit_sample(const uint8_t *const *memories, const int64_t *bytes, int64_t count) {
     uint64_t found = 14695981039346656037u;
-    int64_t words = bytes / 4, step = words / 64 + 1;
-    for (int64_t i = 0; i < words; i += step) {
-        uint32_t word;
-        memcpy(&word, memory + 4 * i, 4);
-        found = (found ^ word) * 1099511628211u;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t words = bytes[i] / 4, step = words / SAMPLES + 1;
+        for (int64_t at = 0; at < words; at += step) {
+            uint32_t word;
+            memcpy(&word, memories[i] + 4 * at, 4);
+            found = (found ^ word) * 1099511628211u;
+        }
     }
     return found;
 }
-
-#define LINEAR_ROWS 256 /* rows that a panel is multiplied with before the next */
 
 /* Working memory is handed from call to call, so that its pages need not be made anew; two callers at once have two. */
 struct spare {
@@ -127,69 +143,38 @@ void elmokit_use_pool(void *parallel, void *rank, void *size) {
     *(void **)&pool.parallel = parallel;
 }
 
-struct linear {
-    struct matrix weight;
-    const float *bias, *x; /* [O] or NULL, [N][K] */
-    float *y;              /* [N][O] */
-    int64_t rows, int8, threads;
-};
-
-struct linear_desk {
-    const struct linear *job;
-    struct team team;
-    uint8_t *small;
-    float *scales;
-    int32_t *sums;
-};
-
-static void linear_work(void *given, int rank, int size) {
-    struct linear_desk *desk = given;
-    const struct linear *job = desk->job;
-    const struct matrix *m = &job->weight;
-    int64_t start, stop, panels = panel_count(m);
-    if (job->int8) {
-        share(job->rows, rank, size, &start, &stop);
-        for (int64_t row = start; row < stop; row++)
-            desk->scales[row] = quantise(job->x + row * m->inputs, m->inputs, desk->small + row * padded(m->inputs));
-        meet(&desk->team, size);
-    }
-    /* Blocks of rows, of each block all panels; lower blocks where that gives every thread something to do. */
-    int64_t height = smaller(LINEAR_ROWS, ceiling(job->rows, ceiling(size, panels))), wide = padded(m->inputs);
-    int32_t *sums = desk->sums + rank * SUM_ROWS * WIDTH;
-    share(ceiling(job->rows, height) * panels, rank, size, &start, &stop);
-    for (int64_t item = start; item < stop; item++) {
-        int64_t begin = item / panels * height, end = smaller(begin + height, job->rows), panel = item % panels;
-        int64_t output = panel * WIDTH, count = smaller(WIDTH, m->outputs - output);
-        float bias[WIDTH] __attribute__((aligned(64))) = {0};
-        if (job->bias) memcpy(bias, job->bias + output, count * sizeof(float));
-        for (int64_t first = begin; first < end; first += SUM_ROWS) {
-            int64_t n = smaller(SUM_ROWS, end - first), next = first == begin ? (panel + 1) % panels : panel;
-            if (job->int8) {
-                int8_product(m, n, desk->small + first * wide, wide, panel, next, sums);
-                add_scaled((float *)sums, bias, n, sums, m->scales + output, desk->scales + first);
-            } else {
-                for (int64_t row = 0; row < n; row++) memcpy(sums + row * WIDTH, bias, sizeof bias);
-                float_product(m, n, job->x + first * m->inputs, m->inputs, panel, next, (float *)sums);
-            }
-            for (int64_t row = 0; row < n; row++)
-                memcpy(job->y + (first + row) * m->outputs + output, sums + row * WIDTH, count * sizeof(float));
-        }
-    }
-}
-
 /* y [N][O] = x [N][K] · weightᵀ + bias. Returns 0, or 1 where there was not enough memory. */
 int elmokit_linear(const struct linear *job) {
     if (!job->rows || !job->weight.outputs) return 0;
-    int64_t small = job->int8 ? job->rows * padded(job->weight.inputs) : 0, scales = padded(4 * job->rows);
-    char *memory = borrow(small + scales + job->threads * SUM_ROWS * WIDTH * (int64_t)sizeof(int32_t));
+    int64_t parts = job->twice ? 2 : 1, wide = padded(job->weight.inputs);
+    int64_t small = job->int8 ? parts * job->rows * wide : 0, scales = padded(4 * parts * job->rows);
+    int64_t rest = job->twice ? job->threads * wide * (int64_t)sizeof(float) : 0;
+    char *memory = borrow(small + scales + rest + job->threads * SUM_ROWS * WIDTH * (int64_t)sizeof(int32_t));
     if (!memory) return 1;
     struct linear_desk desk = {
         .job = job,
         .small = (uint8_t *)memory,
         .scales = (float *)(memory + small),
-        .sums = (int32_t *)(memory + small + scales),
+        .rest = (float *)(memory + small + scales),
+        .sums = (int32_t *)(memory + small + scales + rest),
     };
     run_crew(linear_work, &desk, (int)job->threads);
     give_back(memory);
     return 0;
+}
+
+/* The character part of words. Returns 0; 1 where there was not enough memory; 2 where the table lacks an id. */
+int elmokit_characters(const struct characters *job) {
+    if (!job->words) return 0;
+    struct characters_desk measured;
+    int64_t members = ceiling(job->threads, job->teams), desks = job->teams * (int64_t)sizeof measured;
+    int64_t bytes = set_out_characters(&measured, job, members, NULL);
+    char *memory = borrow(desks + bytes * job->teams);
+    if (!memory) return 1;
+    struct characters_office office = {.job = job, .desks = memset(memory, 0, desks)};
+    for (int64_t i = 0; i < job->teams; i++)
+        set_out_characters(&office.desks[i], job, members, memory + desks + i * bytes);
+    run_crew(characters_work, &office, (int)job->threads);
+    give_back(memory);
+    return atomic_load(&office.unknown) ? 2 : 0;
 }

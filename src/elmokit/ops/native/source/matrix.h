@@ -1,7 +1,9 @@
 /* Weight matrices cut into panels of WIDTH outputs, and the products of rows with a panel.
 
-   A panel of float32 is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of gates the four vectors
-   of a panel are the four gates of the same LANES cells; in a plain one they are WIDTH outputs that follow each other.
+   A panel of floats is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of gates the four vectors of
+   a panel are the four gates of the same LANES cells; in a plain one they are WIDTH outputs that follow each other.
+   Floats that 16 bits hold exactly lie in 16 bits and are widened on their way into the product: half the memory to
+   read, and the same result to the last bit.
    Every sum runs over K in the same order whatever the number of rows, so a row's result does not depend on others. */
 
 #ifndef ELMOKIT_MATRIX_H
@@ -17,6 +19,7 @@ struct matrix {
     const int32_t *offsets; /* 8 bits: [panels][WIDTH], what the sums start from */
     int64_t outputs, inputs;
     int64_t gates; /* 1 or GATES */
+    int64_t half;  /* whether its floats lie in 16 bits */
 };
 
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -42,10 +45,15 @@ INLINE int64_t output_of(const struct matrix *m, int64_t panel, int v, int lane)
 
 #define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */
 
+/* The vector at place `at` of a panel of floats. */
+INLINE floats weights_at(const int half, const void *panel, int64_t at) {
+    return half ? widened((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
+}
+
 /* sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes apart. */
 INLINE void float_tile(
-    const int R, int64_t count, const float *rows, int64_t stride, const float *panel, float *sums, const char *next,
-    int64_t step
+    const int R, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
+    const char *next, int64_t step
 ) {
     floats s[ROWS][GATES];
 #pragma GCC unroll 8
@@ -55,7 +63,7 @@ INLINE void float_tile(
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) w[v] = *(const floats *)(panel + k * WIDTH + v * LANES);
+        for (int v = 0; v < GATES; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
         __builtin_prefetch(next + k * step, 0, 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
@@ -72,7 +80,6 @@ INLINE void float_tile(
 
 /* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
 #define SUM_OFFSET 0
 #else
 #define SUM_OFFSET 128
@@ -146,26 +153,36 @@ INLINE void int8_tile(
         for (int v = 0; v < GATES; v++) *(ints *)(sums + r * WIDTH + v * LANES) = s[r][v];
 }
 
-#define CASE(R, CALL) \
-    case R: CALL; break;
-
-static void float_tile_of(
-    int rows_here, int64_t count, const float *rows, int64_t stride, const float *panel, float *sums, const char *next,
-    int64_t step
-) {
-#define CALL(R) float_tile(R, count, rows, stride, panel, sums, next, step)
-    switch (rows_here) {
-        CASE(1, CALL(1))
-        CASE(2, CALL(2))
-#if ROWS > 2
-        CASE(3, CALL(3))
-#endif
-#if ROWS > 3
-        CASE(4, CALL(4))
-        CASE(5, CALL(5))
-        CASE(6, CALL(6))
-#endif
+/* CALL(R) for a tile of `high` rows, each with code of its own. */
+#if ROWS == 2
+#define TILE_CASES(high) \
+    if (high == 2) CALL(2); \
+    else CALL(1);
+#elif ROWS == 3
+#define TILE_CASES(high) \
+    switch (high) { \
+        case 1: CALL(1); break; \
+        case 2: CALL(2); break; \
+        default: CALL(3); \
     }
+#else
+#define TILE_CASES(high) \
+    switch (high) { \
+        case 1: CALL(1); break; \
+        case 2: CALL(2); break; \
+        case 3: CALL(3); break; \
+        case 4: CALL(4); break; \
+        case 5: CALL(5); break; \
+        default: CALL(6); \
+    }
+#endif
+
+INLINE void float_tile_of(
+    int rows_here, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
+    const char *next, int64_t step
+) {
+#define CALL(R) float_tile(R, half, count, rows, stride, panel, sums, next, step)
+    TILE_CASES(rows_here)
 #undef CALL
 }
 
@@ -174,42 +191,43 @@ static void int8_tile_of(
     int32_t *sums, const char *next, int64_t step
 ) {
 #define CALL(R) int8_tile(R, groups, rows, stride, panel, offsets, sums, next, step)
-    switch (rows_here) {
-        CASE(1, CALL(1))
-        CASE(2, CALL(2))
-#if ROWS > 2
-        CASE(3, CALL(3))
-#endif
-#if ROWS > 3
-        CASE(4, CALL(4))
-        CASE(5, CALL(5))
-        CASE(6, CALL(6))
-#endif
-    }
+    TILE_CASES(rows_here)
 #undef CALL
+}
+
+INLINE void product_in(
+    const int half, const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, int64_t next,
+    float *sums
+) {
+    const int64_t bytes = WIDTH * (half ? 2 : 4); /* of one input of a panel */
+    int64_t tiles = ceiling(n, ROWS);
+    const char *here = (const char *)m->panels + panel * m->inputs * bytes;
+    const char *after = (const char *)m->panels + next * m->inputs * bytes;
+    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
+        int64_t count = smaller(K_BLOCK, m->inputs - k);
+        const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+            int high = (int)(n / tiles + (tile < n % tiles));
+            /* One line a round: the first tiles bring what the next slice needs. */
+            int64_t lines = tile * count, needed = count * bytes / 64;
+            const char *fetch = lines < needed ? coming + 64 * lines : slice;
+            float_tile_of(
+                high, half, count, rows + row * stride + k, stride, slice, sums + row * WIDTH, fetch,
+                lines < needed ? 64 : 0
+            );
+            row += high;
+        }
+    }
 }
 
 /* sums [n][WIDTH] += rows [n][K] · panel; `next` is the panel that comes after it. */
 static void float_product(
     const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, int64_t next, float *sums
 ) {
-    int64_t tiles = ceiling(n, ROWS);
-    const float *here = (const float *)m->panels + panel * m->inputs * WIDTH;
-    const float *after = (const float *)m->panels + next * m->inputs * WIDTH;
-    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
-        int64_t count = smaller(K_BLOCK, m->inputs - k);
-        const float *slice = here + k * WIDTH, *coming = k + count < m->inputs ? slice + count * WIDTH : after;
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
-            int high = (int)(n / tiles + (tile < n % tiles));
-            /* One line a round: the first tiles bring what the next slice needs. */
-            int64_t lines = tile * count, needed = count * WIDTH * 4 / 64;
-            const char *fetch = lines < needed ? (const char *)coming + 64 * lines : (const char *)slice;
-            float_tile_of(
-                high, count, rows + row * stride + k, stride, slice, sums + row * WIDTH, fetch, lines < needed ? 64 : 0
-            );
-            row += high;
-        }
-    }
+    if (m->half)
+        product_in(1, m, n, rows, stride, panel, next, sums);
+    else
+        product_in(0, m, n, rows, stride, panel, next, sums);
 }
 
 /* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits. */
@@ -254,18 +272,31 @@ static float quantise(const float *row, int64_t count, uint8_t *to) {
     return nothing ? 0.0f : largest < INFINITY ? largest / 127.0f : NAN;
 }
 
+/* The same in two parts `wide` apart, the second for what the first leaves over, which is put into `rest`. */
+static void quantise_twice(const float *row, int64_t count, uint8_t *to, int64_t wide, float *scales, float *rest) {
+    scales[0] = quantise(row, count, to);
+    for (int64_t k = 0; k < count; k++) rest[k] = row[k] - (float)(to[k] - 128) * scales[0];
+    scales[1] = quantise(rest, count, to + wide);
+}
+
 #define PACK_BLOCK 16 /* inputs of all outputs of a panel that are moved together, near enough for the cache */
 
 /* Weights [outputs][inputs] into panels start to stop. */
-static void pack_floats(const struct matrix *m, const float *weights, float *panels, int64_t start, int64_t stop) {
+static void pack_floats(const struct matrix *m, const float *weights, void *panels, int64_t start, int64_t stop) {
     for (int64_t p = start; p < stop; p++)
         for (int64_t first = 0; first < m->inputs; first += PACK_BLOCK)
             for (int v = 0; v < GATES; v++)
                 for (int lane = 0; lane < LANES; lane++) {
                     int64_t output = output_of(m, p, v, lane), last = smaller(m->inputs, first + PACK_BLOCK);
-                    float *to = panels + p * m->inputs * WIDTH + v * LANES + lane;
+                    int64_t at = p * m->inputs * WIDTH + v * LANES + lane;
                     const float *from = weights + (output < 0 ? 0 : output) * m->inputs;
-                    for (int64_t k = first; k < last; k++) to[k * WIDTH] = output < 0 ? 0.0f : from[k];
+                    for (int64_t k = first; k < last; k++) {
+                        float value = output < 0 ? 0.0f : from[k], back;
+                        if (m->half)
+                            ((uint16_t *)panels)[at + k * WIDTH] = narrowed(value, &back);
+                        else
+                            ((float *)panels)[at + k * WIDTH] = value;
+                    }
                 }
 }
 

@@ -186,11 +186,13 @@ INLINE void put_output(
     }
 }
 
-/* to [n][WIDTH] = the sums of both parts of each row, in float32; `to` may be where the sums are. */
-static void add_both(float *to, int64_t n, const int32_t *sums, const float *scales, const float *row_scales) {
+/* to [n][WIDTH] = bias + the sums of both parts of each row, in float32; `to` may be where the sums are. */
+static void add_both(
+    float *to, const float *bias, int64_t n, const int32_t *sums, const float *scales, const float *row_scales
+) {
     for (int64_t row = 0; row < n; row++, sums += 2 * WIDTH, row_scales += 2)
         for (int v = 0; v < GATES; v++) {
-            floats rest = scaled(sums + WIDTH, scales, row_scales[1], v, all(0.0f));
+            floats rest = scaled(sums + WIDTH, scales, row_scales[1], v, *(const floats *)(bias + v * LANES));
             *(floats *)(to + row * WIDTH + v * LANES) = scaled(sums, scales, row_scales[0], v, rest);
         }
 }
@@ -202,13 +204,14 @@ static void project(const struct place *p, int64_t step, int64_t n) {
     int64_t start, stop, wide = padded(m->inputs);
     share(panel_count(m), p->rank, p->size, &start, &stop);
     int64_t most = p->job->int8 ? SUM_ROWS / 2 : SUM_ROWS;
+    static const float none[WIDTH] __attribute__((aligned(64)));
     for (int64_t panel = start; panel < stop; panel++)
         for (int64_t first = 0; first < n; first += most) {
             int64_t rows = smaller(most, n - first), next = first ? panel : smaller(panel + 1, stop - 1);
             int64_t output = panel * WIDTH, count = smaller(WIDTH, p->job->outputs - output);
             if (p->job->int8) {
                 int8_product(m, 2 * rows, desk->small_hidden + 2 * first * wide, wide, panel, next, p->sums);
-                add_both(values, rows, p->sums, m->scales + output, desk->hidden_scales + 2 * first);
+                add_both(values, none, rows, p->sums, m->scales + output, desk->hidden_scales + 2 * first);
             } else {
                 memset(values, 0, rows * WIDTH * sizeof(float));
                 float_product(m, rows, desk->hidden + first * wide, wide, panel, next, values);
@@ -229,16 +232,13 @@ static void quantise_rows(
         scales[row] = quantise(from + row * padded(count), count, to + row * padded(count));
 }
 
-/* Hidden values in two parts of 8 bits, the second for what the first leaves over. A row's largest is some 25 times its
-   typical value, so that one part alone would leave most of it a few units: the cosine to float32 falls to 0.997. */
+/* Hidden values in two parts: a row's largest is some 25 times its typical value, so that one part alone would leave
+   most of it a few units: the cosine to float32 falls to 0.997. */
 static void quantise_hidden(const struct place *p, int64_t n) {
     int64_t count = p->job->cells, wide = padded(count);
     for (int64_t row = p->rank; row < n; row += p->size) {
-        float *from = p->desk->hidden + row * wide, *scales = p->desk->hidden_scales + 2 * row;
-        uint8_t *to = p->desk->small_hidden + 2 * row * wide;
-        scales[0] = quantise(from, count, to);
-        for (int64_t k = 0; k < count; k++) from[k] -= (float)(to[k] - 128) * scales[0];
-        scales[1] = quantise(from, count, to + wide);
+        float *from = p->desk->hidden + row * wide;
+        quantise_twice(from, count, p->desk->small_hidden + 2 * row * wide, wide, p->desk->hidden_scales + 2 * row, from);
     }
 }
 

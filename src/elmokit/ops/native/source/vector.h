@@ -7,6 +7,8 @@
 #include <string.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 /* LANES numbers make a vector; a tile is up to ROWS rows times GATES vectors, as many as the registers hold. */
@@ -44,6 +46,41 @@ INLINE floats all(float value) {
 #else
     return (floats){value, value, value, value};
 #endif
+}
+
+/* Where the machine widens numbers of 16 bits itself: each of them, also the smallest, is a float32 exactly. */
+#if LANES > 4 && defined(__F16C__) || defined(__aarch64__)
+#define HALVES 1
+#else
+#define HALVES 0
+#endif
+
+INLINE floats widened(const uint16_t *from) {
+#if LANES == 16 && HALVES
+    return _mm512_cvtph_ps(*(const __m256i *)from);
+#elif LANES == 8 && HALVES
+    return _mm256_cvtph_ps(*(const __m128i *)from);
+#elif HALVES
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+    return all((float)*from); /* never asked for */
+#endif
+}
+
+/* The nearest number of 16 bits, and what it is in float32. */
+INLINE uint16_t narrowed(float value, float *back) {
+    uint16_t half = 0;
+#if LANES > 4 && HALVES
+    half = (uint16_t)_cvtss_sh(value, 0);
+    *back = _cvtsh_ss(half);
+#elif HALVES
+    __fp16 nearest = (__fp16)value;
+    memcpy(&half, &nearest, 2);
+    *back = (float)nearest;
+#else
+    *back = value;
+#endif
+    return half;
 }
 
 INLINE floats load(const float *from) { return *(const loose_floats *)from; }

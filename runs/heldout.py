@@ -1,0 +1,83 @@
+"""Cut the end off a corpus file, by document, to measure on: the same cut every time.
+
+    python runs/heldout.py books-2.txt.xz text        # writes text/books-2.train.txt and text/books-2.heldout.txt
+
+The file is UTF-8 text with blank lines between documents, plain or packed. The cut is at the last blank line within the
+first 96 % of its bytes, so that no document is in both parts; that line is in neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from elmokit.errors import ElmoError
+from elmokit.formats.atomic import replacing
+from elmokit.text.packed import DAMAGE, open_packed
+
+SHARE = 0.04
+_PACKINGS = (".xz", ".gz", ".bz2", ".zst")
+
+
+def parts(source: Path, folder: Path) -> tuple[Path, Path]:
+    """The files that a corpus file is cut into: to train on, and held out."""
+    plain = source.stem if source.suffix in _PACKINGS else source.name
+    stem = plain.removesuffix(".txt")
+    return folder / f"{stem}.train.txt", folder / f"{stem}.heldout.txt"
+
+
+def cut(source: Path, folder: Path) -> tuple[int, int]:
+    """Write both parts, whole or not at all, and say how many lines each has."""
+    train, heldout = parts(source, folder)
+    at = _blank_line(source)
+    lines = 0
+    # The blocks end from the right: the part to train on appears last, so where it is the other one is too.
+    with (
+        replacing(train) as head,
+        replacing(heldout) as tail,
+        head.open("wb") as before,
+        tail.open("wb") as after,
+        ExitStack() as stack,
+    ):
+        for number, line in enumerate(open_packed(source, stack)):
+            if number != at:
+                (before if number < at else after).write(line)
+            lines = number + 1
+    return at, lines - at - 1
+
+
+def _blank_line(source: Path) -> int:
+    """The number of the line to cut at, from 0."""
+    blanks, size = [], 0
+    with ExitStack() as stack:
+        for number, line in enumerate(open_packed(source, stack)):
+            if size and not line.strip():
+                blanks.append((number, size))
+            size += len(line)
+    within = [number for number, before in blanks if before <= (1 - SHARE) * size]
+    if not within:
+        raise ElmoError(f"{source} must have a blank line in its first {1 - SHARE:.0%}, to be cut between documents")
+    return within[-1]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="FILE", help="the corpus file")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where both parts go; made if it is not there")
+    options = parser.parse_args(given)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        train, heldout = cut(options.source, options.folder)
+    except (ElmoError, *DAMAGE) as error:
+        print(f"heldout.py: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.source.name}: {train:,} lines to train on, {heldout:,} held out")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Models on the Hugging Face Hub, by `owner/name`: fetched once, found in the Hub's own cache from then on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from elmokit.errors import ElmoError, MissingExtraError
+
+SCHEME = "hf://"
+FILES = (
+    "*.json", "vocab.txt", "README.md",
+    "model.safetensors", "lm_head.safetensors", "optimizer.safetensors",
+    "*.hdf5", "*.h5",
+    "checkpoint", "*.index", "*.data-*",
+    "encoder.pkl", "token_embedder.pkl", "*.dic",
+)  # fmt: skip
+"""What is fetched of a repository: the files that a format reads, those in folders below it left out."""
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_ID = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?")
+# A path like this is a file that is not there, and no repository.
+_FILE_ENDINGS = (".hdf5", ".h5", ".zip", ".json", ".safetensors", ".pkl", ".index", ".meta", ".txt", ".gz")
+_OFFLINE = ("1", "ON", "YES", "TRUE")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model on the Hub."""
+
+    name: str
+    """owner/name."""
+    revision: str | None = None
+    """A branch, a tag or a commit; None is the main branch."""
+
+    def __str__(self) -> str:
+        return self.name if self.revision is None else f"{self.name}@{self.revision}"
+
+
+def repository_of(path: str) -> Repository | None:
+    """What owner/name, owner/name@revision or hf://owner/name means; None where the path cannot mean one.
+
+    >>> repository_of("someone/elmo-is@v2")
+    Repository(name='someone/elmo-is', revision='v2')
+    >>> repository_of("folder/weights.hdf5") is repository_of("./elmo") is repository_of("en") is None
+    True
+    """
+    match = _ID.fullmatch(path.removeprefix(SCHEME))
+    if path.startswith(SCHEME):
+        if match is None:
+            raise ElmoError(f"a model on the Hub is {SCHEME}owner/name or {SCHEME}owner/name@revision, got {path}")
+    elif match is None or match["name"].lower().endswith(_FILE_ENDINGS):
+        return None
+    return Repository(match["name"], match["revision"])
+
+
+@cache  # a process stays with what it got, and asks the Hub once
+def fetched(repository: Repository) -> Path:
+    """The folder of a model in the Hub's cache, fetched where it is not there or not the newest.
+
+    The cache, the token and working offline are what huggingface_hub makes of HF_HOME, HF_HUB_CACHE, HF_TOKEN and
+    HF_HUB_OFFLINE. Where the Hub cannot be reached, the copy in the cache is used.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        what = f"nothing lies at {repository}, and a model of that name on the Hugging Face Hub"
+        raise MissingExtraError("huggingface_hub", "hub", what) from error
+    found, failure = _tried(snapshot_download, repository, local_files_only=False)
+    if failure is not None:
+        _refuse(repository, failure)
+        found, nothing = _tried(snapshot_download, repository, local_files_only=True)
+        if nothing is not None:
+            raise _unreachable(repository, failure) from failure
+        log.warning("the Hub cannot be reached (%s): %s is the copy in the cache", _reason(failure), repository)
+    assert found is not None
+    return found
+
+
+def _tried(
+    snapshot_download: Callable[..., str], repository: Repository, *, local_files_only: bool
+) -> tuple[Path | None, Exception | None]:
+    """The folder, or what went wrong."""
+    try:
+        found = snapshot_download(
+            repo_id=repository.name,
+            revision=repository.revision,
+            allow_patterns=list(FILES),
+            ignore_patterns=["*/*"],
+            local_files_only=local_files_only,
+            library_name="elmokit",
+        )
+    except Exception as error:  # noqa: BLE001 - a broken connection has another class in each version of the package
+        return None, error
+    return Path(found), None
+
+
+def _refuse(repository: Repository, error: Exception) -> None:
+    """Raise what the Hub itself answered, where it did."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # they have moved between the package's modules
+    if "GatedRepoError" in kinds:
+        raise ElmoError(
+            f"{repository} is on the Hugging Face Hub and must be asked for: accept its terms at "
+            f"https://huggingface.co/{repository.name} and set HF_TOKEN"
+        ) from error
+    if "RevisionNotFoundError" in kinds:
+        raise ElmoError(
+            f"{repository.name} on the Hugging Face Hub has no revision {repository.revision or 'main'}: name one that "
+            "its page lists"
+        ) from error
+    if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
+        raise ElmoError(
+            f"{repository} does not exist, neither as a path nor as a model on the Hugging Face Hub: check the name, "
+            "or set HF_TOKEN if it is private"
+        ) from error
+
+
+def _unreachable(repository: Repository, error: Exception) -> ElmoError:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _OFFLINE:
+        return ElmoError(
+            f"{repository} does not exist as a path, nor whole in the cache of the Hugging Face Hub: unset "
+            "HF_HUB_OFFLINE to fetch it"
+        )
+    return ElmoError(
+        f"{repository} does not exist as a path, and could not be fetched from the Hugging Face Hub "
+        f"({_reason(error)}): check the name and the connection"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the error at the bottom, which the package wraps in advice."""
+    while isinstance(below := error.__cause__ or error.__context__, Exception):
+        error = below
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

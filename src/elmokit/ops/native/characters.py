@@ -1,0 +1,138 @@
+"""The character part of words in one call of the compiled library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.native.binding import Characters, Filters, Highway, Library, Product, library
+from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.kept import Keeper
+from elmokit.ops.native.packed import check_place, packed
+
+LEAST_PRODUCTS = 5_000_000
+"""Products that are worth another thread, which may have to be woken."""
+FEW_WORDS = 4
+"""Words a thread; with fewer, all threads share the matrices instead of the words."""
+
+Affine = tuple[Tensor | Int8Matrix, Tensor]
+"""A matrix [O, K], or filters [O, c, width], and a bias [O]."""
+
+
+@dataclass(frozen=True)
+class CharacterWeights:
+    """The numbers of the character part; its highways and its projection are all in float32 or all in 8 bits."""
+
+    table: Tensor  # [symbols, c]
+    padding: int  # the row of the table that fills words up
+    filters: Sequence[tuple[Tensor, Tensor]]  # of each width
+    activation: str  # relu or tanh
+    highways: Sequence[tuple[Affine, Affine]]  # transform and gate
+    projection: Affine | None
+
+    @property
+    def int8(self) -> bool:
+        """Whether there are matrices in 8 bits."""
+        return any(isinstance(matrix, Int8Matrix) for matrix, _ in self._affines())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors."""
+        yield self.table
+        for matrix, bias in (*self.filters, *self._affines()):
+            yield from (matrix.values, matrix.scales, bias) if isinstance(matrix, Int8Matrix) else (matrix, bias)
+
+    def check(self) -> None:
+        """The library trusts every size and address it is given, so nothing may reach it that does not fit."""
+        if self.table.dtype != torch.float32 or not self.table.is_cpu:
+            kind = f"{self.table.dtype} on {self.table.device}"
+            raise ElmoError(f"the compiled kernels take float32 on the CPU, got {kind}")
+        size = sum(len(bias) for _, bias in self.filters)
+        square = [part for highway in self.highways for part in highway]
+        fits = all(weight.shape[1] == self.table.shape[1] for weight, _ in self.filters)
+        fits = fits and all(matrix.shape == (size, size) for matrix, _ in square)
+        fits = fits and (self.projection is None or self.projection[0].shape[1:] == (size,))
+        fits = fits and all(bias.shape == matrix.shape[:1] for matrix, bias in (*self.filters, *self._affines()))
+        fits = fits and all(isinstance(matrix, Int8Matrix) == self.int8 for matrix, _ in self._affines())
+        if not fits:
+            raise ElmoError(f"the weights of the character part do not fit {size} filters")
+
+    def _affines(self) -> Iterator[Affine]:
+        for highway in self.highways:
+            yield from highway
+        if self.projection is not None:
+            yield self.projection
+
+
+def characters_native(ids: Tensor, weights: CharacterWeights) -> Tensor:
+    """ids [U, M] → [U, P], or [U, F] without a projection; on the CPU, without gradients.
+
+    A word ends with its last character that is not padding.
+    """
+    kernels = library()
+    facts = (weights.padding, weights.activation, len(weights.highways), weights.projection is None)
+    plan = _plans.of(kernels, list(weights.tensors()), facts, lambda: _Plan(kernels, weights))
+    words, longest = ids.shape
+    if not ids.is_cpu or longest < plan.widest:
+        place = f"{longest} on {ids.device}"
+        raise ElmoError(f"words on the CPU must have at least the {plan.widest} characters of a filter, got {place}")
+    ids = ids.to(torch.int64).contiguous()
+    y = torch.empty(words, plan.size, dtype=torch.float32)
+    threads = min(most_threads(), max(1, words * (plan.products + plan.window_products * longest) // LEAST_PRODUCTS))
+    job = Characters.from_buffer_copy(plan.job)
+    job.ids, job.words, job.longest, job.y = ids.data_ptr(), words, longest, y.data_ptr()
+    job.threads, job.teams = threads, threads if words >= FEW_WORDS * threads else 1
+    status = kernels.characters(ctypes.byref(job))
+    if status == 1:
+        raise MemoryError("there is not enough memory for the characters of these words")
+    if status:
+        raise IndexError(f"the id of a character must be from 0 to {plan.job.symbols - 1}")
+    return y
+
+
+class _Plan:
+    """The weights as the library takes them."""
+
+    def __init__(self, kernels: Library, weights: CharacterWeights) -> None:
+        weights.check()
+        self._kernels = kernels
+        self._held: list[object] = []  # what the structures point to
+        filters = [Filters(self._product(each), each[0].shape[2]) for each in weights.filters]
+        highways = [Highway(*map(self._product, highway)) for highway in weights.highways]
+        projection = Product() if weights.projection is None else self._product(weights.projection)
+        table = weights.table.detach().contiguous()
+        self._held.append(table)
+        outputs = sum(len(bias) for _, bias in weights.filters)
+        self.size = outputs if weights.projection is None else weights.projection[0].shape[0]
+        self.widest = max(each.width for each in filters)
+        self.window_products = sum(weight.numel() for weight, _ in weights.filters)
+        self.products = outputs * (2 * len(highways) * outputs + self.size)
+        self.job = Characters(
+            table=table.data_ptr(),
+            symbols=len(table),
+            size=table.shape[1],
+            padding=weights.padding,
+            filters=(Filters * len(filters))(*filters),
+            widths=len(filters),
+            outputs=outputs,
+            tanh=weights.activation == "tanh",
+            highways=(Highway * len(highways))(*highways),
+            depth=len(highways),
+            projection=projection,
+            int8=weights.int8,
+        )
+
+    def _product(self, affine: Affine) -> Product:
+        matrix, bias = packed(self._kernels, affine[0]), affine[1]
+        check_place(bias)
+        bias = bias.detach().float().contiguous()
+        self._held += [matrix, bias]
+        return Product(matrix.matrix, bias.data_ptr())
+
+
+_plans = Keeper[_Plan]()

@@ -1,0 +1,74 @@
+"""What was made from tensors, kept as long as they are, and made anew where one of them has changed.
+
+Changed is: moved, written to in place, or, where torch keeps no count of that (`.data`, inference mode), given other
+numbers at the places that are looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from elmokit.ops.native.binding import Library
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[Made]):
+    """What was made, and from what."""
+
+    made: Made
+    marks: list[tuple[object, ...]]
+    addresses: ctypes.Array[ctypes.c_void_p]
+    sizes: ctypes.Array[ctypes.c_int64]
+    sample: int
+    references: list[weakref.ref[Tensor]]
+
+    def sampled(self, kernels: Library) -> int:
+        """Another number where the memory holds others at the places that are looked at."""
+        number: int = kernels.sample(self.addresses, self.sizes, len(self.marks))
+        return number
+
+
+class Keeper(Generic[Made]):
+    """What was made of one kind."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[object, ...], _Entry[Made]] = {}
+
+    def __len__(self) -> int:
+        """Things that are kept."""
+        return len(self._entries)
+
+    def of(self, kernels: Library, tensors: Sequence[Tensor], facts: object, make: Callable[[], Made]) -> Made:
+        """What `make` makes of these tensors and, beside them, these facts."""
+        key = (facts, id(kernels), *map(id, tensors))
+        marks = [_mark(tensor) for tensor in tensors]
+        found = self._entries.get(key)
+        if found is not None and found.marks == marks and found.sampled(kernels) == found.sample:
+            return found.made
+        made = make()
+        count = len(tensors)
+        addresses = (ctypes.c_void_p * count)(*(tensor.data_ptr() for tensor in tensors))
+        sizes = (ctypes.c_int64 * count)(*(t.nbytes if t.is_cpu and t.is_contiguous() else 0 for t in tensors))
+        sample: int = kernels.sample(addresses, sizes, count)
+
+        def forget(_: weakref.ref[Tensor]) -> None:
+            if self._entries.get(key) is entry:  # the numbers may be other tensors' by now
+                del self._entries[key]
+
+        references = [weakref.ref(tensor, forget) for tensor in tensors]
+        entry = self._entries[key] = _Entry(made, marks, addresses, sizes, sample, references)
+        return made
+
+
+def _mark(tensor: Tensor) -> tuple[object, ...]:
+    """What is another where torch knows that the numbers are."""
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.shape, tensor.stride()

@@ -1,0 +1,291 @@
+/* The character part of words: the largest product of each filter over a word's positions, highways, a projection.
+
+   U words of M characters, each of which has c numbers; filters of one width are a matrix [count][c·width], all of them
+   have F outputs. A word's numbers are laid out [c][M], so that the window at p has its number k = i·width + j at
+   [i][p + j]: no window is put together. Its sum runs over k from the bias on, as the products with a matrix do. After a
+   word's last character comes padding, whose windows are all alike: one of them is enough.
+
+   Words are divided among teams, and the panels of every matrix among the members of a team. */
+
+#ifndef ELMOKIT_CHARACTERS_H
+#define ELMOKIT_CHARACTERS_H
+
+#include "step.h"
+
+#define WORDS SUM_ROWS /* words that go through all matrices together, at most */
+
+struct product {
+    struct matrix weight;
+    const float *bias; /* [outputs] */
+};
+
+struct filters {
+    struct product product;
+    int64_t width;
+};
+
+struct highway {
+    struct product transform, gate;
+};
+
+struct characters {
+    const int64_t *ids; /* [U][M] */
+    int64_t words, longest;
+    const float *table; /* [symbols][c] */
+    int64_t symbols, size, padding;
+    const struct filters *filters; /* [widths] */
+    int64_t widths, outputs;       /* F */
+    int64_t tanh;                  /* instead of what is above 0 */
+    const struct highway *highways;
+    int64_t depth;             /* highways */
+    struct product projection; /* its panels are NULL where there is none */
+    int64_t int8;              /* of highways and projection */
+    float *y;                  /* [U][P], or [U][F] */
+    int64_t threads, teams;
+};
+
+struct characters_desk {
+    struct team team;
+    int64_t *lengths;       /* [WORDS]: characters up to the last that is no padding */
+    float *numbers;         /* [WORDS][c][M] */
+    float *x, *next;        /* [WORDS][padded F] */
+    uint8_t *small;         /* [WORDS][2][padded F] */
+    float *scales;          /* [WORDS][2] */
+    float *rest;            /* [members][padded F] */
+    int32_t *sums;          /* [members][2][2 · WORDS][WIDTH] */
+};
+
+struct characters_office {
+    const struct characters *job;
+    struct characters_desk *desks; /* [teams] */
+    atomic_int unknown; /* whether an id is in no row of the table */
+};
+
+/* One member of a team at work on n words from `first`. */
+struct member {
+    const struct characters *job;
+    struct characters_desk *desk;
+    int rank, size;
+    int64_t first, n;
+    float *x, *next;       /* what a highway reads and what it writes, in turns */
+    int32_t *sums, *gates; /* [2 · WORDS][WIDTH] */
+};
+
+/* The larger one in each lane; what is not a number stays. */
+INLINE floats larger(floats a, floats b) { return where((b > a) | (b != b), b, a); }
+
+/* largest [GATES] = the largest of it and of R windows' products with a panel, the first of which is at `numbers`. */
+INLINE void window_tile(
+    const int R, const int half, int64_t size, int64_t width, const float *numbers, int64_t room, const void *panel,
+    const float *bias, floats *largest
+) {
+    floats s[ROWS][GATES];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) s[r][v] = *(const floats *)(bias + v * LANES);
+    for (int64_t i = 0, k = 0; i < size; i++, numbers += room)
+        for (int64_t j = 0; j < width; j++, k++) {
+            floats w[GATES];
+#pragma GCC unroll 4
+            for (int v = 0; v < GATES; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                floats x = all(numbers[j + r]);
+#pragma GCC unroll 4
+                for (int v = 0; v < GATES; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) largest[v] = larger(largest[v], s[r][v]);
+}
+
+INLINE void windows_in(
+    const int half, const struct characters *job, const float *numbers, int64_t windows, int64_t width,
+    const void *panel, const float *bias, floats *largest
+) {
+    int64_t tiles = ceiling(windows, ROWS);
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        int high = (int)(windows / tiles + (tile < windows % tiles));
+#define CALL(R) window_tile(R, half, job->size, width, numbers, job->longest, panel, bias, largest)
+        TILE_CASES(high)
+#undef CALL
+        numbers += high;
+    }
+}
+
+/* The biases of a panel's outputs. */
+INLINE void take_bias(const struct product *p, int64_t panel, float *bias) {
+    memset(bias, 0, WIDTH * sizeof(float));
+    memcpy(bias, p->bias + panel * WIDTH, smaller(WIDTH, p->weight.outputs - panel * WIDTH) * sizeof(float));
+}
+
+/* The filters of a panel at work on all words; the first of them is output `output`. */
+static void convolve_panel(const struct member *me, const struct filters *f, int64_t panel, int64_t output) {
+    const struct characters *job = me->job;
+    const struct matrix *m = &f->product.weight;
+    const char *weights = (const char *)m->panels + panel * m->inputs * WIDTH * (m->half ? 2 : 4);
+    int64_t wide = padded(job->outputs), count = smaller(WIDTH, m->outputs - panel * WIDTH);
+    float bias[WIDTH] __attribute__((aligned(64)));
+    take_bias(&f->product, panel, bias);
+    for (int64_t word = 0; word < me->n; word++) {
+        const float *numbers = me->desk->numbers + word * job->size * job->longest;
+        int64_t windows = smaller(me->desk->lengths[word], job->longest - f->width) + 1;
+        floats largest[GATES], up, down;
+        for (int v = 0; v < GATES; v++) largest[v] = all(-INFINITY);
+        if (m->half)
+            windows_in(1, job, numbers, windows, f->width, weights, bias, largest);
+        else
+            windows_in(0, job, numbers, windows, f->width, weights, bias, largest);
+        for (int v = 0; v < GATES; v++) {
+            if (job->tanh) {
+                tanh_fraction(largest[v], &up, &down);
+                largest[v] = up / down;
+            } else {
+                largest[v] = at_least(0.0f, largest[v]);
+            }
+        }
+        memcpy(me->x + word * wide + output, largest, count * sizeof(float));
+    }
+}
+
+/* The numbers of a word's characters. Returns 0, or 1 where the table has none for one of them. */
+static int take_word(const struct member *me, int64_t word) {
+    const struct characters *job = me->job;
+    const int64_t *ids = job->ids + (me->first + word) * job->longest;
+    float *numbers = me->desk->numbers + word * job->size * job->longest;
+    int64_t length = job->longest;
+    while (length && ids[length - 1] == job->padding) length--;
+    me->desk->lengths[word] = length;
+    int unknown = 0;
+    for (int64_t p = 0; p < job->longest; p++) {
+        int64_t id = ids[p];
+        if (id < 0 || id >= job->symbols) unknown = 1, id = 0;
+        for (int64_t i = 0; i < job->size; i++) numbers[i * job->longest + p] = job->table[id * job->size + i];
+    }
+    return unknown;
+}
+
+/* sums [n][WIDTH] = x · panel + bias, in float32. */
+static void product_panel(const struct member *me, const struct product *p, int64_t panel, int32_t *sums) {
+    struct characters_desk *desk = me->desk;
+    const struct matrix *m = &p->weight;
+    int64_t wide = padded(me->job->outputs), next = smaller(panel + me->size, panel_count(m) - 1);
+    float bias[WIDTH] __attribute__((aligned(64)));
+    take_bias(p, panel, bias);
+    if (me->job->int8) {
+        int8_product(m, 2 * me->n, desk->small, wide, panel, next, sums);
+        add_both((float *)sums, bias, me->n, sums, m->scales + panel * WIDTH, desk->scales);
+    } else {
+        for (int64_t word = 0; word < me->n; word++) memcpy(sums + word * WIDTH, bias, sizeof bias);
+        float_product(m, me->n, me->x, wide, panel, next, (float *)sums);
+    }
+}
+
+/* next = g · what is above 0 of the transform + (1 − g) · x, with g the logistic function of the gate. */
+static void highway_panel(const struct member *me, const struct highway *h, int64_t panel) {
+    int64_t wide = padded(me->job->outputs), at = panel * WIDTH;
+    product_panel(me, &h->transform, panel, me->sums);
+    product_panel(me, &h->gate, panel, me->gates);
+    for (int64_t word = 0; word < me->n; word++)
+        for (int v = 0; v < WIDTH; v += LANES) {
+            floats gate = all(1.0f) / one_over_sigmoid(*(const floats *)(me->gates + word * WIDTH + v));
+            floats fresh = at_least(0.0f, *(const floats *)(me->sums + word * WIDTH + v));
+            floats old = (all(1.0f) - gate) * *(const floats *)(me->x + word * wide + at + v);
+            *(floats *)(me->next + word * wide + at + v) = times_plus(gate, fresh, old);
+        }
+}
+
+static void quantise_words(const struct member *me) {
+    struct characters_desk *desk = me->desk;
+    int64_t count = me->job->outputs, wide = padded(count);
+    float *rest = desk->rest + me->rank * wide;
+    for (int64_t word = me->rank; word < me->n; word += me->size)
+        quantise_twice(
+            me->x + word * wide, count, desk->small + 2 * word * wide, wide, desk->scales + 2 * word, rest
+        );
+    meet(&desk->team, me->size);
+}
+
+static void encode_words(struct member *me, struct characters_office *office) {
+    const struct characters *job = me->job;
+    struct characters_desk *desk = me->desk;
+    int64_t wide = padded(job->outputs), output = 0, turn = 0;
+    for (int64_t word = me->rank; word < me->n; word += me->size)
+        if (take_word(me, word)) atomic_store(&office->unknown, 1);
+    meet(&desk->team, me->size);
+    for (const struct filters *f = job->filters; f < job->filters + job->widths; f++) {
+        for (int64_t panel = 0; panel < panel_count(&f->product.weight); panel++, turn++)
+            if (turn % me->size == me->rank) convolve_panel(me, f, panel, output + panel * WIDTH);
+        output += f->product.weight.outputs;
+    }
+    meet(&desk->team, me->size);
+    for (const struct highway *h = job->highways; h < job->highways + job->depth; h++) {
+        if (job->int8) quantise_words(me);
+        for (int64_t panel = me->rank; panel < panel_count(&h->gate.weight); panel += me->size)
+            highway_panel(me, h, panel);
+        meet(&desk->team, me->size);
+        float *x = me->x;
+        me->x = me->next;
+        me->next = x;
+    }
+    const struct matrix *m = &job->projection.weight;
+    if (m->panels) {
+        if (job->int8) quantise_words(me);
+        for (int64_t panel = me->rank; panel < panel_count(m); panel += me->size) {
+            int64_t at = panel * WIDTH, count = smaller(WIDTH, m->outputs - at);
+            product_panel(me, &job->projection, panel, me->sums);
+            for (int64_t word = 0; word < me->n; word++)
+                memcpy(
+                    job->y + (me->first + word) * m->outputs + at, me->sums + word * WIDTH, count * sizeof(float)
+                );
+        }
+    } else {
+        for (int64_t word = me->rank; word < me->n; word += me->size)
+            memcpy(job->y + (me->first + word) * job->outputs, me->x + word * wide, job->outputs * sizeof(float));
+    }
+    meet(&desk->team, me->size);
+}
+
+static void characters_work(void *given, int rank, int size) {
+    struct characters_office *office = given;
+    const struct characters *job = office->job;
+    int64_t teams = smaller(job->teams, size), team = rank % teams, start, stop;
+    struct member me = {.job = job, .desk = office->desks + team, .rank = (int)(rank / teams)};
+    me.size = (int)((size - team + teams - 1) / teams);
+    me.sums = me.desk->sums + me.rank * 4 * WORDS * WIDTH;
+    me.gates = me.sums + 2 * WORDS * WIDTH;
+    share(job->words, (int)team, (int)teams, &start, &stop);
+    for (me.first = start; me.first < stop; me.first += me.n) {
+        me.n = smaller(WORDS, stop - me.first);
+        me.x = me.desk->x;
+        me.next = me.desk->next;
+        encode_words(&me, office);
+    }
+}
+
+/* Sets out a desk at `at`, or only measures it where `at` is NULL; returns its size in bytes. */
+static int64_t set_out_characters(
+    struct characters_desk *desk, const struct characters *job, int64_t members, char *at
+) {
+    int64_t used = 0, n = smaller(WORDS, job->words), wide = padded(job->outputs);
+#define TAKE(WHAT, COUNT)                                      \
+    desk->WHAT = (void *)(at + used);                          \
+    used += padded((int64_t)(COUNT) * sizeof(*desk->WHAT));
+    TAKE(lengths, n)
+    TAKE(numbers, n * job->size * job->longest)
+    TAKE(x, n * wide)
+    TAKE(next, n * wide)
+    TAKE(sums, members * 4 * WORDS * WIDTH)
+    if (job->int8) {
+        TAKE(small, 2 * n * wide)
+        TAKE(scales, 2 * n)
+        TAKE(rest, members * wide)
+    }
+#undef TAKE
+    return used;
+}
+
+#endif
