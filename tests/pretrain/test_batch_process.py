@@ -220,6 +220,16 @@ def test_a_process_that_cannot_be_started_is_told_of(corpus, monkeypatch):
         elsewhere(batches_of(corpus), 1)
 
 
+def test_a_path_that_is_no_text_does_not_reach_the_process(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert len(elsewhere(batches_of(corpus), 1)) == 1
+
+
+def test_a_program_packed_into_one_file_starts_no_copy_of_itself(monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert not can_be_started()
+
+
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_closing_ends_the_process_and_gives_everything_back(corpus, started, count):
     before = set(Path("/proc/self/fd").iterdir())

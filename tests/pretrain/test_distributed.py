@@ -109,6 +109,17 @@ def test_a_run_of_one_process_goes_on_in_two_that_are_interrupted(elmo, text, tm
     assert_close(last_snapshot(tmp_path / "one"), stopped)
 
 
+def test_two_processes_go_back_together_and_give_up_together(text, tmp_path) -> None:
+    steep = ("--learning-rate", "30", "--warmup", "0.5", "--eval-every", "1", "--checkpoint-every", "1", "--keep", "1")
+    command = ("train", text, *SHAPE, *RECIPE, *steep, "--batch-size", "2", "--device", "cpu", "--workers", "1")
+    _, err, status = torchrun(tmp_path, *command, "--output", tmp_path / "run")
+    assert status
+    assert err.count("back to the best checkpoint, with 0.125 of the rate") == 1
+    assert err.count("elmo: ") == 1
+    assert "the perplexity rose in training" in err.partition("elmo: ")[2]
+    assert last_snapshot(tmp_path / "run").facts["progressed"]["fall_backs"] == 3
+
+
 def test_a_mistake_is_said_once(tmp_path) -> None:
     _, err, status = torchrun(tmp_path, "train", tmp_path / "gone.txt", *SHAPE, "--output", tmp_path / "run")
     assert status

@@ -11,7 +11,15 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain import loop
+from elmokit.pretrain.batches import Batches
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.loop import Training
+from elmokit.pretrain.recipe import make_recipe
 from elmokit.pretrain.run_files import RunFolder, read_snapshot
+from elmokit.pretrain.updates import Updates
+from elmokit.pretrain.windows import Position, Sentences
+from tiny_models import tiny_checkpoint
+from training_models import corpus_of, network_of, random_sentences, table_of
 from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
 
 HELD_OUT = ("--heldout-fraction", "0.02")
@@ -73,6 +81,7 @@ def lift_held_out(monkeypatch, calls) -> None:
         return replace(found, mean=10 * found.mean) if next(count) in calls else found
 
     monkeypatch.setattr(loop, "evaluate", lifted)
+    monkeypatch.setattr(loop, "WORSE", -math.inf)  # as if the loss in training had risen too
 
 
 def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, text, tmp_path, monkeypatch) -> None:
@@ -81,14 +90,17 @@ def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, tex
     level = ("--decay", "none", "--learning-rate", "0.01", "--steps", "9")
     ended = elmo("train", text, *TINY, *often, *level, *HELD_OUT, "--output", tmp_path / "run")
     assert ended.status == 0
-    assert "the held-out perplexity rose from" in ended.err
+    assert "the perplexity rose in training and, held out, from" in ended.err
     assert "back to the best checkpoint, with 0.5 of the rate" in ended.err
     measured = [(line["step"], line["learning_rate"]) for line in metrics(tmp_path / "run") if "learning_rate" in line]
     first = [(step, 0.01) for step in range(1, 7)]
     assert measured == first + [(step, 0.005) for step in range(5, 10)]
+    assert all(line["tokens_per_second"] > 0 for line in metrics(tmp_path / "run") if "tokens_per_second" in line)
     facts = last_snapshot(tmp_path / "run").facts["progressed"]
     assert (facts["step"], facts["fall_backs"]) == (9, 1)
     assert facts["predictions"] == 9 * 24
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
+    assert "adam at 0.01 (0.005 after going back to the best checkpoint)" in card
     # What was read after the best is read again, as a run that was killed there would.
     monkeypatch.undo()
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
@@ -100,6 +112,62 @@ def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, tex
     after = last_snapshot(tmp_path / "run")
     assert after.facts["progressed"]["fall_backs"] == 1, "the checkpoint after the return knows of it"
     assert before.facts["progressed"]["step"] >= 4
+
+
+def test_after_a_return_there_is_a_checkpoint_at_once(elmo, text, tmp_path, monkeypatch) -> None:
+    lift_held_out(monkeypatch, {3})
+    plain, there = Training._fall_back, []
+
+    def noted(training: Training):
+        found = plain(training)
+        there.append((training.folder.steps(), training.folder.latest()))
+        return found
+
+    monkeypatch.setattr(Training, "_fall_back", noted)
+    often = ("--eval-every", "2", "--checkpoint-every", "1", "--keep", "1", "--steps", "9")
+    assert elmo("train", text, *TINY, *often, *HELD_OUT, "--output", tmp_path / "run").status == 0
+    ((steps, latest),) = there
+    assert steps == [4], "those after it are gone, and it is not"
+    assert latest.facts["progressed"]["fall_backs"] == 1
+
+
+def test_patience_that_has_ended_ends_the_run_and_needs_no_return(elmo, text, tmp_path, monkeypatch) -> None:
+    lift_held_out(monkeypatch, {3})
+    often = ("--eval-every", "2", "--patience", "1", "--steps", "9")
+    ended = elmo("train", text, *TINY, *often, *HELD_OUT, "--output", tmp_path / "run")
+    assert ended.status == 0
+    assert "stopped early" in ended.err
+    assert "back to the best" not in ended.err
+    progressed = last_snapshot(tmp_path / "run").facts["progressed"]
+    assert (progressed["step"], progressed["stopped_early"]) == (6, True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) -> None:
+    model, corpus = tiny_checkpoint(head=True), corpus_of(random_sentences([3, 5, 2] * 5), tmp_path)
+    recipe = make_recipe(changes={"batch_size": 2, "window": 4})
+    read = Batches(table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, Position.start(2)).here()
+    network, cpu = network_of(model), torch.device("cpu")
+    updates = Updates(recipe, network, directions=2, device=cpu, processes=Processes(rank=rank))
+    updates.update(0, next(read)[0], 1e-3)
+    snapshot = updates.snapshot()
+    snapshot.tensors = {name: value.clone() for name, value in snapshot.tensors.items()}
+    updates.update(1, next(read)[0], 1e-3)
+    with torch.no_grad():
+        network.head.bias.fill_(math.nan)
+    updates.update(2, next(read)[0], 1e-3)
+    updates.restore(snapshot)
+    assert updates.left_out().since == 0
+    assert (updates.losses(8)[0] > 0) == (rank == 0), "the first has the sums of all processes"
+
+
+def test_overfitting_is_not_going_astray(elmo, text, tmp_path, monkeypatch) -> None:
+    lift_held_out(monkeypatch, {3})
+    monkeypatch.setattr(loop, "WORSE", 0.1)  # it has not: the text is small, and learned
+    ended = elmo("train", text, *TINY, "--eval-every", "2", "--steps", "9", *HELD_OUT, "--output", tmp_path / "run")
+    assert ended.status == 0
+    assert "back to" not in ended.err
+    assert last_snapshot(tmp_path / "run").facts["progressed"]["fall_backs"] == 0
 
 
 def test_updates_without_finite_gradients_bring_back_the_best_too(elmo, text, tmp_path, poison, monkeypatch) -> None:
@@ -116,7 +184,7 @@ def test_a_run_that_goes_astray_again_and_again_gives_up(elmo, refused, text, tm
     lift_held_out(monkeypatch, range(2, 1000))
     often = ("--eval-every", "2", "--steps", "9", "--output", tmp_path / "run")
     sentence = refused("train", text, *TINY, *often, *HELD_OUT, after="0.125 of the rate")
-    assert "the held-out perplexity rose" in sentence
+    assert "the perplexity rose in training" in sentence
     assert "--learning-rate" in sentence
     assert RunFolder(tmp_path / "run").steps() == [2]
 

@@ -103,6 +103,15 @@ def test_the_best_stays_however_old(folder):
     assert names(folder) == ["best.safetensors", "step-0000000006.safetensors", "step-0000000007.safetensors"]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 9])
+def test_a_run_that_went_back_keeps_where_it_is(folder, keep):
+    save(folder, 2, 4, 6, 8, keep=keep, best=(4,))
+    save(folder, 4, keep=keep)
+    assert step_of(folder.latest()) == 4
+    assert folder.steps() == ([2, 4] if keep == 9 else [4])
+    assert step_of(folder.best()) == 4
+
+
 def test_without_hard_links_the_best_is_a_copy(folder, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EPERM, "Operation not permitted")

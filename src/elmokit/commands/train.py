@@ -158,14 +158,16 @@ def _facts(
     }
     told = "; ".join(start.told)
     shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
-    processes = training.processes.count
+    processes, rate = training.processes.count, f"{recipe.learning_rate:g}"
+    if progressed.fall_backs:
+        rate += f" ({progressed.rate_share * recipe.learning_rate:g} after going back to the best checkpoint)"
     facts = {
         "data": f"{sources}; {'; '.join(corpus.report.lines())}",
         "start": (f"from {request.init.name}; {told}" if request.init else told),
         "seen": f"{progressed.predictions:,} tokens in {progressed.step:,} updates, {epochs:.2f} epochs",
         "recipe": f"{shape}, recipe {request.recipe or 'modern'}"
         + "".join(f", {name} {value}" for name, value in chosen.items()),
-        "updates": f"{recipe.optimizer} at {recipe.learning_rate:g}, gradients clipped at {recipe.clip_norm:g}, "
+        "updates": f"{recipe.optimizer} at {rate}, gradients clipped at {recipe.clip_norm:g}, "
         f"{training.rows} rows x {recipe.window} tokens, dropout {recipe.dropout:g}",
         "state": f"{recipe.reset:.0%} of the sentences started from a zero state in training",
         "time": duration(progressed.seconds),

@@ -43,8 +43,11 @@ _SIZE = struct.Struct("<Q")
 
 
 def can_be_started() -> bool:
-    """Whether this machine and this program can have such a process: Linux has memory without a name."""
-    return hasattr(os, "memfd_create") and bool(sys.executable)
+    """Whether this machine and this program can have such a process: Linux has memory without a name.
+
+    The executable of a program that was packed into one file is that program, and no Python.
+    """
+    return hasattr(os, "memfd_create") and bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def made_elsewhere(batches: Batches, *, pinned: bool) -> Generator[Item]:
@@ -78,7 +81,8 @@ class _EndedError(Exception):
 def _started(theirs: socket.socket, memory: int) -> subprocess.Popen[bytes]:
     with theirs:
         # The same modules as here, wherever this process found them.
-        found = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python passes over others
+        found = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve"
         try:
             return subprocess.Popen(
                 [sys.executable, "-c", f"{found}; serve({theirs.fileno()}, {memory})"],

@@ -26,9 +26,8 @@ class InOrderReader(WindowReader):
     def read(self) -> Plan | None:
         """The next window, or None where all rows have ended."""
         place, offset = self.position.row_place, self.position.row_offset
-        most = (
-            self.window // 2 + 2
-        )  # sentences of a row in a window: each has two inputs, but for the rest of the first
+        # Sentences of a row in a window: each has two inputs or more, but for the rest of the first.
+        most = self.window // 2 + 2
         places = place[:, None] + np.arange(most)
         there = places < self._stop[:, None]
         sentences = self.sentences.at(np.minimum(places, len(self.sentences) - 1))

@@ -30,7 +30,9 @@ MOST_SKIPPED = 20
 MOST_FALL_BACKS = 3
 """Returns to the best checkpoint, each with half the rate, before a run gives up."""
 ASTRAY = 1.5
-"""A held-out perplexity so many times the best is no bad day: the run has left its way."""
+"""A held-out perplexity so many times the best is no bad day ..."""
+WORSE = 0.1
+"""... and where the loss in training rose by this too, it is no overfitting: the run has left its way."""
 _EVALUATIONS, _LOG_LINES = 20, 500
 _FIRST_RATE = 0.05
 """Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
@@ -51,6 +53,10 @@ class Watcher(Protocol):
 
     def note(self, step: int, text: str) -> None:
         """Something a person should know."""
+        ...
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run goes on from an earlier update, and why."""
         ...
 
     @property
@@ -75,6 +81,10 @@ class Progressed:
     best: float = math.inf
     """The lowest held-out perplexity."""
     best_step: int = 0
+    best_loss: float = math.inf
+    """The loss in training at that time."""
+    loss: float = math.inf
+    """The last one that was measured."""
     since_best: int = 0
     """Held-out perplexities since then."""
     skipped: int = 0
@@ -184,9 +194,11 @@ class Training:
                     late = recipe.checkpoint_minutes and progressed.seconds - saved_at > 60 * recipe.checkpoint_minutes
                     if self.watcher.failed:
                         self.stopping.ask()
-                    if late or due:
+                    # Agreed on first: a process that went back by its own clock would wait for the others forever.
+                    due = self.stopping.agreed(bool(late)) or due or better
+                    if due:
                         self._report_left_out()
-                    if (self.stopping.agreed(bool(late)) or due or better) and not self._astray:
+                    if due and not self._astray:
                         self.save(best=better)
                         saved_at, saved_step = progressed.seconds, progressed.step
             finally:
@@ -278,13 +290,10 @@ class Training:
             raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: begin anew")
         self.restore(best)
         self.progressed.seconds, self.progressed.fall_backs = seconds, fall_backs
-        self.watcher.note(
-            self.progressed.step,
-            f"{reason}: back to the best checkpoint, with {self.progressed.rate_share:g} of the rate",
+        self.watcher.went_back(
+            self._where(), f"{reason}: back to the best checkpoint, with {self.progressed.rate_share:g} of the rate"
         )
         self.save(best=False)
-        if self.processes.first:
-            self.folder.forget_after(self.progressed.step)
         return self.progressed
 
     def _log(self, done: float) -> None:
@@ -294,7 +303,7 @@ class Training:
         if not means:
             return
         names = ("forward_perplexity", "backward_perplexity")
-        loss = sum(means) / len(means)
+        loss = self.progressed.loss = sum(means) / len(means)
         values = {
             **self._where(),
             "loss": loss,
@@ -332,13 +341,9 @@ class Training:
         better = result.mean < progressed.best
         if better:
             progressed.best, progressed.best_step, progressed.since_best = result.mean, progressed.step, 0
+            progressed.best_loss = progressed.loss
         else:
             progressed.since_best += 1
-            if result.mean > ASTRAY * progressed.best:
-                self._leave_way(
-                    f"the held-out perplexity rose from {progressed.best:.4g} at step {progressed.best_step:,} to "
-                    f"{result.mean:.4g} at step {progressed.step:,}"
-                )
             progressed.stopped_early = bool(self.recipe.patience) and progressed.since_best >= self.recipe.patience
         self.watcher.held_out(
             {
@@ -349,6 +354,12 @@ class Training:
             },
             best=better,
         )
+        rose = result.mean > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
+        if rose and not progressed.stopped_early:
+            self._leave_way(
+                f"the perplexity rose in training and, held out, from {progressed.best:.4g} at step "
+                f"{progressed.best_step:,} to {result.mean:.4g} at step {progressed.step:,}"
+            )
         return better
 
     def save(self, *, best: bool) -> None:

@@ -102,7 +102,10 @@ class RunFolder:
         return values
 
     def save(self, snapshot: Snapshot, *, step: int, keep: int, best: bool) -> None:
-        """Write a checkpoint whole, then drop those that are too many; a full disk leaves the earlier ones."""
+        """Write a checkpoint whole, then drop the oldest and those of later steps, which a run that went back left.
+
+        A full disk leaves the earlier ones.
+        """
         path = self.checkpoints / f"step-{step:010d}.safetensors"
         if best:
             # The best first: a run killed between the two goes on from before and finds this one again, whereas a
@@ -111,8 +114,10 @@ class RunFolder:
             self._name_again(self.checkpoints / "best.safetensors", path, snapshot)
         else:
             write_snapshot(path, snapshot)
-        for old in self.steps()[:-keep]:
-            (self.checkpoints / f"step-{old:010d}.safetensors").unlink(missing_ok=True)
+        steps = self.steps()
+        later, kept = [n for n in steps if n > step], [n for n in steps if n <= step]
+        for dropped in (*later, *kept[:-keep]):
+            (self.checkpoints / f"step-{dropped:010d}.safetensors").unlink(missing_ok=True)
 
     def _name_again(self, written: Path, path: Path, snapshot: Snapshot) -> None:
         """A second name for the same bytes: nothing more to write, and nothing that could be half there."""
@@ -132,12 +137,6 @@ class RunFolder:
             return []
         found = (_STEP.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return sorted(int(match[1]) for match in found if match)
-
-    def forget_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps."""
-        for later in self.steps():
-            if later > step:
-                (self.checkpoints / f"step-{later:010d}.safetensors").unlink(missing_ok=True)
 
     def latest(self) -> Snapshot | None:
         """The last checkpoint, or None where there is none yet."""

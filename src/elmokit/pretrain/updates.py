@@ -172,9 +172,11 @@ class Updates:
         self.network.load_state_dict(snapshot.part("network"))
         restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
         self.states = self._dealt(snapshot.part("state"))
-        if self.processes.first:  # the others add nothing to the first one's sums
-            self._losses = snapshot.tensors["metrics.losses"].to(self.device)
+        self._losses = snapshot.tensors["metrics.losses"].to(self.device, copy=True)
+        if not self.processes.first:  # the others add nothing to the first one's sums
+            self._losses.zero_()
         self._counted = snapshot.facts["counted"]
+        self._since.zero_()
         self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
     def _dealt(self, saved: Mapping[str, Tensor]) -> list[State]:

@@ -26,6 +26,9 @@ class Unwatched:
     def note(self, step: int, text: str) -> None:
         """Something a person should know."""
 
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run goes on from an earlier update, and why."""
+
     failed: ElmoError | None = None
     unwritten: ClassVar[list[dict[str, Any]]] = []
 
@@ -80,6 +83,11 @@ class RunWatcher:
         """Something a person should know."""
         self.record({"step": step, "event": text})
         self._progress.note(f"step {step:,}: {text}")
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run goes on from an earlier update, and why."""
+        self.note(values["step"], text)
+        self._last = (values["seconds"], values["tokens"])
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Write a line to metrics.jsonl and TensorBoard."""

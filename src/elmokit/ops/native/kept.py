@@ -71,4 +71,4 @@ class Keeper(Generic[Made]):
 def _mark(tensor: Tensor) -> tuple[object, ...]:
     """What is another where torch knows that the numbers are."""
     version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), version, tensor.dtype, tensor.shape, tensor.stride()
