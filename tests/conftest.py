@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,22 @@ def _poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor.fill_(float("nan")) if tensor.is_floating_point() and not tensor.is_meta else tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were drawn, for a look at what is in them."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+
+    def keep(figure, *arguments, **named):
+        drawn.append(figure)
+        return save(figure, *arguments, **named)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return drawn
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import glove  # noqa: E402
 import results  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
+import two_senses  # noqa: E402
 
 sys.path.remove(str(QUALITY))
 
@@ -263,3 +264,21 @@ def test_the_rows_of_the_table_are_whole():
     ]  # fmt: skip
     with pytest.raises(ElmoError, match="--tasks must name rows"):
         run.main(["model", "--tasks", "squad"])
+
+
+def test_the_share_of_nearest_uses_in_the_same_sense():
+    labels = ["one", "one", "other", "other"]
+    apart = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], np.float32)
+    assert two_senses.share_right(apart, labels) == 1
+    assert two_senses.share_right(apart[[0, 2, 1, 3]], labels) == 0
+    assert two_senses.share_right(np.ones((4, 2), np.float32), labels) == pytest.approx(1 / 3)  # chance
+
+
+def test_the_senses_of_words_in_the_bundled_model_come_apart(capsys):
+    two_senses.main([])
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert table[0] == ["word", "layer 0", "layer 1", "layer 2"]
+    shares = {row[0]: [int(cell.removesuffix(" %")) for cell in row[1:]] for row in table[2:]}
+    assert len(shares) == 13
+    assert {row[0] for row in shares.values()} == {43}, "by the spelling alone there is nothing but chance"
+    assert shares["all"][2] > shares["all"][0] + 15

@@ -31,22 +31,6 @@ def write_run(folder: Path, perplexities, *, rows: int = 100, seconds: float = 2
     return folder
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """The figures that were drawn."""
-    from matplotlib.figure import Figure
-
-    drawn = []
-    save = Figure.savefig
-
-    def keep(figure, *arguments, **named):
-        drawn.append(figure)
-        return save(figure, *arguments, **named)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return drawn
-
-
 def test_lines_and_table(tmp_path, shown, capsys):
     first = write_run(tmp_path / "first", [900.0, 300.0, 120.5])
     (first / "config.json").write_text(json.dumps({"model": tiny_config().to_dict()}))

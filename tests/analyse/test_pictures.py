@@ -26,22 +26,6 @@ pytest.importorskip("matplotlib")
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
-@pytest.fixture
-def shown(monkeypatch) -> list:
-    """The figures that were drawn, for a look at what is in them."""
-    from matplotlib.figure import Figure
-
-    drawn = []
-    save = Figure.savefig
-
-    def keep(figure, *arguments, **named):
-        drawn.append(figure)
-        return save(figure, *arguments, **named)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return drawn
-
-
 def boxes_of(figure) -> list:
     renderer = figure.canvas.get_renderer()
     return [text.get_window_extent(renderer) for axes in figure.axes for text in axes.texts]

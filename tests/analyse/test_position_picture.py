@@ -11,23 +11,13 @@ pytest.importorskip("matplotlib", reason="needs the extra plot")
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path, shown):
     """Draw what was measured, and hand back the figure that became the file."""
-    from matplotlib.figure import Figure
-
-    figures = []
-    save = Figure.savefig
-
-    def keep(figure, *arguments, **named):
-        figures.append(figure)
-        return save(figure, *arguments, **named)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
 
     def run(measured, name="my_$model"):
         draw_by_position(tmp_path / "p.png", measured, name)
         assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-        return figures[-1]
+        return shown[-1]
 
     return run
 
