@@ -12,9 +12,8 @@ from elmokit import Elmo
 from elmokit.pretrain import evaluate as evaluating
 from elmokit.pretrain.by_position import STARTS, by_position, write_table
 from elmokit.pretrain.evaluate import evaluate
-from elmokit.pretrain.windows import Sentences
-from tiny_models import tiny_checkpoint, tiny_config, word_config
-from training_models import corpus_of, network_of, random_sentences, table_of
+from tiny_models import tiny_config, word_config
+from training_models import evaluation_parts
 
 LENGTHS = {
     "short": [3, 1, 7, 2, 5] * 9,
@@ -23,12 +22,6 @@ LENGTHS = {
     "more than the rows": [1, 2] * 150,
 }
 CONFIGS = {"characters": tiny_config(), "words": word_config(), "one direction": tiny_config(bidirectional=False)}
-
-
-def parts(folder, lengths, config=None):
-    model, sentences = tiny_checkpoint(config, head=True), random_sentences(lengths, seed=2)
-    corpus = corpus_of(sentences, folder)
-    return model, sentences, network_of(model), table_of(model, corpus), Sentences(corpus)
 
 
 def bin_of(position):
@@ -49,7 +42,7 @@ def summed(per_sentence, directions):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_from_zero_it_is_what_elmo_says(tmp_path, config, lengths):
-    model, sentences, network, table, reading = parts(tmp_path, lengths, config)
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, lengths, config)
     found = by_position(network, table, reading)
     each = []
     for said in Elmo(model).log_probs(sentences):
@@ -83,7 +76,7 @@ def read_on(network, model, stretch):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_carried_it_is_a_text_read_on(tmp_path, monkeypatch, rows):
-    model, sentences, network, table, reading = parts(tmp_path, LENGTHS["in every bin"])
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, LENGTHS["in every bin"])
     monkeypatch.setattr(evaluating, "LEAST_STRETCH", 1)
     found = by_position(network, table, reading, state="carry", rows=rows)
     stretches = [sentences] if rows == 1 else stretches_of(sentences, rows)
@@ -105,7 +98,7 @@ def stretches_of(sentences, rows):
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (40, 1), (1500, 4)])
 def test_a_short_text_is_not_cut_into_many_stretches(tmp_path, monkeypatch, count, rows):
-    _, _, network, table, reading = parts(tmp_path, [2] * count)
+    _, _, network, table, reading = evaluation_parts(tmp_path, [2] * count)
     asked = []
     plain = evaluating.InOrderReader
 
@@ -119,7 +112,7 @@ def test_a_short_text_is_not_cut_into_many_stretches(tmp_path, monkeypatch, coun
 
 
 def test_bins_have_names_and_only_those_that_the_text_has(tmp_path):
-    _, _, network, table, reading = parts(tmp_path, [2, 45])
+    _, _, network, table, reading = evaluation_parts(tmp_path, [2, 45])
     found = by_position(network, table, reading)
     names = [name for name, _ in found.bins()]
     assert names == [*map(str, range(1, 31)), "31-40", "41-60"]
@@ -131,7 +124,7 @@ def test_bins_have_names_and_only_those_that_the_text_has(tmp_path):
 
 @pytest.mark.parametrize("config", [tiny_config(), tiny_config(bidirectional=False)], ids=["two", "one"])
 def test_the_table(tmp_path, config):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["in every bin"], config)
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["in every bin"], config)
     measured = {state: by_position(network, table, reading, state=state) for state in ("zero", "carry")}
     write_table(tmp_path / "t.tsv", measured)
     with (tmp_path / "t.tsv").open(encoding="utf-8", newline="") as file:
@@ -150,7 +143,7 @@ def test_the_table(tmp_path, config):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("state", ["zero", "carry"])
 def test_on_a_gpu(tmp_path, state):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["in every bin"])
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["in every bin"])
     expected = by_position(network, table, reading, state=state)
     found = by_position(network.to("cuda"), table, reading, state=state)
     np.testing.assert_array_equal(found.counts, expected.counts)

@@ -7,8 +7,8 @@ import torch
 from elmokit import Elmo
 from elmokit.pretrain.evaluate import evaluate, sentence_losses
 from elmokit.pretrain.windows import Sentences
-from tiny_models import tiny_checkpoint, tiny_config, word_config
-from training_models import corpus_of, network_of, random_sentences, table_of
+from tiny_models import tiny_config, word_config
+from training_models import evaluation_parts
 
 LENGTHS = {
     "short": [3, 1, 7, 2, 5] * 9,
@@ -19,16 +19,10 @@ LENGTHS = {
 CONFIGS = {"characters": tiny_config(), "words": word_config(), "one direction": tiny_config(bidirectional=False)}
 
 
-def parts(folder, lengths, config=None):
-    model, sentences = tiny_checkpoint(config, head=True), random_sentences(lengths, seed=2)
-    corpus = corpus_of(sentences, folder)
-    return model, sentences, network_of(model), table_of(model, corpus), Sentences(corpus)
-
-
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_perplexities_are_those_of_elmo(tmp_path, config, lengths):
-    model, sentences, network, table, reading = parts(tmp_path, lengths, config)
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, lengths, config)
     expected = Elmo(model).perplexity(sentences)
     found = evaluate(network, table, reading)
     assert found.mean == pytest.approx(float(expected), rel=1e-5)
@@ -43,14 +37,14 @@ def test_perplexities_are_those_of_elmo(tmp_path, config, lengths):
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_the_number_of_rows_does_not_matter(tmp_path, rows):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["longer than a window"])
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["longer than a window"])
     found, usual = evaluate(network, table, reading, rows=rows), evaluate(network, table, reading)
     assert found.mean == pytest.approx(usual.mean, rel=1e-6)
     assert found.predictions == usual.predictions
 
 
 def test_only_the_chosen_sentences_count(tmp_path):
-    model, sentences, network, table, reading = parts(tmp_path, LENGTHS["short"])
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, LENGTHS["short"])
     held_out = Sentences(reading.corpus, (4, 1))
     expected = Elmo(model).perplexity(sentences[3::4])
     assert evaluate(network, table, held_out).mean == pytest.approx(float(expected), rel=1e-5)
@@ -58,7 +52,7 @@ def test_only_the_chosen_sentences_count(tmp_path):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_off_and_the_mode_comes_back(tmp_path, training):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["short"])
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["short"])
     expected = evaluate(network, table, reading)
     network.dropout = 0.5
     network.train(training)
@@ -70,7 +64,7 @@ def test_dropout_is_off_and_the_mode_comes_back(tmp_path, training):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("config", [tiny_config(), tiny_config(bidirectional=False)], ids=["two", "one"])
 def test_sentences_have_their_own_losses_in_their_order(tmp_path, config, lengths):
-    model, sentences, network, table, reading = parts(tmp_path, lengths, config)
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, lengths, config)
     found = list(sentence_losses(network, table, reading))
     assert [row.index for row in found] == list(range(len(sentences)))
     assert [row.tokens for row in found] == lengths
@@ -83,7 +77,7 @@ def test_sentences_have_their_own_losses_in_their_order(tmp_path, config, length
 
 
 def test_a_table_of_sentences_may_be_left_before_its_end(tmp_path):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["longer than a window"])
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["longer than a window"])
     network.train()
     rows = sentence_losses(network, table, reading)
     assert next(rows).index == 0
@@ -93,7 +87,7 @@ def test_a_table_of_sentences_may_be_left_before_its_end(tmp_path):
 
 def test_a_carried_state_goes_from_sentence_to_sentence(tmp_path):
     """By hand: a row of sentences end to end, each direction in its own reading order."""
-    model, sentences, network, table, reading = parts(tmp_path, [5, 2, 9, 1, 40, 3])
+    model, sentences, network, table, reading = evaluation_parts(tmp_path, [5, 2, 9, 1, 40, 3])
     found = evaluate(network, table, reading, state="carry", rows=1)
     bilm, vocab, indexer = network.bilm, model.vocab, model.indexer()
     means = []
@@ -119,7 +113,7 @@ def test_a_carried_state_goes_from_sentence_to_sentence(tmp_path):
 
 
 def test_half_precision_gives_nearly_the_same(tmp_path):
-    _, _, network, table, reading = parts(tmp_path, LENGTHS["short"])
+    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["short"])
     for parameter in network.parameters():
         parameter.data *= 0.5
     exact, half = (evaluate(network, table, reading, precision=dtype) for dtype in (torch.float32, torch.bfloat16))
@@ -127,7 +121,7 @@ def test_half_precision_gives_nearly_the_same(tmp_path):
 
 
 def test_a_loss_beyond_all_numbers_is_infinite(tmp_path):
-    _, _, network, table, reading = parts(tmp_path, [3])
+    _, _, network, table, reading = evaluation_parts(tmp_path, [3])
     with torch.no_grad():
         network.head.bias.copy_(torch.linspace(-1e4, 1e4, len(network.head.bias)))
     assert evaluate(network, table, reading).mean == math.inf

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from elmokit.config import ElmoConfig
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
@@ -14,6 +15,7 @@ from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences, WindowReader
+from tiny_models import tiny_checkpoint
 
 WORDS = ["the", "bank", "river", "money", "of", "a", ".", "zebra", "naïve", "日本語", "🙂", "x" * 70]
 """Words of tiny_models' vocabulary, and some that it does not have."""
@@ -51,3 +53,10 @@ def windows_of(corpus: PreparedCorpus, *, rows: int, window: int, **arguments):
 
 def gradients_of(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+def evaluation_parts(folder: Path, lengths, config: ElmoConfig | None = None):
+    """A model, sentences of these lengths, and what a perplexity over them takes: network, table of types, reading."""
+    model, sentences = tiny_checkpoint(config, head=True), random_sentences(lengths, seed=2)
+    corpus = corpus_of(sentences, folder)
+    return model, sentences, network_of(model), table_of(model, corpus), Sentences(corpus)
