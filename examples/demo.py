@@ -12,14 +12,14 @@ from elmokit.elmo import Layer
 
 HERE = Path(__file__).parent
 MONEY = [
-    "My sister signed the last form and left the bank with a loan of ten thousand dollars .",
-    "The accountant told a clerk at the bank that the cheque was missing .",
-    "The lawyer keeps his coins and his jewels at the bank because the safe is strong .",
+    "The bank lent the company two million dollars .",
+    "He borrowed money from the bank to buy a house .",
+    "The bank charges a fee for every loan .",
 ]
 RIVER = [
-    "Two frogs jumped off the bank and swam under the canoe .",
-    "The ducks came out of the water and slept on the bank under the reeds .",
-    "The boat was close to the left bank when it hit a rock under the water .",
+    "He sat on the bank of the river and fished .",
+    "We pulled the boat up on the grassy bank .",
+    "The river overflowed its bank after the rain .",
 ]
 SENTENCES = MONEY + RIVER
 WORD = "bank"
@@ -42,11 +42,15 @@ def show_similarities(elmo: Elmo) -> None:
         f'\nBy its spelling (layer 0) "{WORD}" is the same in all six: every cosine is {(alone @ alone.T).min():.2f}.'
     )
     vectors = occurrences(elmo, SENTENCES, "top")
-    apart = at_length_1(vectors - vectors.mean(axis=0))
-    print("In context (top layer, without what all six share) 1-3 and 4-6 come apart; cosines:")
-    print("     " + "".join(f"{number:>7}" for number in range(1, len(SENTENCES) + 1)))
-    for number, row in enumerate(apart @ apart.T, start=1):
-        print(f"  {number}  " + "".join(f"{value:+7.2f}" for value in row))
+    similar = vectors @ vectors.T
+    print("In context (top layer) 1-3 and 4-6 come apart; cosines:")
+    print("     " + "".join(f"{number:>6}" for number in range(1, len(SENTENCES) + 1)))
+    for number, row in enumerate(similar, start=1):
+        print(f"  {number}  " + "".join(f"{value:6.2f}" for value in row))
+    meant = np.arange(len(SENTENCES)) < len(MONEY)
+    alike = meant == meant[:, None]
+    same, other = similar[alike & ~np.eye(len(SENTENCES), dtype=bool)], similar[~alike]
+    print(f"The same sense: {same.min():.2f} to {same.max():.2f}. Another: {other.min():.2f} to {other.max():.2f}.")
 
 
 def show_nearest(elmo: Elmo) -> None:
@@ -63,10 +67,7 @@ def occurrences(elmo: Elmo, sentences: list[str], layer: Layer) -> NDArray[np.fl
     """The vector of the word in each sentence, at length 1, [N, D]."""
     arrays = elmo.encode(sentences, layer=layer)
     places = [sentence.split().index(WORD) for sentence in sentences]
-    return at_length_1(np.stack([array[place] for array, place in zip(arrays, places, strict=True)]))
-
-
-def at_length_1(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    vectors = np.stack([array[place] for array, place in zip(arrays, places, strict=True)])
     unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 

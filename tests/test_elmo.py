@@ -269,19 +269,30 @@ def test_perplexity_is_exp_of_the_mean_loss(make_elmo):
         elmo.perplexity([])
 
 
-def test_substitutes_multiply_both_directions(make_elmo):
+def test_substitutes_multiply_both_directions_and_count_frequency_once(make_elmo):
     elmo = make_elmo(head=True)
     best = elmo.substitutes("the bank of money", 1, k=3)
     assert len(best) == 3
     scores = {}
-    for word in WORDS[3:]:
+    for number, word in enumerate(WORDS[3:], start=3):
         found = elmo.log_probs([["the", word, "of", "money"]])[0]
-        scores[word] = found.forward[1] + found.backward[2]
+        frequency = np.log((number + 2) / (number + 1))  # by rank
+        scores[word] = found.forward[1] + found.backward[2] - np.log(frequency)
     assert [word for word, _ in best] == sorted(scores, key=scores.get, reverse=True)[:3]
     everything = elmo.substitutes("the bank of money", 1, k=99)
     assert sum(p for _, p in everything) == pytest.approx(1)
+    total = np.logaddexp.reduce(list(scores.values()))
+    assert dict(everything) == pytest.approx({word: np.exp(score - total) for word, score in scores.items()}, rel=1e-4)
     with pytest.raises(ElmoError, match="index must name one of the 2 tokens, got 2"):
         elmo.substitutes("the bank", 2)
+
+
+def test_substitutes_of_one_direction_are_its_own_probabilities(make_elmo):
+    elmo = make_elmo(tiny_config(bidirectional=False), head=True)
+    everything = dict(elmo.substitutes("the bank of money", 1, k=99))
+    scores = {word: elmo.log_probs([["the", word]])[0].forward[1] for word in WORDS[3:]}
+    total = np.logaddexp.reduce(list(scores.values()))
+    assert everything == pytest.approx({word: np.exp(score - total) for word, score in scores.items()}, rel=1e-4)
 
 
 def test_models_without_a_softmax_say_so(make_elmo):

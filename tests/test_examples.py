@@ -48,6 +48,15 @@ def test_the_demo_shows_a_word_in_context(run, make_elmo, monkeypatch):
     assert len(re.findall(r"^  [1-6]  [01]\.\d\d  .* bank ", out, re.MULTILINE)) == 6
 
 
+def test_the_demo_tells_two_senses_apart(run):
+    out = run("demo")
+    same, other = re.search(r"^The same sense: ([\d.]+) to .*\. Another: .* to ([\d.]+)\.$", out, re.MULTILINE).groups()
+    assert float(same) > float(other)
+    nearest = re.findall(r"^  [1-6]  0\.\d\d  (.*)$", out, re.MULTILINE)
+    money = [bool(re.search(r"million|borrowed|lends|dollars|loan", sentence)) for sentence in nearest]
+    assert money == [True] * 3 + [False] * 3
+
+
 def test_sentiment_trains_the_mix_and_leaves_the_bilm(run, quick):
     out = run("sentiment_lstm", "--epochs", "2")
     assert re.search(r"biLM: [\d,]+ numbers, frozen; learned: [\d,]+", out)
@@ -65,6 +74,7 @@ def test_entities_are_found_by_their_context(run):
 
 def test_chinese_headlines_get_their_topic(run):
     out = run("chinese_news", "--epochs", "3")
+    assert "training a tiny one" not in out, "the bundled model reads characters"
     assert re.search(r"^cut by chars: . \| ", out, re.MULTILINE)
     assert float(re.search(r"^accuracy +([\d.]+)$", out, re.MULTILINE)[1]) > 0.8
     assert re.search(r"^央行突然宣布降息 财经 ", out, re.MULTILINE)

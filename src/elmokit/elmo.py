@@ -34,7 +34,7 @@ from elmokit.model.type_cache import TypeCache
 from elmokit.ops.bilstm import choose
 from elmokit.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.pooling import Pool, check_pool, pool_tokens
-from elmokit.text.sentences import Sentence, many, padded, tokens_of
+from elmokit.text.sentences import Sentence, Splitter, many, padded, splitter_of, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,10 @@ class Elmo(nn.Module):
         return elmo.to(device=chosen_device, dtype=floats)
 
     @property
+    def _split(self) -> Splitter:
+        return splitter_of(self.text.get("segment"))
+
+    @property
     def device(self) -> torch.device:
         """Where the network lies."""
         return self.bilm.device
@@ -178,7 +182,7 @@ class Elmo(nn.Module):
             raise ElmoError("sequence_len goes with tokens=, not with sentences")
         else:
             assert sentences is not None
-            rows = many(sentences)
+            rows = many(sentences, self._split)
         layers = self.layers_of(rows)
         if not self.boundaries:
             layers = layers.without_boundaries()
@@ -212,6 +216,7 @@ class Elmo(nn.Module):
     ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
         """Sentences → a list of float32 arrays [T, D]; a string is split on white space, a list is taken as tokens.
 
+        The strings of a model that was trained on characters or on jieba's words are split as its text was.
         `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
         or a number from 0; `pool` ("mean", the default, "max", "first", "last") never counts padding.
         """
@@ -220,7 +225,7 @@ class Elmo(nn.Module):
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
         self._check_layer(layer)
-        rows = many(sentences)
+        rows = many(sentences, self._split)
         pooling = (pool or "mean") if output == "sentence" else None
         stream = self.stream(
             rows, layer="all" if output == "layers" else layer, pool=pooling, batch_tokens=batch_tokens
@@ -253,7 +258,7 @@ class Elmo(nn.Module):
             raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
-        rows = (tokens_of(sentence) for sentence in sentences)
+        rows = (tokens_of(sentence, self._split) for sentence in sentences)
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
@@ -304,7 +309,7 @@ class Elmo(nn.Module):
                 model.log_probs(tokens, layers.values[-1, row, : len(tokens) + 2]) for row, tokens in enumerate(batch)
             ]
 
-        rows = many(sentences)
+        rows = many(sentences, self._split)
         return run(rows) if self.state == "carry" else list(encode_stream(rows, run))
 
     def perplexity(self, sentences: Sentence | Iterable[Sentence]) -> Perplexity:
@@ -314,7 +319,7 @@ class Elmo(nn.Module):
     @torch.no_grad()
     def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
         """The k words that both directions expect most in place of token `index`, with probabilities."""
-        words = tokens_of(tokens)
+        words = tokens_of(tokens, self._split)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
             raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")
         if not isinstance(k, SupportsIndex) or k < 1:

@@ -81,11 +81,15 @@ class LanguageModel:
         )
 
     def substitutes(self, index: int, top: Tensor, k: int) -> list[tuple[str, float]]:
-        """The k words that fit best at a token's place, and their probabilities, from the top layer [T + 2, D]."""
+        """The k words that fit best at a token's place, and their probabilities, from the top layer [T + 2, D].
+
+        p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
+        twice, once in each direction, and `the` would fit everywhere.
+        """
         forward, backward = self._directions(top)
         scores = self.head(forward[index : index + 1])[0].double()
         if backward is not None:
-            scores = scores + self.head(backward[index + 2 : index + 3])[0].double()
+            scores = scores + self.head(backward[index + 2 : index + 3])[0].double() - _log_frequencies(scores)
         scores[[self.vocab.begin, self.vocab.end, self.vocab.unknown]] = -torch.inf
         best = torch.softmax(scores, dim=0).topk(min(k, len(scores) - 3))
         return [(self.vocab[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
@@ -105,3 +109,12 @@ class LanguageModel:
         size = max(1, _CHUNK_NUMBERS // len(self.head.bias))
         for start in range(0, len(top), size):
             yield start, top[start : start + size]
+
+
+def _log_frequencies(scores: Tensor) -> Tensor:
+    """The logarithm of how frequent each word is, up to a constant, [V]: its rank tells, as in the sampled softmax.
+
+    Vocabularies stand in order of falling counts.
+    """
+    ranks = torch.arange(1, len(scores) + 1, dtype=scores.dtype, device=scores.device)
+    return torch.log(torch.log1p(1 / ranks))

@@ -71,6 +71,14 @@ def test_one_direction_one_state_a_short_text(drawn):
     np.testing.assert_allclose(y, [200, 90, 80])
 
 
+def test_the_first_words_of_few_sentences_are_drawn(drawn):
+    found = measured([np.full(len(STARTS), 90.0)], count=60)
+    found.counts[30:] = 300
+    [axes] = drawn({"zero": found}).axes
+    [(x, _)] = lines_of(axes).values()
+    assert len(x) == len(STARTS)
+
+
 def test_points_of_little_text_are_left_out(drawn):
     found = measured([np.full(len(STARTS), 90.0)])
     found.counts[20:] = 99

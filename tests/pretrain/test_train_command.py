@@ -234,6 +234,22 @@ def test_chinese_from_raw_text(elmo, tmp_path) -> None:
     assert "银行" in (tmp_path / "run" / "vocab.txt").read_text("utf-8").split()
 
 
+def test_text_is_read_as_that_of_the_model_was(elmo, tmp_path) -> None:
+    text = tmp_path / "zh.txt"
+    text.write_text("银行提高了利率。河岸上有很多树！\n" * 12, encoding="utf-8")
+    chinese = ("--segment", "chars", "--split", "line", "--input", "words")
+    assert elmo("train", text, *TINY, *chinese, "--steps", "1", "--output", tmp_path / "old").status == 0
+    more = ("train", text, *PACE, "--steps", "1", "--init", tmp_path / "old")
+    ended = elmo(*more, "--output", tmp_path / "new")
+    assert ended.status == 0, ended.err
+    assert "text: read as that of old was, --segment chars --split line" in ended.err
+    assert "kept 24 sentences, 192 tokens" in ended.err
+    assert read_checkpoint(tmp_path / "new").text == {"segment": "chars", "split": "line"}
+    ended = elmo(*more, "--output", tmp_path / "other", "--split", "none")
+    assert "text: read as that of old was, --segment chars\n" in ended.err
+    assert "kept 12 sentences, 192 tokens" in ended.err
+
+
 def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('preset = "tiny"\ncell-size = 24\noutput_size = 12\nfilters = "1:4"\nbatch_size = 4\nsteps = 3\n')

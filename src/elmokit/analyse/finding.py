@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from tqdm import tqdm
 
 from elmokit.analyse.building import BuildProgress, build_index, opened, plan_of
 from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
+from elmokit.analyse.unknown import UnknownTokens
 from elmokit.cache import cache_folder
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -25,6 +26,7 @@ from elmokit.output.strings import counted
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.showing import preparing
+from elmokit.text.tokens import SegmenterName
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 
@@ -50,9 +52,9 @@ class IndexRequest:
     workers: int | None = None
 
 
-def segment_of(request: IndexRequest, elmo: Elmo) -> str:
+def segment_of(request: IndexRequest, elmo: Elmo) -> SegmenterName:
     """How text becomes tokens: as asked for, or as in the model's training."""
-    return request.segment or elmo.text.get("segment", "none")
+    return cast(SegmenterName, request.segment or elmo.text.get("segment", "none"))
 
 
 def _layer(request: IndexRequest, elmo: Elmo) -> Literal["mix"] | int:
@@ -164,7 +166,18 @@ def _build(
             f"{counted(index.text.n_sentences, 'sentence')}, {_megabytes(size)} in {index.folder}",
             file=sys.stderr,
         )
+        _tell_unknown(elmo, index)
     return index
+
+
+def _tell_unknown(elmo: Elmo, index: OccurrenceIndex) -> None:
+    """Which words of the index the model cannot tell from each other."""
+    unknown = UnknownTokens(elmo)
+    for text, (_, rows) in zip(index.text.type_texts(), index.words.tolist(), strict=True):
+        if rows:
+            unknown.add([text], rows)
+    if told := unknown.told():
+        print(f"elmo: {told}", file=sys.stderr)
 
 
 def _megabytes(size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from elmokit.pretrain.corpus.building import CorpusBuilder
 from elmokit.pretrain.corpus.encoding import Encoded
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.report import Tally
+from elmokit.text.tokens import SegmenterName, segmenter, words
 
 
 def write_text(
@@ -48,6 +50,19 @@ def write_text(
     return np.array(numbers, dtype=np.int64), tokens_of_rows
 
 
+def in_pieces(word: str, segment: str | None) -> str | None:
+    """That a word is several tokens, as a sentence; None where it is one.
+
+    >>> in_pieces("银行", "chars")
+    'as the text is read (--segment chars) it is 2 tokens, 银 行: ask for one of them'
+    """
+    pieces = words(segmenter(cast(SegmenterName, segment or "none"))(word))
+    if len(pieces) < 2:
+        return None
+    read = f"as the text is read (--segment {segment or 'none'})"
+    return f"{read} it is {len(pieces)} tokens, {' '.join(pieces)}: ask for one of them"
+
+
 def nothing_kept(choice: Choice, corpus: PreparedCorpus) -> str:
     """Why a choice keeps nothing of a corpus, as a sentence."""
     size = f"{counted(corpus.n_tokens, 'token')} of the corpus"
@@ -60,6 +75,8 @@ def nothing_kept(choice: Choice, corpus: PreparedCorpus) -> str:
     found = [text for text in corpus.type_texts() if folded.matches(text)]
     if found and not choice.ignore_case:
         return f"{shown} does not occur among the {size}, but {', '.join(found[:5])} does: add --ignore-case"
+    if pieces := in_pieces(choice.words[0], corpus.settings.get("segment")):
+        return f"{choice.words[0]} does not occur among the {size}: {pieces}"
     return (
         f"{shown} does not occur among the {size}: look at its spelling, and at --segment and --split, which say how "
         "the text becomes tokens"

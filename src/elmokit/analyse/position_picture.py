@@ -28,7 +28,7 @@ _PANELS = {"forward": "forward: 1 is the first word", "backward": "backward: 1 i
 _NARROW = 30
 """Bins of one position; the wider ones after them are set apart on the axis."""
 _FEWEST = 100
-"""Predictions that a point must rest on, where any has so many."""
+"""Predictions that a point must rest on, where there are so many sentences."""
 
 
 def draw_by_position(path: Path, measured: Mapping[StateUse, ByPosition], name: str) -> None:
@@ -36,7 +36,8 @@ def draw_by_position(path: Path, measured: Mapping[StateUse, ByPosition], name: 
     some = next(iter(measured.values()))
     panels = list(_PANELS)[: len(some.losses)]
     bins = some.bins()
-    drawn = [number for number, (_, here) in enumerate(bins) if here.predictions >= _FEWEST] or list(range(len(bins)))
+    fewest = _FEWEST if bins[0][1].predictions >= _FEWEST else 0  # the first words are what the picture is for
+    drawn = [number for number, (_, here) in enumerate(bins) if here.predictions >= fewest]
     title = f"Perplexity by position in the sentence: {name if drawable(name) else 'a model'}"
     with drawing(path, (8, 0.8 + 2.7 * len(panels)), families_for([title])) as figure:
         grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)

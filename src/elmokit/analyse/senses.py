@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from elmokit.analyse.clusters import Clustering, cluster
 from elmokit.analyse.index import Occurrence, OccurrenceIndex, Rows
+from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.plane import sense_plane
 from elmokit.analyse.vectors import Floats, normalised
 from elmokit.errors import ElmoError
@@ -65,7 +66,8 @@ def find_senses(
     """Put the occurrences of a word into clusters, as many as given or as there are from 1 to 8."""
     rows = index.rows_of(word, ignore_case=ignore_case)
     if not len(rows):
-        raise ElmoError(f"{word!r} is not in the index {index.folder}: build one that has it")
+        pieces = in_pieces(word, index.text.settings.get("segment"))
+        raise ElmoError(f"{word!r} is not in the index {index.folder}: {pieces or 'build one that has it'}")
     vectors = index.unpacked(rows)
     found = cluster(vectors, clusters, seed=seed)
     words = _typical_words(index, rows, found, typical)

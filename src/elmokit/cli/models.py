@@ -97,6 +97,8 @@ def info(
     refuse_empty(MODEL=model, options=options, vocab=vocab)
     checkpoint = read_checkpoint(model, options=options, vocab=vocab)
     rows = [("file", checkpoint.where), *describe(checkpoint)]
+    if checkpoint.text:
+        rows.append(("text is read with", " ".join(f"--{name} {value}" for name, value in checkpoint.text.items())))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")

@@ -23,7 +23,8 @@ Segment = Literal["none", "english", "jieba", "chars"]
 Split = Literal["none", "line", "paragraph"]
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip, checkpoint; en; owner/name.")
+    str,
+    typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip, checkpoint; en, zh; owner/name."),
 ]
 Options = Annotated[
     str | None, typer.Option(metavar="FILE", help="options.json, where it lies apart from the weights.")

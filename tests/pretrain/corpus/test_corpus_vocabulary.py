@@ -92,7 +92,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         f"wrote {tmp_path}/vocab.txt: 5 words, which cover 57.14% of the tokens",
     ]
     run_vocab(VocabRequest(corpus=[str(text)], output=tmp_path / "all.txt", cache=tmp_path / "prepared"))
-    run_vocab(VocabRequest(corpus=[str(tmp_path / "prepared")], output=tmp_path / "again.txt"))
+    (prepared,) = (tmp_path / "prepared").iterdir()
+    run_vocab(VocabRequest(corpus=[str(prepared)], output=tmp_path / "again.txt"))
     assert (tmp_path / "all.txt").read_text() == (tmp_path / "again.txt").read_text()
 
 

@@ -8,6 +8,7 @@ encoding.py     pieces → type ids; workers.py does it in several processes, qu
 report.py       what was read, kept and skipped, for a person and for corpus.json
 building.py     type ids → the files of a prepared corpus, in a folder of storing.py
 prepared.py     these files, memory-mapped
+shelf.py        the folder that prepared corpora share, and their names there
 prepare.py      all of it: found in the cache or built there, once for all processes that ask
 vocabulary.py   counts → vocab.txt
 """

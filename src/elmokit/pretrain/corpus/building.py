@@ -77,8 +77,10 @@ class CorpusBuilder:
             places[number] = place
         return places
 
-    def finish(self, report: Report, settings: dict[str, Any], fingerprint: str | None) -> None:
-        """Write what remains, everything flushed to the disk, corpus.json last."""
+    def finish(
+        self, report: Report, settings: dict[str, Any], fingerprint: str | None, origin: str | None = None
+    ) -> None:
+        """Write what remains, everything flushed to the disk, corpus.json last; what the words mean: shelf.py."""
         # Of a corpus without sentences, too, all files are there.
         self._append("tokens.bin", np.empty(0, dtype="<u4"))
         self._append("ends.bin", np.empty(0, dtype="<i8"))
@@ -96,6 +98,7 @@ class CorpusBuilder:
             "type_bytes": type_bytes,
             "content": content.hexdigest(),
             "fingerprint": fingerprint or content.hexdigest(),
+            "origin": origin,
             "settings": settings,
             "report": report.to_dict(),
         }

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from elmokit.cache import cache_folder
+from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.building import VERSION, CorpusBuilder
+from elmokit.pretrain.corpus.building import CorpusBuilder
 from elmokit.pretrain.corpus.encoding import chunks_of
 from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, is_prepared, listed
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.prepared import PreparedCorpus, read_description
 from elmokit.pretrain.corpus.reading import read_pieces
 from elmokit.pretrain.corpus.report import Tally
 from elmokit.pretrain.corpus.sentences import Reading, SplitMode
-from elmokit.pretrain.corpus.storing import guarding, storing
+from elmokit.pretrain.corpus.shelf import (
+    NAMES,
+    fingerprint_of,
+    name_after_reading,
+    origin_of,
+    told_of_earlier,
+    usual_shelf,
+)
+from elmokit.pretrain.corpus.storing import explained, guarding, storing, sweep
 from elmokit.pretrain.corpus.workers import encode_all
 from elmokit.text.tokens import SegmenterName
 
+log = logging.getLogger(__name__)
 _WORTH_WORKERS = 2_000_000
 """Bytes on disk; with fewer, other processes would take longer to start than they save."""
 _MOST_WORKERS = 32
@@ -54,10 +64,11 @@ def prepare(
 ) -> PreparedCorpus:
     """The prepared corpus of some files, opened at once where it has been prepared before.
 
-    Without a folder it is kept in corpora/ of the cache folder (ELMOKIT_CACHE, or ~/.cache/elmokit). It is the same
-    whatever the number of workers, which are processes; by default as many as there are processors. Words added to
-    jieba in this process are known to it alone: prepare with workers=1 where they matter. A single source that is the
-    folder of a prepared corpus is opened as it is, whatever the other arguments say.
+    `folder` is where prepared corpora lie, each in a folder of its own: by default corpora/ of the cache folder
+    (ELMOKIT_CACHE, or ~/.cache/elmokit). A corpus is the same whatever the number of workers, which are processes; by
+    default as many as there are processors. Words added to jieba in this process are known to it alone: prepare with
+    workers=1 where they matter. A single source that is the folder of a prepared corpus is opened as it is, whatever
+    the other arguments say.
 
         corpus = prepare(["texts/", "more.txt.xz"], segment="english", split="line")
         print(*corpus.report.lines(), sep="\\n")
@@ -70,27 +81,35 @@ def prepare(
     tally.max_tokens = max_tokens
     inputs = find_inputs(sources, tally)
     tally.files = len(inputs)
-    fingerprint = _fingerprint(inputs, settings)
-    if folder is None:
-        if fingerprint is None:
-            raise ElmoError("a corpus from standard input needs a folder to be prepared in: name one (--cache DIR)")
-        folder = _cache() / fingerprint
-    folder = Path(folder).expanduser().resolve()
-    if corpus := _whole(folder, fingerprint):
+    fingerprint, origin = fingerprint_of(inputs, settings), origin_of(sources, settings)
+    if folder is None and fingerprint is None:
+        raise ElmoError("a corpus from standard input needs a folder to be prepared in: name one (--cache DIR)")
+    shelf = (usual_shelf() if folder is None else Path(folder)).expanduser().resolve()
+    place = shelf / (fingerprint or secrets.token_hex(16))
+    if corpus := _whole(place, fingerprint):
         return corpus
-    _refuse_foreign(folder)
-    with guarding(folder) as alone:
-        if corpus := _whole(folder, fingerprint):  # another process has built it while this one waited
+    with guarding(place) as alone:
+        if corpus := _whole(place, fingerprint):  # another process has built it while this one waited
             return corpus
-        with (
-            storing(folder, alone=alone) as temporary,
-            CorpusBuilder(temporary, shown=folder, max_types=max_types) as builder,
-        ):
-            _build(inputs, how, builder, tally, workers, on_progress)
-            _refuse_empty(sources, tally)
-            _refuse_changed(inputs)
-            builder.finish(tally.report(types=builder.n_types), settings, fingerprint)
-        return PreparedCorpus.open(folder)
+        sweep(shelf, NAMES)
+        try:
+            with (
+                storing(place, alone=alone) as temporary,
+                CorpusBuilder(temporary, shown=place, max_types=max_types) as builder,
+            ):
+                _build(inputs, how, builder, tally, workers, on_progress)
+                _refuse_empty(sources, tally)
+                _refuse_changed(inputs)
+                builder.finish(tally.report(types=builder.n_types), settings, fingerprint, origin)
+            corpus = PreparedCorpus.open(place if fingerprint else _named_after_reading(place))
+        except ElmoError:
+            # Where there are no locks, another process may have put the same corpus there at the same moment.
+            if corpus := _whole(place, fingerprint):
+                return corpus
+            raise
+    if told := told_of_earlier(corpus.folder, origin, sources):
+        log.warning("%s", told)
+    return corpus
 
 
 def _build(
@@ -126,18 +145,6 @@ def _processors() -> int:
     return min(allowed, _MOST_WORKERS)
 
 
-def _fingerprint(inputs: Sequence[Input], settings: dict[str, Any]) -> str | None:
-    """What tells a prepared corpus from others before it is read; None where only the reading shows it."""
-    if any(each.name == STANDARD_INPUT for each in inputs):
-        return None
-    facts: dict[str, Any] = {"version": VERSION, "files": [each.facts for each in inputs], "settings": settings}
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _cache() -> Path:
-    return cache_folder() / "corpora"
-
-
 def _whole(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:
     """The corpus of the folder, if it is whole and of these sources."""
     if fingerprint is None or not (folder / DESCRIPTION).is_file():
@@ -149,14 +156,18 @@ def _whole(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:
     return corpus if corpus.fingerprint == fingerprint else None
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if folder.is_dir() and not (folder / DESCRIPTION).is_file() and any(folder.iterdir()):
-        raise ElmoError(
-            f"a corpus is prepared in a new folder, an empty one or that of a prepared corpus, and {folder} has other "
-            "files in it: name another"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ElmoError(f"a corpus is prepared in a folder, and {folder} is a file: name another")
+def _named_after_reading(place: Path) -> Path:
+    """Give a corpus from standard input its name; where the same has been read before, that one stays."""
+    description = read_description(place)
+    named = place.with_name(name_after_reading(description))
+    with guarding(named), explained(named):
+        if _whole(named, description["content"]):
+            shutil.rmtree(place)
+        else:
+            shutil.rmtree(named, ignore_errors=True)
+            place.rename(named)
+            sync(named.parent)
+    return named
 
 
 def _refuse_empty(sources: Sequence[str], tally: Tally) -> None:

@@ -49,6 +49,21 @@ def _wait_for(lock: Path, what: str) -> int | None:
             time.sleep(_WAIT_SECONDS)
 
 
+def sweep(parent: Path, names: str) -> None:
+    """Remove what killed builders of folders with such names (a pattern) left behind: their locks are free."""
+    for lock in parent.glob(f".{names}.lock"):
+        with suppress(OSError):  # most often: its builder is alive
+            fd = acquire(lock)
+            if fd is None:
+                return  # without locks nobody knows
+            try:
+                for leftover in parent.glob(f"{lock.stem}.*.tmp"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+            finally:
+                release(fd)
+
+
 @contextmanager
 def storing(folder: Path, *, alone: bool = False) -> Iterator[Path]:
     """A temporary folder beside `folder` that takes its place once the block has ended well.
