@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Chinese model from raw text: runs/zh.sh CORPORA OUTPUT
+# The bundled Chinese model from raw text: runs/zh.sh CORPORA OUTPUT
 #
 # CORPORA is a folder with zhwiki-*.txt.xz: raw text, a paragraph a line, a blank line between documents. What OUTPUT
 # gets, how a killed run goes on, and the variables DEVICE, MINUTES or STEPS, PYTHON and ELMO_TRAIN_OPTIONS are as in

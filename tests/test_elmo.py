@@ -271,6 +271,7 @@ def test_perplexity_is_exp_of_the_mean_loss(make_elmo):
 
 def test_substitutes_multiply_both_directions_and_count_frequency_once(make_elmo):
     elmo = make_elmo(head=True)
+    fill_bias(elmo, np.linspace(2, -2, len(WORDS)))
     best = elmo.substitutes("the bank of money", 1, k=3)
     assert len(best) == 3
     scores = {}
@@ -285,6 +286,24 @@ def test_substitutes_multiply_both_directions_and_count_frequency_once(make_elmo
     assert dict(everything) == pytest.approx({word: np.exp(score - total) for word, score in scores.items()}, rel=1e-4)
     with pytest.raises(ElmoError, match="index must name one of the 2 tokens, got 2"):
         elmo.substitutes("the bank", 2)
+
+
+def fill_bias(elmo, values):
+    with torch.no_grad():
+        elmo.head.bias.copy_(torch.as_tensor(values))
+
+
+def test_substitutes_do_not_depend_on_the_order_of_a_vocabulary_that_is_not_by_counts(make_elmo):
+    elmo = make_elmo(head=True)
+    bias = np.linspace(-2, 2, len(WORDS))  # the last word is the most frequent one
+    fill_bias(elmo, bias)
+    scores = {}
+    for number, word in enumerate(WORDS[3:], start=3):
+        found = elmo.log_probs([["the", word, "of", "money"]])[0]
+        scores[word] = found.forward[1] + found.backward[2] - bias[number]
+    total = np.logaddexp.reduce(list(scores.values()))
+    expected = {word: np.exp(score - total) for word, score in scores.items()}
+    assert dict(elmo.substitutes("the bank of money", 1, k=99)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_substitutes_of_one_direction_are_its_own_probabilities(make_elmo):

@@ -318,7 +318,11 @@ class Elmo(nn.Module):
 
     @torch.no_grad()
     def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
-        """The k words that both directions expect most in place of token `index`, with probabilities."""
+        """The k words that both directions expect most in place of token `index`, with probabilities.
+
+        How frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the
+        softmax's bias where the vocabulary is in another order.
+        """
         words = tokens_of(tokens, self._split)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
             raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")

@@ -7,7 +7,7 @@ import pytest
 
 from elmokit.commands.convert import convert_model
 from elmokit.formats import card
-from elmokit.formats.card import CARD_TITLE, model_card, notes_in, training_section
+from elmokit.formats.card import CARD_TITLE, earlier_section, model_card, notes_in, training_section
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from tiny_models import tiny_checkpoint
@@ -23,7 +23,7 @@ FACTS = {
 
 def test_examples_in_the_docstrings():
     result = doctest.testmod(card)
-    assert (result.failed, result.attempted) == (0, 1)
+    assert (result.failed, result.attempted) == (0, 2)
 
 
 def test_facts_as_markdown():
@@ -41,6 +41,14 @@ def test_facts_as_markdown():
         "  --output model",
         "```",
     ]
+
+
+def test_the_notes_of_the_model_before_stand_below_ours():
+    assert earlier_section("\n") == ""
+    notes = "## Training\n\n```bash\n# a comment\n```\n\n#hash\n\n###### Licence\n"
+    lines = earlier_section(notes).split("\n")
+    assert lines[2] == "## The model it started from"
+    assert lines[6:] == ["### Training", "", "```bash", "# a comment", "```", "", "#hash", "", "###### Licence"]
 
 
 def test_a_card_without_notes_has_no_place_for_them():
@@ -102,3 +110,12 @@ def test_a_model_loads_whatever_its_card_is(tmp_path):
     for data in (b"", b"\xff\xfe\x00", b"<!-- notes: kept when the model is saved again -->"):
         (tmp_path / "README.md").write_bytes(data)
         assert read_checkpoint(tmp_path).notes == ""
+
+
+@pytest.mark.parametrize(
+    ("segment", "example"), [("chars", "他在银行存钱。"), ("english", "The bank raised"), ("", "The bank")]
+)
+def test_the_example_is_a_sentence_that_the_model_can_read(segment, example):
+    checkpoint = tiny_checkpoint()
+    checkpoint.text = {"segment": segment} if segment else {}
+    assert f'elmo.encode(["{example}' in model_card(checkpoint)

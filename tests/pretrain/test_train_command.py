@@ -250,6 +250,33 @@ def test_text_is_read_as_that_of_the_model_was(elmo, tmp_path) -> None:
     assert "kept 12 sentences, 192 tokens" in ended.err
 
 
+def test_the_card_says_what_it_started_from(elmo, text, tmp_path) -> None:
+    assert elmo("train", text, *TINY, "--steps", "1", "--output", tmp_path / "old").status == 0
+    card = tmp_path / "old" / "README.md"
+    card.write_text(card.read_text().replace("## Training", "## Licence\n\nAsk the authors.\n\n## Training"))
+    ended = elmo("train", text, *PACE, "--steps", "1", "--init", tmp_path / "old", "--output", tmp_path / "new")
+    assert ended.status == 0, ended.err
+    new = (tmp_path / "new" / "README.md").read_text()
+    assert "- start: from old; softmax: that of old; " in new
+    assert new.index("## Training") < new.index("## The model it started from") < new.index("### Licence\n\nAsk")
+    assert "### Training\n\n- data: " in new
+
+
+def test_a_prepared_corpus_says_how_it_was_read(elmo, refused, tmp_path) -> None:
+    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    text.write_text("The bank raised rates. It's late!\n" * 30)
+    read = ("--segment", "english", "--split", "line", "--cache", cache, "--output", tmp_path / "vocab.txt")
+    assert elmo("vocab", text, *read).status == 0
+    for name, source in (("shelf", cache), ("folder", next(cache.iterdir()))):
+        ended = elmo("train", source, *TINY, "--steps", "1", "--output", tmp_path / name)
+        assert ended.status == 0, ended.err
+        assert "was, --segment english --split line" in ended.err
+        assert read_checkpoint(tmp_path / name).text == {"segment": "english", "split": "line"}
+    assert elmo("vocab", text, "--cache", cache, "--output", tmp_path / "vocab.txt").status == 0
+    sentence = refused("train", cache, *TINY, "--steps", "1", "--output", tmp_path / "none")
+    assert "cache keeps 2 prepared corpora: give the folder of one, such as " in sentence
+
+
 def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('preset = "tiny"\ncell-size = 24\noutput_size = 12\nfilters = "1:4"\nbatch_size = 4\nsteps = 3\n')

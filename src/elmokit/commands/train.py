@@ -14,7 +14,8 @@ import torch
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
 from elmokit.placement import choose_device
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.prepared import PreparedCorpus, read_description
+from elmokit.pretrain.corpus.shelf import prepared_among
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine
@@ -39,7 +40,7 @@ def run_train(request: TrainRequest) -> int:
         say = _say if processes.first else _nothing
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = settled(request, folder)
-        if not before and request.init is not None:
+        if not before:
             recipe = _read_as_before(request, recipe, say)
         for item in fields(recipe) if before else ():
             if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
@@ -49,15 +50,21 @@ def run_train(request: TrainRequest) -> int:
 
 
 def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
-    """Read new text as that of the model given with --init was read, but for what the user named."""
-    assert request.init is not None
-    text = read_checkpoint(request.init, options=request.init_options).text
-    named = {**({} if request.config is None else read_config(request.config)), **request.changes}
+    """Read text as a prepared corpus was read, or as that of --init's model but for what the user named."""
+    text: Mapping[str, Any]
+    named: Mapping[str, Any] = {}
+    if prepared := prepared_among(request.corpus):
+        text, name = read_description(prepared)["settings"], prepared.name
+    elif request.init is not None:
+        text, name = read_checkpoint(request.init, options=request.init_options).text, request.init.name
+        named = {**({} if request.config is None else read_config(request.config)), **request.changes}
+    else:
+        return recipe
     usual = {name: text[name] for name in ("segment", "split") if name in text and name not in named}
     changed: dict[str, Any] = {name: value for name, value in usual.items() if value != getattr(recipe, name)}
     if changed:
         shown = " ".join(f"--{name} {value}" for name, value in changed.items())
-        say(f"text: read as that of {request.init.name} was, {shown}")
+        say(f"text: read as that of {name} was, {shown}")
     return replace(recipe, **changed)
 
 
@@ -173,6 +180,8 @@ def _facts(
         f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
     }
     told = "; ".join(start.told)
+    if request.init and start.where:
+        told = told.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
     shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
     processes, rate = training.processes.count, f"{recipe.learning_rate:g}"
     if progressed.fall_backs:

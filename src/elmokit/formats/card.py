@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.int8 import SCALES
 
 CARD_TITLE = "# An ELMo model in elmokit's format"
+_HEADING = re.compile("#{1,5} ")
 _NOTES_BEGIN, _NOTES_END = "<!-- notes: kept when the model is saved again -->", "<!-- end of the notes -->"
 
 
@@ -21,7 +23,7 @@ def model_card(checkpoint: Checkpoint) -> str:
         "from elmokit import Elmo",
         "",
         'elmo = Elmo.load("path/to/this/folder")',
-        'vectors = elmo.encode(["The bank raised interest rates"])',
+        f'vectors = elmo.encode(["{_example(checkpoint)}"])',
         "```",
         "",
     ]
@@ -66,6 +68,38 @@ def training_section(facts: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def earlier_section(notes: str) -> str:
+    """The notes of the model that a training started from, one heading lower; empty where it has none.
+
+    >>> print(earlier_section("## Licence\\n\\nApache-2.0"))
+    <BLANKLINE>
+    <BLANKLINE>
+    ## The model it started from
+    <BLANKLINE>
+    What follows was said of that model; its figures are not those of this one, its data and its licence go on to hold.
+    <BLANKLINE>
+    ### Licence
+    <BLANKLINE>
+    Apache-2.0
+    """
+    if not notes.strip():
+        return ""
+    lines = [
+        "",
+        "",
+        "## The model it started from",
+        "",
+        "What follows was said of that model; its figures are not those of this one, its data and its licence go on to "
+        "hold.",
+        "",
+    ]
+    in_code = False
+    for line in notes.strip("\n").split("\n"):
+        in_code ^= line.startswith(("```", "~~~"))
+        lines.append(f"#{line}" if _HEADING.match(line) and not in_code else line)
+    return "\n".join(lines)
+
+
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """What a person wants to know of a model, as names and values."""
     config, lstm = checkpoint.config, checkpoint.config.lstm
@@ -97,3 +131,9 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 def _or_none(clip: float | None) -> str:
     return "none" if clip is None else f"±{clip:g}"
+
+
+def _example(checkpoint: Checkpoint) -> str:
+    """A sentence that the model can read."""
+    chinese = checkpoint.text.get("segment") in ("chars", "jieba")
+    return "他在银行存钱。" if chinese else "The bank raised interest rates"

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,8 +21,9 @@ def acquire(path: Path) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder before us may have removed the file between our open and our lock, which then guards nothing.
-            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return fd
             os.close(fd)
         except OSError as error:
             os.close(fd)

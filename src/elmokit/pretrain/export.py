@@ -12,7 +12,7 @@ from torch import Tensor
 from elmokit import __version__
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_write import write_bilm
-from elmokit.formats.card import training_section
+from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.native import write_native
 from elmokit.pretrain.start import Start
 
@@ -22,7 +22,8 @@ def export(
 ) -> list[str]:
     """Write the model into the run's folder and bilm/ below it; what was written, or why not, in sentences."""
     checkpoint = start.checkpoint(str(folder), weights)
-    checkpoint.notes, checkpoint.text = training_section(facts), dict(text)
+    checkpoint.notes = training_section(facts) + earlier_section(start.notes)
+    checkpoint.text = dict(text)
     write_native(checkpoint, folder)
     told = [f"model: {folder} (Elmo.load opens it)"]
     try:

@@ -34,6 +34,10 @@ class Start:
     """Whether the softmax knows nothing yet."""
     told: tuple[str, ...] = ()
     """What a person should know of it."""
+    where: str = ""
+    """The file of the model it started from."""
+    notes: str = ""
+    """What that model's card says of its training and licence."""
 
     def checkpoint(self, where: str, weights: Mapping[str, Tensor] | None = None) -> Checkpoint:
         """The model as files hold it; `weights` are the network's, where they are not those it has now."""
@@ -97,7 +101,17 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
             f"{config.words.embedding_size}: leave it out"
         )
     network = LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=tied)
-    return Start(config, network, vocab, model.symbols, slots or None, not model.head, tuple(told))
+    return Start(
+        config,
+        network,
+        vocab,
+        model.symbols,
+        slots or None,
+        not model.head,
+        tuple(told),
+        where=model.where,
+        notes=model.notes,
+    )
 
 
 def _by_word(rows: Tensor, old: Vocabulary, new: Vocabulary, fresh: Tensor) -> tuple[Tensor, int]:

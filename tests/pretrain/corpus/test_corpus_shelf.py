@@ -7,9 +7,12 @@ import os
 
 import pytest
 
+from elmokit.errors import ElmoError
 from elmokit.pretrain.corpus import prepare as preparing
+from elmokit.pretrain.corpus import storing
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.pretrain.corpus.shelf import NAMES
 
 
 @pytest.fixture
@@ -50,6 +53,29 @@ def test_what_else_is_in_the_folder_is_left_alone(tmp_path, shelf):
     assert PreparedCorpus.open(shelf / "corpus").content == former.content
     inside = prepare([source], folder=shelf / "corpus")  # where `elmo vocab --cache` kept it
     assert (inside.folder.parent, inside.content) == (shelf / "corpus", corpus.content)
+
+
+def test_the_only_one_of_a_folder_is_found_there(tmp_path, shelf):
+    corpus = prepare([written(tmp_path / "text.txt", "a b\n")], folder=shelf)
+    (shelf / ".mine").touch()
+    assert prepare([str(shelf)]).folder == corpus.folder
+    written(shelf / "more.txt", "c\n")
+    assert list(prepare([str(shelf)], folder=tmp_path / "other").type_texts())[3:] == ["c"], "a folder of texts"
+    (shelf / "more.txt").unlink()
+    prepare([str(tmp_path / "text.txt")], folder=shelf, segment="chars")
+    with pytest.raises(ElmoError, match="shelf keeps 2 prepared corpora: give the folder of one, such as "):
+        prepare([str(shelf)])
+
+
+def test_sweeping_leaves_the_own_lock_alone(tmp_path, monkeypatch):
+    """On some file systems a process may lock its own lock again, and loses it with the second one's end."""
+    own, other = tmp_path / ("a" * 32), tmp_path / ("b" * 32)
+    locks = [folder.with_name(f".{folder.name}.lock") for folder in (own, other)]
+    monkeypatch.setattr(storing, "acquire", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
+    with storing.guarding(own):
+        locks[1].touch()
+        storing.sweep(own, NAMES)
+        assert [lock.exists() for lock in locks] == [True, False]
 
 
 def test_half_a_corpus_is_built_anew(tmp_path, shelf):

@@ -16,7 +16,7 @@ from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.pretrain.corpus.building import CorpusBuilder
 from elmokit.pretrain.corpus.encoding import chunks_of
-from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, is_prepared, listed
+from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, listed
 from elmokit.pretrain.corpus.prepared import PreparedCorpus, read_description
 from elmokit.pretrain.corpus.reading import read_pieces
 from elmokit.pretrain.corpus.report import Tally
@@ -26,6 +26,7 @@ from elmokit.pretrain.corpus.shelf import (
     fingerprint_of,
     name_after_reading,
     origin_of,
+    prepared_among,
     told_of_earlier,
     usual_shelf,
 )
@@ -67,14 +68,14 @@ def prepare(
     `folder` is where prepared corpora lie, each in a folder of its own: by default corpora/ of the cache folder
     (ELMOKIT_CACHE, or ~/.cache/elmokit). A corpus is the same whatever the number of workers, which are processes; by
     default as many as there are processors. Words added to jieba in this process are known to it alone: prepare with
-    workers=1 where they matter. A single source that is the folder of a prepared corpus is opened as it is, whatever
-    the other arguments say.
+    workers=1 where they matter. A single source that is the folder of a prepared corpus, or a folder with one of these
+    and nothing else, is opened as it is, whatever the other arguments say.
 
         corpus = prepare(["texts/", "more.txt.xz"], segment="english", split="line")
         print(*corpus.report.lines(), sep="\\n")
     """
-    if len(sources) == 1 and is_prepared(sources[0]):
-        return PreparedCorpus.open(Path(sources[0]).expanduser())
+    if prepared := prepared_among(sources):
+        return PreparedCorpus.open(prepared)
     how = Reading(cast(SegmenterName, segment), cast(SplitMode, split), max_tokens)
     settings = {**asdict(how), "max_types": max_types}
     tally = Tally()
@@ -91,7 +92,7 @@ def prepare(
     with guarding(place) as alone:
         if corpus := _whole(place, fingerprint):  # another process has built it while this one waited
             return corpus
-        sweep(shelf, NAMES)
+        sweep(place, NAMES)
         try:
             with (
                 storing(place, alone=alone) as temporary,

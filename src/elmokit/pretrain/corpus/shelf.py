@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from elmokit.cache import cache_folder
+from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
 from elmokit.pretrain.corpus.building import VERSION
-from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, listed
+from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, is_prepared, listed
 
 NAMES = "[0-9a-f]" * 32
 """A pattern for the names, which nothing else in the folder has."""
@@ -22,6 +24,26 @@ NAMES = "[0-9a-f]" * 32
 def usual_shelf() -> Path:
     """Where corpora are kept if nobody names a place: corpora/ of the cache folder."""
     return cache_folder() / "corpora"
+
+
+def prepared_among(sources: Sequence[str]) -> Path | None:
+    """The folder of the prepared corpus that a single source names: it, or the only one of a folder for such."""
+    if len(sources) != 1 or sources[0] == STANDARD_INPUT:
+        return None
+    if is_prepared(sources[0]):
+        return Path(sources[0]).expanduser()
+    try:
+        inside = [path for path in Path(sources[0]).expanduser().iterdir() if not path.name.startswith(".")]
+    except (OSError, ValueError, RuntimeError):
+        return None  # a file, a pattern, or what will be refused where it is looked for
+    if not inside or not all(fnmatchcase(path.name, NAMES) and is_prepared(path) for path in inside):
+        return None
+    if len(inside) > 1:
+        raise ElmoError(
+            f"{sources[0]} keeps {len(inside)} prepared corpora: give the folder of one, such as {min(inside)}, or the "
+            "text that it was prepared from"
+        )
+    return inside[0]
 
 
 def fingerprint_of(inputs: Sequence[Input], settings: Mapping[str, Any]) -> str | None:

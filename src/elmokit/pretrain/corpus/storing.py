@@ -24,7 +24,7 @@ _OLD_SECONDS = 86_400
 @contextmanager
 def guarding(folder: Path, what: str = "prepared corpus") -> Iterator[bool]:
     """One process at a time in the block, by a lock beside the folder; says whether locks are to be had."""
-    lock = folder.with_name(f".{folder.name}.lock")
+    lock = _lock_of(folder)
     with explained(folder, what):
         folder.parent.mkdir(parents=True, exist_ok=True)
         fd = _wait_for(lock, what)
@@ -35,6 +35,10 @@ def guarding(folder: Path, what: str = "prepared corpus") -> Iterator[bool]:
         if fd is not None:
             lock.unlink(missing_ok=True)
         release(fd)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _wait_for(lock: Path, what: str) -> int | None:
@@ -49,9 +53,11 @@ def _wait_for(lock: Path, what: str) -> int | None:
             time.sleep(_WAIT_SECONDS)
 
 
-def sweep(parent: Path, names: str) -> None:
-    """Remove what killed builders of folders with such names (a pattern) left behind: their locks are free."""
-    for lock in parent.glob(f".{names}.lock"):
+def sweep(folder: Path, names: str) -> None:
+    """Remove what killed builders of folders beside this one, with names of a pattern, left: their locks are free."""
+    parent = folder.parent
+    # Not the caller's own, which some network file systems would give it again, and take away when the second is freed.
+    for lock in set(parent.glob(f".{names}.lock")) - {_lock_of(folder)}:
         with suppress(OSError):  # most often: its builder is alive
             fd = acquire(lock)
             if fd is None:
