@@ -21,7 +21,7 @@ FLOORS = [
     {"ops"},
     {"model"},
     {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output"},
-    {"elmo"},
+    {"elmo", "unknown_tokens"},
     {"pretrain"},
     {"tasks", "compat"},
     {"analyse", "vector_memory", "sklearn"},

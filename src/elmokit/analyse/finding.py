@@ -18,7 +18,6 @@ from tqdm import tqdm
 from elmokit.analyse.building import BuildProgress, build_index, opened, plan_of
 from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
-from elmokit.analyse.unknown import UnknownTokens
 from elmokit.cache import cache_folder
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -27,6 +26,7 @@ from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.showing import preparing
 from elmokit.text.tokens import SegmenterName
+from elmokit.unknown_tokens import UnknownTokens
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 

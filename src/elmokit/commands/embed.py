@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from elmokit.analyse.unknown import UnknownTokens
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError
 from elmokit.output import InputLines, check_output, embed_lines, read_lines, writer_for
@@ -24,6 +23,7 @@ from elmokit.output.spool import partial_folder
 from elmokit.output.strings import counted
 from elmokit.pooling import Pool
 from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.unknown_tokens import UnknownTokens
 
 _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48

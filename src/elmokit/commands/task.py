@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from elmokit import __version__
-from elmokit.analyse.unknown import UnknownTokens
 from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -28,6 +27,7 @@ from elmokit.tasks.sources import cut_note, is_cut
 from elmokit.tasks.training import Fitted, fit, with_layer_0, without_elmo
 from elmokit.tasks.writing import check_suffix, on_screen, write_answers
 from elmokit.text.tokens import SegmenterName
+from elmokit.unknown_tokens import UnknownTokens
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elmokit.analyse.unknown import UnknownTokens
+from elmokit.unknown_tokens import UnknownTokens
 from tiny_models import WORDS, word_config
 
 
