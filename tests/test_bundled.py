@@ -13,11 +13,16 @@ from elmokit.formats.bundled import DEFAULT, FOLDER, bundled_models
 from elmokit.output import read_vectors
 from elmokit.text.sentences import splitter_of
 
-# Two senses of a word, two sentences each.
+# Two senses of a word, two sentences each. Words that do come apart, chosen as such: they keep the models from getting
+# worse and say nothing of how often it is so, which benchmarks/quality/two_senses.py does.
 SENSES = {
     "play": [
         ("The children play in the garden .", "They play football on Sunday ."),
         ("Shakespeare wrote the play in 1601 .", "She acted in a play at the theatre ."),
+    ],
+    "apple": [
+        ("He ate an apple and a pear .", "The apple fell from the tree ."),
+        ("the company apple sells computers .", "shares of apple and microsoft rose ."),
     ],
     "bank": [
         ("The bank lends money to small firms .", "She has an account at the bank ."),
@@ -79,7 +84,7 @@ def chinese() -> Elmo:
 def test_the_default_is_english_and_small(english):
     assert DEFAULT in bundled_models()
     assert english.config.n_outputs == 3
-    assert sum(file.stat().st_size for file in (FOLDER / DEFAULT).iterdir()) <= 45_000_000
+    assert sum(file.stat().st_size for file in (FOLDER / DEFAULT).iterdir()) < 45_000_000
     np.testing.assert_array_equal(Elmo.load("en", device="cpu").encode("a bank")[0], english.encode("a bank")[0])
 
 
