@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.vocabulary import build_vocabulary
 from elmokit.model.bilm import State
 from elmokit.ops.reference import lstm_windows_reference
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.vocabulary import build_vocabulary
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork

@@ -21,6 +21,7 @@ FLOORS = [
     {"ops"},
     {"model"},
     {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output"},
+    {"corpus"},
     {"elmo", "unknown_tokens"},
     {"pretrain"},
     {"tasks", "compat"},

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import PreparedCorpus
 
 TOPICS = ("river", "money", "stage")
 SIZE = 16

@@ -250,7 +250,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from elmokit.pretrain import batch_process
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import PreparedCorpus
 from test_batch_process import batches_of
 start = batch_process._started
 def told(*arguments):

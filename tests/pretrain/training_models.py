@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from elmokit.config import ElmoConfig
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences, WindowReader

@@ -23,12 +23,12 @@ from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex,
 from elmokit.analyse.index_text import nothing_kept, write_text
 from elmokit.analyse.row_file import DONE, RowFile, sentences_done
 from elmokit.analyse.vectors import Packed
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.storing import guarding
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.output.disk import FULL, replace_text
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.storing import guarding
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.corpus.building import SPECIALS
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.building import SPECIALS
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 
 MAX_OCCURRENCES = 1000
 _TOKENS_AT_ONCE = 1 << 20

@@ -19,12 +19,12 @@ from elmokit.analyse.building import BuildProgress, build_index, opened, plan_of
 from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
 from elmokit.cache import cache_folder
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.showing import preparing
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.showing import preparing
 from elmokit.text.tokens import SegmenterName
 from elmokit.unknown_tokens import UnknownTokens
 

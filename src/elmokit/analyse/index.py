@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from elmokit.analyse.choosing import matches
 from elmokit.analyse.coarse import CANDIDATE_SHARE, CANDIDATES, Projection
 from elmokit.analyse.vectors import Codes, Floats, Packed, best, normalised, products
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo

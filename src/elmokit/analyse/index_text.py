@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.analyse.choosing import Choice, chosen_parts
+from elmokit.corpus.building import CorpusBuilder
+from elmokit.corpus.encoding import Encoded
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.report import Tally
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.building import CorpusBuilder
-from elmokit.pretrain.corpus.encoding import Encoded
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.report import Tally
 from elmokit.text.tokens import SegmenterName, segmenter, words
 
 

@@ -14,6 +14,8 @@ import torch
 
 from elmokit.analyse.figures import SUFFIXES, check_picture
 from elmokit.analyse.position_picture import draw_by_position
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import replacing
 from elmokit.formats.checkpoint import Checkpoint
@@ -22,8 +24,6 @@ from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
 from elmokit.placement import choose_device
 from elmokit.pretrain.by_position import ByPosition, by_position, write_table
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.progress import perplexity

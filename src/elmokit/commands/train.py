@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from elmokit.corpus.prepared import PreparedCorpus, read_description
+from elmokit.corpus.shelf import prepared_among
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
 from elmokit.placement import choose_device
-from elmokit.pretrain.corpus.prepared import PreparedCorpus, read_description
-from elmokit.pretrain.corpus.shelf import prepared_among
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine

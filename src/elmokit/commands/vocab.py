@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.showing import preparing
+from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.showing import preparing
-from elmokit.pretrain.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.type_table import Arrays, Batch
 from elmokit.pretrain.windows import Position
 

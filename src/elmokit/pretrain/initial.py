@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.model.bilm import BiLM
 from elmokit.model.char_cnn import CharCnn, Highway
 from elmokit.model.lm_head import LmHead
 from elmokit.model.lstm import LstmLayer
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.text.vocab import Vocabulary
 
 _CARRY_BIAS = -2.0

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.showing import preparing
+from elmokit.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.word_vectors import align
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.showing import preparing
-from elmokit.pretrain.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.initial import start_from_frequencies
 from elmokit.pretrain.loop import Data

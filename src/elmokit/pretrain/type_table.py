@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Sentences, Windows
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.permutation import permuted, uniform
 
 BEGIN_TYPE, END_TYPE = 0, 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from elmokit.corpus.files import find_inputs
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.report import Tally
+from elmokit.corpus.sentences import read_sentences
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.files import find_inputs
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.report import Tally
-from elmokit.pretrain.corpus.sentences import read_sentences
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from elmokit.corpus.prepare import Progress
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.prepare import Progress
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 

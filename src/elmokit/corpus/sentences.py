@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from elmokit.corpus import reading
+from elmokit.corpus.files import find_inputs
+from elmokit.corpus.reading import Piece, read_pieces, unit_size
+from elmokit.corpus.report import Tally
+from elmokit.corpus.splitting import split_sentences
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus import reading
-from elmokit.pretrain.corpus.files import find_inputs
-from elmokit.pretrain.corpus.reading import Piece, read_pieces, unit_size
-from elmokit.pretrain.corpus.report import Tally
-from elmokit.pretrain.corpus.splitting import split_sentences
 from elmokit.text.english import english_spans
 from elmokit.text.tokens import SegmenterName, segmenter, words
 

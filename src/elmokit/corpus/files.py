@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
+from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.pretrain.corpus.report import Tally
 from elmokit.text.packed import DAMAGE, open_packed
 
 STANDARD_INPUT = "-"

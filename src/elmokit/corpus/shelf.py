@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from elmokit.cache import cache_folder
+from elmokit.corpus.building import VERSION
+from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, is_prepared, listed
 from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
-from elmokit.pretrain.corpus.building import VERSION
-from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, is_prepared, listed
 
 NAMES = "[0-9a-f]" * 32
 """A pattern for the names, which nothing else in the folder has."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.corpus.encoding import Encoded
+from elmokit.corpus.files import DESCRIPTION
+from elmokit.corpus.report import Report, Tally
+from elmokit.corpus.storing import explained
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.output.disk import OffsetFile
-from elmokit.pretrain.corpus.encoding import Encoded
-from elmokit.pretrain.corpus.files import DESCRIPTION
-from elmokit.pretrain.corpus.report import Report, Tally
-from elmokit.pretrain.corpus.storing import explained
 from elmokit.text.vocab import BEGIN, END, UNKNOWN
 
 FORMAT = "elmokit-corpus"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.pretrain.corpus.reading import PIECE_BYTES, Piece
-from elmokit.pretrain.corpus.report import Tally
-from elmokit.pretrain.corpus.sentences import Reading, sentences_of, tokeniser
+from elmokit.corpus.reading import PIECE_BYTES, Piece
+from elmokit.corpus.report import Tally
+from elmokit.corpus.sentences import Reading, sentences_of, tokeniser
 
 _MOST_PIECES = 256
 

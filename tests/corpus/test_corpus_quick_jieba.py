@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.quick_jieba import quicken
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.quick_jieba import quicken
 from elmokit.text.tokens import split_jieba, words
 
 jieba = pytest.importorskip("jieba", reason="jieba is an extra")

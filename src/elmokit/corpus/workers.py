@@ -19,11 +19,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO
 
+from elmokit.corpus.encoding import Encoded, Encoder
+from elmokit.corpus.quick_jieba import quicken
+from elmokit.corpus.reading import Piece
+from elmokit.corpus.sentences import Reading
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.encoding import Encoded, Encoder
-from elmokit.pretrain.corpus.quick_jieba import quicken
-from elmokit.pretrain.corpus.reading import Piece
-from elmokit.pretrain.corpus.sentences import Reading
 
 _WAITING_CHUNKS = 2  # for each worker: one in work, one ready
 

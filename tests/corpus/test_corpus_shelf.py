@@ -7,12 +7,12 @@ import os
 
 import pytest
 
+from elmokit.corpus import prepare as preparing
+from elmokit.corpus import storing
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.shelf import NAMES
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus import prepare as preparing
-from elmokit.pretrain.corpus import storing
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.shelf import NAMES
 
 
 @pytest.fixture

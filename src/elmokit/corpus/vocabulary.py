@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from elmokit.corpus.building import SPECIALS
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import write_text
-from elmokit.pretrain.corpus.building import SPECIALS
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.text.vocab import SKIPPED_LINE, UNKNOWN, Vocabulary
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elmokit.corpus import reading
+from elmokit.corpus.files import find_inputs
+from elmokit.corpus.reading import read_pieces
+from elmokit.corpus.report import Tally
+from elmokit.corpus.sentences import Reading, read_sentences, sentences_of, tokeniser
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.pretrain.corpus import reading
-from elmokit.pretrain.corpus.files import find_inputs
-from elmokit.pretrain.corpus.reading import read_pieces
-from elmokit.pretrain.corpus.report import Tally
-from elmokit.pretrain.corpus.sentences import Reading, read_sentences, sentences_of, tokeniser
 
 HAS_ZSTD = sys.version_info >= (3, 14) or find_spec("zstandard") is not None
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.corpus.building import FORMAT, VERSION, CorpusBuilder
+from elmokit.corpus.encoding import encode_sentences
+from elmokit.corpus.files import DESCRIPTION
+from elmokit.corpus.report import Report, Tally
+from elmokit.corpus.storing import storing
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.building import FORMAT, VERSION, CorpusBuilder
-from elmokit.pretrain.corpus.encoding import encode_sentences
-from elmokit.pretrain.corpus.files import DESCRIPTION
-from elmokit.pretrain.corpus.report import Report, Tally
-from elmokit.pretrain.corpus.storing import storing
 
 _TYPES_AT_ONCE = 1 << 16
 

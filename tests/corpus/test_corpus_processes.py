@@ -9,24 +9,24 @@ import time
 
 import pytest
 
+from elmokit.corpus import workers
+from elmokit.corpus.encoding import chunks_of
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.reading import Piece
+from elmokit.corpus.sentences import Reading
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus import workers
-from elmokit.pretrain.corpus.encoding import chunks_of
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.reading import Piece
-from elmokit.pretrain.corpus.sentences import Reading
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from elmokit.pretrain.corpus.prepare import prepare
+from elmokit.corpus.prepare import prepare
 def told(progress):
     print("building", flush=True)
     if sys.argv[3] == "slow":
         import time; time.sleep(0.3)
 if sys.argv[3] == "lockless":
-    from elmokit.pretrain.corpus import storing
+    from elmokit.corpus import storing
     storing.acquire = lambda path: None
 corpus = prepare([sys.argv[1]], folder=Path(sys.argv[2]), workers=2, on_progress=told)
 print("done", corpus.content, "torch" in sys.modules, flush=True)
@@ -60,10 +60,8 @@ def files(folder):
 def test_the_same_for_any_number_of_workers_and_any_chunks(tmp_path, source, split, monkeypatch):
     one = prepare([str(source)], folder=tmp_path / "one", workers=1, split=split, max_types=4000)
     two = prepare([str(source)], folder=tmp_path / "two", workers=2, split=split, max_types=4000)
-    monkeypatch.setattr("elmokit.pretrain.corpus.encoding._MOST_PIECES", 1)
-    monkeypatch.setattr(
-        "elmokit.pretrain.corpus.reading.read_pieces.__kwdefaults__", {"size": 50_000, "on_bytes": None}
-    )
+    monkeypatch.setattr("elmokit.corpus.encoding._MOST_PIECES", 1)
+    monkeypatch.setattr("elmokit.corpus.reading.read_pieces.__kwdefaults__", {"size": 50_000, "on_bytes": None})
     many = prepare([str(source)], folder=tmp_path / "many", workers=3, split=split, max_types=4000)
     assert files(one.folder) == files(two.folder) == files(many.folder)
     assert one.report.unlisted > 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.pretrain.corpus.splitting import split_sentences
+from elmokit.corpus.splitting import split_sentences
 
 CASES = """
 He left. | She stayed! | Did he? | Yes.

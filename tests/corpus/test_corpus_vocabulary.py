@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmokit.commands.vocab import VocabRequest, run_vocab
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.text.vocab import Vocabulary
 
 SPECIALS = ["<S>", "</S>", "<UNK>"]
@@ -99,8 +99,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 def test_progress_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("elmokit.pretrain.corpus.showing._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("elmokit.pretrain.corpus.showing._BAR_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.corpus.showing._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.corpus.showing._BAR_AFTER_SECONDS", 0.0)
     (tmp_path / "t").write_text("a b\n")
     run_vocab(VocabRequest(corpus=[str(tmp_path / "t")], output=tmp_path / "v"))
     assert capsys.readouterr().err.startswith("preparing the corpus: 1 sentence, 2 tokens (100%)\n")

@@ -12,16 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from elmokit.durable import sync
-from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.building import CorpusBuilder
-from elmokit.pretrain.corpus.encoding import chunks_of
-from elmokit.pretrain.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, listed
-from elmokit.pretrain.corpus.prepared import PreparedCorpus, read_description
-from elmokit.pretrain.corpus.reading import read_pieces
-from elmokit.pretrain.corpus.report import Tally
-from elmokit.pretrain.corpus.sentences import Reading, SplitMode
-from elmokit.pretrain.corpus.shelf import (
+from elmokit.corpus.building import CorpusBuilder
+from elmokit.corpus.encoding import chunks_of
+from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, listed
+from elmokit.corpus.prepared import PreparedCorpus, read_description
+from elmokit.corpus.reading import read_pieces
+from elmokit.corpus.report import Tally
+from elmokit.corpus.sentences import Reading, SplitMode
+from elmokit.corpus.shelf import (
     NAMES,
     fingerprint_of,
     name_after_reading,
@@ -30,8 +28,10 @@ from elmokit.pretrain.corpus.shelf import (
     told_of_earlier,
     usual_shelf,
 )
-from elmokit.pretrain.corpus.storing import explained, guarding, storing, sweep
-from elmokit.pretrain.corpus.workers import encode_all
+from elmokit.corpus.storing import explained, guarding, storing, sweep
+from elmokit.corpus.workers import encode_all
+from elmokit.durable import sync
+from elmokit.errors import ElmoError
 from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)

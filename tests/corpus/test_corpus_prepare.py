@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmokit.corpus import prepare as preparing
+from elmokit.corpus import reading, storing
+from elmokit.corpus.encoding import encode_sentences
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
 from elmokit.output import disk
-from elmokit.pretrain.corpus import prepare as preparing
-from elmokit.pretrain.corpus import reading, storing
-from elmokit.pretrain.corpus.encoding import encode_sentences
-from elmokit.pretrain.corpus.prepare import prepare
-from elmokit.pretrain.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.corpus.report import Tally
 
 TEXT = "a b a\n\nc a <UNK> é\n<S> b\n"
 
@@ -242,7 +242,7 @@ def test_standard_input_needs_a_folder():
 def test_progress(tmp_path, monkeypatch):
     (tmp_path / "t").write_text("a b c\n" * 1000)
     monkeypatch.setattr(reading.read_pieces, "__kwdefaults__", {"size": 600, "on_bytes": None})
-    monkeypatch.setattr("elmokit.pretrain.corpus.encoding.PIECE_BYTES", 1000)
+    monkeypatch.setattr("elmokit.corpus.encoding.PIECE_BYTES", 1000)
     seen = []
     prepare([str(tmp_path / "t")], on_progress=seen.append)
     assert len(seen) == 10
@@ -252,7 +252,7 @@ def test_progress(tmp_path, monkeypatch):
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(reading.read_pieces, "__kwdefaults__", {"size": 1 << 14, "on_bytes": None})
-    monkeypatch.setattr("elmokit.pretrain.corpus.encoding.PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr("elmokit.corpus.encoding.PIECE_BYTES", 1 << 15)
     peaks = []
     for size in (10_000, 10_000, 60_000):  # the first time also counts what is made once
         (tmp_path / "t").write_text("the same words again\n" * size)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from elmokit.corpus.files import Input
 from elmokit.errors import ElmoError
-from elmokit.pretrain.corpus.files import Input
 from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed
 
 PIECE_BYTES = 1 << 20
