@@ -236,7 +236,7 @@ class Step:
 
     def layers(self, x: Tensor) -> Tensor:
         """x [D, T, B, P] → the top layer's outputs [D, T, B, P]."""
-        stacks = (self.bilm.forward_lstm, self.bilm.backward_lstm)
+        stacks = (self.bilm.context.forward_lstm, self.bilm.context.backward_lstm)
         for number, (h, c) in enumerate(self.states):
             y, *state = lstm_windows(x, self.keep, [stack.layers[number].weights() for stack in stacks], h, c)
             self.states[number] = tuple(state)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.vocabulary import build_vocabulary
-from elmokit.model.bilm import State
+from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
@@ -112,10 +112,12 @@ def reference_loss(network: LanguageModelNetwork, batch: Batch, state: State, pr
     bilm = network.bilm
     with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
         x = F.embedding(batch.inputs, bilm.token_encoder(batch.characters, batch.words))
-        assert bilm.backward_lstm is not None
+        assert bilm.context.backward_lstm is not None
         for number in range(bilm.config.lstm.n_layers):
             x = F.dropout(x, network.dropout, network.training)
-            weights = [stack.layers[number].weights() for stack in (bilm.forward_lstm, bilm.backward_lstm)]  # type: ignore[operator]
+            weights = [
+                stack.layers[number].weights() for stack in (bilm.context.forward_lstm, bilm.context.backward_lstm)
+            ]  # type: ignore[operator]
             y, _, _ = lstm_windows_reference(x, batch.keep, weights, state.h[:, number], state.c[:, number])
             x = x + y if number and bilm.config.lstm.skip_connections else y
         x = F.dropout(x, network.dropout, network.training)

@@ -179,10 +179,10 @@ def test_whole_numbers_of_numpy_are_whole_numbers(make_elmo):
 def test_double_precision_is_saved_and_loaded_exactly(model_folder, tmp_path):
     elmo = Elmo.load(model_folder, dtype="float64")
     with torch.no_grad():
-        elmo.bilm.forward_lstm.layers[0].bias[0] = 1 / 3
+        elmo.bilm.context.forward_lstm.layers[0].bias[0] = 1 / 3
     elmo.save(tmp_path / "double")
     again = Elmo.load(tmp_path / "double", dtype="float64")
-    assert again.bilm.forward_lstm.layers[0].bias[0].item() == 1 / 3
+    assert again.bilm.context.forward_lstm.layers[0].bias[0].item() == 1 / 3
 
 
 def test_a_trained_mix_that_bilm_cannot_hold_is_mentioned(make_elmo, tmp_path, caplog):

@@ -25,7 +25,7 @@ class Ours:
     def _choice(self) -> str:
         bilm = self.elmo.bilm
         with self._path():
-            chosen = choose(bilm.zero_state(1).h[0, :1], bilm.stacks(), gradient=False)
+            chosen = choose(bilm.context.zero_state(1).h[0, :1], bilm.context.stacks(), gradient=False)
         return f"{chosen.path} ({chosen.why})"
 
     def fresh(self) -> None:

@@ -49,7 +49,9 @@ class Plain:
         tokens_in = characters(bilm, torch.from_numpy(flat).to(bilm.device)).view(len(batch), longest, -1)
         tokens_in = tokens_in * (torch.arange(longest) < lengths.unsqueeze(1)).unsqueeze(-1).to(bilm.device)
         recurrence = loop if self.structure == "loop" else reference
-        layers = recurrence(tokens_in, lengths, bilm.stacks(), skip_connections=bilm.config.lstm.skip_connections)
+        layers = recurrence(
+            tokens_in, lengths, bilm.context.stacks(), skip_connections=bilm.config.lstm.skip_connections
+        )
         mean = torch.stack([torch.cat([tokens_in, tokens_in], dim=-1), *layers]).mean(dim=0).cpu().numpy()
         return [mean[row, 1 : len(tokens) + 1] for row, tokens in enumerate(batch)]
 

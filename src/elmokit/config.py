@@ -2,15 +2,16 @@
 
 Dimension letters, used in every signature of the package:
 B batch, T tokens, U distinct tokens, M characters of a token, C character vocabulary, F filters,
-P LSTM output (projection), H LSTM cell, L layers, V word vocabulary,
-D vector given to the user (2P for two directions, P for one).
+P token vector (of an LSTM also its output), H LSTM cell, L context layers, V word vocabulary,
+S vector that the softmax reads, D vector given to the user (of an LSTM 2P for two directions, P for one).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from elmokit.errors import ElmoError
 
@@ -121,10 +122,50 @@ class WordConfig:
             _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
 
 
+class ContextConfig(ABC):
+    """The shape of a context encoder; a frozen dataclass for each kind.
+
+    `register_context` in `elmokit.model.context` adds a kind from outside the package.
+    """
+
+    kind: ClassVar[str]
+    """Its name: the key in config.json, and the value of `elmo train --context`."""
+    n_layers: int
+    """L: the layers that it gives above the token layer."""
+
+    @property
+    @abstractmethod
+    def token_size(self) -> int:
+        """P: numbers per token that it reads."""
+
+    @property
+    @abstractmethod
+    def prediction_size(self) -> int:
+        """S: numbers per token that the softmax reads."""
+
+    @abstractmethod
+    def vector_size(self, n_directions: int) -> int:
+        """D: numbers per token that it gives."""
+
+    @abstractmethod
+    def describe(self, n_directions: int) -> list[tuple[str, str]]:
+        """Names and values for `elmo info` and the model card."""
+
+    @classmethod
+    @abstractmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """The shape that the options of `elmo train` ask for."""
+
+    @abstractmethod
+    def to_options(self) -> dict[str, Any]:
+        """The options of `elmo train` that ask for this shape."""
+
+
 @dataclass(frozen=True)
-class LstmConfig:
+class LstmConfig(ContextConfig):
     """One direction of the LSTM stack; the other has the same shape."""
 
+    kind: ClassVar[str] = "lstm"
     cell_size: int
     """H: numbers in the memory cell."""
     output_size: int
@@ -158,13 +199,66 @@ class LstmConfig:
                 f"got {self.output_size}"
             )
 
+    @property
+    def token_size(self) -> int:
+        """P: a token has as many numbers as an output, so that every layer can have the same shape."""
+        return self.output_size
 
-@dataclass(frozen=True)
+    @property
+    def prediction_size(self) -> int:
+        """P: the softmax reads the output of one direction."""
+        return self.output_size
+
+    def vector_size(self, n_directions: int) -> int:
+        """D: the outputs of the directions next to each other."""
+        return n_directions * self.output_size
+
+    def describe(self, n_directions: int) -> list[tuple[str, str]]:
+        """Names and values for `elmo info` and the model card."""
+        size = f"{self.n_layers} x {self.cell_size}" + (f", projected to {self.output_size}" if self.projection else "")
+        bounds = (self.cell_clip, self.projection_clip if self.projection else None)
+        cells, outputs = ("none" if bound is None else f"±{bound:g}" for bound in bounds)
+        return [
+            ("LSTM", f"{size}, {'both directions' if n_directions > 1 else 'forward only'}"),
+            ("clips", f"cells {cells}, outputs {outputs}"),
+            ("skip connections", "yes" if self.skip_connections else "no"),
+        ]
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """The shape that the options of `elmo train` ask for."""
+        return cls(
+            cell_size=options["cell_size"],
+            output_size=options["output_size"],
+            n_layers=options["layers"],
+            projection=options["cell_size"] != options["output_size"],
+            skip_connections=options["skip_connections"],
+            cell_clip=options["cell_clip"] or None,
+            projection_clip=options["projection_clip"] or None,
+        )
+
+    def to_options(self) -> dict[str, Any]:
+        """The options of `elmo train` that ask for this shape."""
+        return {
+            "cell_size": self.cell_size,
+            "output_size": self.output_size,
+            "layers": self.n_layers,
+            "cell_clip": self.cell_clip or 0.0,
+            "projection_clip": self.projection_clip or 0.0,
+            "skip_connections": self.skip_connections,
+        }
+
+
+CONTEXTS: dict[str, type[ContextConfig]] = {"lstm": LstmConfig}
+"""The kinds of context encoder by name."""
+
+
+@dataclass(frozen=True, init=False)
 class ElmoConfig:
-    """The whole network: what a token is made of, and the LSTM stacks above it."""
+    """The whole network: what a token is made of, and the context encoder above it."""
 
-    lstm: LstmConfig
-    """The LSTM stack of each direction."""
+    context: ContextConfig
+    """The context encoder."""
     characters: CharacterConfig | None = None
     """The character part, where the model has one."""
     words: WordConfig | None = None
@@ -174,22 +268,50 @@ class ElmoConfig:
     bidirectional: bool = True
     """Two directions, or the forward one alone."""
 
-    def __post_init__(self) -> None:
-        _flag("token_projection", self.token_projection)
-        _flag("bidirectional", self.bidirectional)
-        if self.characters is None and self.words is None:
+    def __init__(
+        self,
+        context: ContextConfig | None = None,
+        characters: CharacterConfig | None = None,
+        words: WordConfig | None = None,
+        token_projection: bool = True,
+        bidirectional: bool = True,
+        *,
+        lstm: LstmConfig | None = None,
+    ) -> None:
+        """`lstm` is the older name of `context`, for models with an LSTM."""
+        given = context if lstm is None else lstm
+        if not isinstance(given, ContextConfig):
+            raise ElmoError(f"context must be the configuration of a context encoder (LstmConfig …), got {given!r}")
+        for name, value in (("context", given), ("characters", characters), ("words", words)):
+            object.__setattr__(self, name, value)
+        for name, flag in (("token_projection", token_projection), ("bidirectional", bidirectional)):
+            _flag(name, flag)
+            object.__setattr__(self, name, flag)
+        if characters is None and words is None:
             raise ElmoError("a model needs a character part, a word part or both, got neither")
-        if not self.token_projection and self.parts_size != self.lstm.output_size:
+        if not token_projection and self.parts_size != self.token_size:
             raise ElmoError(
-                f"a token without projection must have the {self.lstm.output_size} numbers of the LSTM's output, "
+                f"a token without projection must have the {self.token_size} numbers that the context encoder reads, "
                 f"got {self.parts_size}"
             )
+
+    @property
+    def lstm(self) -> LstmConfig:
+        """The context encoder of a model that has an LSTM, as every ELMo in the older formats has."""
+        if not isinstance(self.context, LstmConfig):
+            raise ElmoError(f"this needs a model with an LSTM; this one has the context encoder {self.context.kind}")
+        return self.context
 
     @property
     def parts_size(self) -> int:
         """Numbers in a token before its projection."""
         words = self.words.embedding_size if self.words else 0
         return words + (self.characters.n_filters if self.characters else 0)
+
+    @property
+    def token_size(self) -> int:
+        """P: numbers in a token vector, before any context."""
+        return self.context.token_size
 
     @property
     def n_directions(self) -> int:
@@ -199,26 +321,29 @@ class ElmoConfig:
     @property
     def vector_size(self) -> int:
         """D: numbers in a vector given to the user."""
-        return self.n_directions * self.lstm.output_size
+        return self.context.vector_size(self.n_directions)
 
     @property
     def n_outputs(self) -> int:
-        """L + 1: the token layer and the LSTM layers."""
-        return self.lstm.n_layers + 1
+        """L + 1: the token layer and the context layers."""
+        return self.context.n_layers + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return asdict(self)
+        """The configuration as JSON can hold it; the context encoder's key is its kind."""
+        values = asdict(self)
+        return {self.context.kind: values.pop("context"), **values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ElmoConfig:
         """The configuration that `to_dict` wrote."""
         parts: dict[str, Any] = dict(values)
-        for name, kind in (("lstm", LstmConfig), ("characters", CharacterConfig), ("words", WordConfig)):
+        kind = next((kind for kind in CONTEXTS if kind in parts), None)
+        if kind is None:
+            raise ElmoError(f"a configuration needs the key {' or '.join(CONTEXTS)}")
+        parts["context"] = _build(CONTEXTS[kind], parts.pop(kind), kind)
+        for name, part in (("characters", CharacterConfig), ("words", WordConfig)):
             if parts.get(name) is not None:
-                parts[name] = _build(kind, parts[name], name)
-        if not isinstance(parts.get("lstm"), LstmConfig):
-            raise ElmoError("a configuration needs the key lstm")
+                parts[name] = _build(part, parts[name], name)
         config: ElmoConfig = _build(cls, parts, "configuration")
         return config
 

@@ -1,6 +1,6 @@
 """The user's class, where the flow of the whole package can be read.
 
-text → tokens → ids → token encoder → two LSTM stacks → layers → mix
+text → tokens → ids → token encoder → context encoder → layers → mix
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
-from elmokit.language_model import LanguageModel, LogProbs, Perplexity
+from elmokit.language_model import LanguageModel, LogProbs, Perplexity, score
 from elmokit.layers import Layers, aside, on_host, places
-from elmokit.model.bilm import BiLM, State, moved
+from elmokit.model.bilm import BiLM, moved
+from elmokit.model.context import State
 from elmokit.model.lm_head import head_shell
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
 from elmokit.model.type_cache import TypeCache
-from elmokit.ops.bilstm import choose
 from elmokit.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.pooling import Pool, check_pool, pool_tokens
 from elmokit.text.sentences import Sentence, Splitter, many, padded, splitter_of, tokens_of
@@ -85,6 +85,9 @@ class Elmo(nn.Module):
         self.type_cache = TypeCache(type_cache_mb)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
+        if state == "carry" and not self.bilm.context.carries_state:
+            kind = checkpoint.config.context.kind
+            raise ElmoError(f"state='carry' needs an LSTM, and this model has the context encoder {kind}: leave it out")
         self.head = head_shell(checkpoint.head) if checkpoint.head else None
         _fill(self.bilm, checkpoint.weights, trainable=trainable)
         if self.head is not None:
@@ -154,13 +157,14 @@ class Elmo(nn.Module):
         """What the network computes with, by the name that `load` takes."""
         if self.bilm.int8:
             return "int8"
-        return str(self.bilm.zero_state(0).h.dtype).removeprefix("torch.")
+        return str(next(self.bilm.parameters()).dtype).removeprefix("torch.")
 
     def explain(self, sentences: int = 1, tokens: int = 20) -> str:
-        """How a batch of so many sentences would go through the LSTMs here, and why so."""
-        x = torch.empty(sentences, tokens, self.config.lstm.output_size, device=self.device)
-        choice = choose(x.to(self.bilm.zero_state(0).h.dtype), self.bilm.stacks(), gradient=False)
-        return f"{choice.path} on {self.device} in {self.dtype}: {choice.why}"
+        """How a batch of this size would be computed on this machine, and why."""
+        dtype = next(self.bilm.parameters()).dtype
+        x = torch.empty(sentences, tokens, self.config.token_size, device=self.device, dtype=dtype)
+        path, _, why = self.bilm.context.explain(x).partition(": ")
+        return f"{path} on {self.device} in {self.dtype}: {why}"
 
     def forward(
         self,
@@ -195,7 +199,7 @@ class Elmo(nn.Module):
         lengths = layers.lengths.to(self.device)
         outputs = {f"lstm_outputs{number}": layer for number, layer in enumerate(layers.values[1:], start=1)}
         return {
-            "word_emb": layers.values[0, :, :, : self.config.lstm.output_size],
+            "word_emb": layers.values[0, :, :, : self.config.token_size],
             **outputs,
             "elmo": mixes[0],
             "default": mixes[0].sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
@@ -270,6 +274,14 @@ class Elmo(nn.Module):
 
     def layers_of(self, sentences: Sequence[Sequence[str]], *, keep_state: bool = True) -> Layers:
         """Lists of tokens → all layers with the boundaries in, each distinct word encoded once."""
+        tokens, lengths = self._tokens(sentences)
+        values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
+        if keep_state:
+            self._carry(last)
+        return Layers(values, lengths)
+
+    def _tokens(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """Lists of tokens → token vectors [B, T, P] with the boundaries in, and lengths [B]."""
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
         looked = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
@@ -278,13 +290,15 @@ class Elmo(nn.Module):
         places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = looked.rows[2:]
         places[np.arange(len(counts)), counts + 1] = end
         tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), looked.table)  # [B, T, P]
-        lengths = torch.from_numpy(counts + 2)
-        before = None if self._carried is None else self._carried.resized(len(counts)).like(tokens_in)
-        values, last = self.bilm.contextualise(tokens_in, lengths, before)
-        if self.state == "carry" and keep_state:
-            # Slots that a smaller batch did not use keep the state they have.
+        return tokens_in, torch.from_numpy(counts + 2)
+
+    def _state_before(self, tokens: Tensor) -> State | None:
+        return None if self._carried is None else self._carried.resized(len(tokens)).like(tokens)
+
+    def _carry(self, last: State | None) -> None:
+        if self.state == "carry" and last is not None:
+            # Rows that a smaller batch did not use keep the state they have.
             self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
-        return Layers(values, lengths)
 
     def encode_types(self, words: Sequence[str]) -> Tensor:
         """Distinct words → their vectors without context, [U, P]."""
@@ -304,10 +318,11 @@ class Elmo(nn.Module):
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
-            layers = self.layers_of(batch)
-            return [
-                model.log_probs(tokens, layers.values[-1, row, : len(tokens) + 2]) for row, tokens in enumerate(batch)
-            ]
+            tokens, lengths = self._tokens(batch)
+            before = self._state_before(tokens)
+            scores = score(self.bilm, model.head.losses, tokens, lengths, model.words(batch), before)
+            self._carry(scores.state)
+            return model.log_probs(scores)
 
         rows = many(sentences, self._split)
         return run(rows) if self.state == "carry" else list(encode_stream(rows, run))
@@ -328,9 +343,9 @@ class Elmo(nn.Module):
             raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")
         if not isinstance(k, SupportsIndex) or k < 1:
             raise ElmoError(f"k must be a whole number of at least 1, got {k!r}")
-        return self._language_model().substitutes(
-            index % len(words), self.layers_of([words], keep_state=False).values[-1, 0], k
-        )
+        model, (vectors, lengths) = self._language_model(), self._tokens([words])
+        predictions = self.bilm.predict(vectors, lengths, self._state_before(vectors))
+        return model.substitutes(index % len(words), predictions, k)
 
     def save(
         self,
@@ -379,7 +394,6 @@ class Elmo(nn.Module):
             notes=self.notes,
             text=self.text,
             about=self.about,
-            int8=self.bilm.int8,
         )
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
@@ -425,7 +439,7 @@ class Elmo(nn.Module):
             raise ElmoError(f"layer must be mix, top, all or 0 to {self.config.n_outputs - 1}, got {layer!r}")
 
     def _language_model(self) -> LanguageModel:
-        return LanguageModel(self.head, self.vocab, bidirectional=self.config.bidirectional)
+        return LanguageModel(self.head, self.vocab)
 
 
 def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:

@@ -1,14 +1,14 @@
-"""What the biLM expects to read: log-probabilities, perplexity and words that fit, for models with a softmax.
+"""The language model of a network with a softmax: log-probabilities, perplexity and words that fit.
 
-The forward direction at token t says what comes next, the backward one what came before.
+The forward direction predicts the next word at each token, the backward one the word before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.model.bilm import BiLM
+from elmokit.model.context import Predictions, State
 from elmokit.model.lm_head import AnyLmHead
 from elmokit.text.vocab import Vocabulary
 
-_CHUNK_NUMBERS = 2**25
-"""Numbers of a [tokens, V] matrix that are held at once."""
 _IN_ORDER = 0.5
-"""The correlation of bias and rank from which on a vocabulary counts as one in order of falling counts."""
+"""From this correlation of bias and rank on, a vocabulary counts as sorted by falling counts."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class LogProbs:
     """Natural logarithms for one sentence of T tokens; a word outside the vocabulary counts as `<UNK>`."""
 
     forward: NDArray[np.float32]
-    """[T + 1]: each token, then the end of the sentence, given what stands before it."""
+    """[T + 1]: each token, then the end of the sentence, given what comes before it."""
     backward: NDArray[np.float32] | None
-    """[T + 1]: the beginning of the sentence, then each token, given what stands after it; None for one direction."""
+    """[T + 1]: the beginning of the sentence, then each token, given what comes after it; None for one direction."""
 
 
 class Perplexity(float):
@@ -41,7 +41,7 @@ class Perplexity(float):
     forward: float
     backward: float | None
     tokens: int
-    """Predictions in each direction: the tokens and one boundary a sentence."""
+    """Predictions in each direction: the tokens and one boundary per sentence."""
 
     @classmethod
     def of(cls, sentences: Sequence[LogProbs]) -> Self:
@@ -60,10 +60,43 @@ class Perplexity(float):
         return result
 
 
+class Scores(NamedTuple):
+    """−log p of every prediction in a batch of sentences."""
+
+    losses: Tensor
+    """[directions, N]: sentence after sentence, each with one prediction more than it has words."""
+    counts: list[int]
+    """[B]: the predictions of each sentence in one direction."""
+    state: State | None
+    """The recurrent state after the sentences, for encoders that have one."""
+
+
+def score(
+    bilm: BiLM,
+    losses: Callable[[Tensor, Tensor], Tensor],
+    tokens: Tensor,
+    lengths: Tensor,
+    words: Tensor,
+    state: State | None = None,
+) -> Scores:
+    """Score whole sentences, boundaries included: tokens [B, T, P], lengths [B] on the CPU, words [B, T].
+
+    `words` are rows of the softmax, and `losses` takes what it reads [N, S] and the right words [N]. This is the one
+    scorer behind `Elmo.perplexity`, `elmo eval` and the held-out perplexities of training.
+    """
+    forward, backward, after = bilm.predict(tokens, lengths, state)
+    there = torch.arange(tokens.shape[1] - 1) < (lengths - 1).unsqueeze(1)
+    there, words = there.to(forward.device), words.to(forward.device)
+    found = [losses(forward[:, :-1][there], words[:, 1:][there])]
+    if backward is not None:
+        found.append(losses(backward[:, 1:][there], words[:, :-1][there]))
+    return Scores(torch.stack(found), (lengths - 1).tolist(), after)
+
+
 class LanguageModel:
     """The softmax of a model, with the vocabulary that names its rows."""
 
-    def __init__(self, head: AnyLmHead | None, vocab: Vocabulary | None, *, bidirectional: bool) -> None:
+    def __init__(self, head: AnyLmHead | None, vocab: Vocabulary | None) -> None:
         if head is None:
             raise ElmoError(
                 "this model has no softmax, so it has no probabilities; a TensorFlow checkpoint or a model trained "
@@ -71,28 +104,32 @@ class LanguageModel:
             )
         if vocab is None:
             raise ElmoError("this model's softmax has no vocabulary: give its vocab.txt with vocab= when loading")
-        self.head, self.vocab, self.bidirectional = head, vocab, bidirectional
+        self.head, self.vocab = head, vocab
 
-    def log_probs(self, tokens: Sequence[str], top: Tensor) -> LogProbs:
-        """Tokens of a sentence and its top layer [T + 2, D], boundaries included → log-probabilities."""
-        targets = [self.vocab.begin, *(self.vocab.index(token) for token in tokens), self.vocab.end]
-        forward, backward = self._directions(top)
-        return LogProbs(
-            self._pick(forward[:-1], targets[1:]),
-            None if backward is None else self._pick(backward[1:], targets[:-1]),
-        )
+    def words(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """The rows of the softmax for each sentence's tokens, boundaries included [B, T + 2]."""
+        vocab, longest = self.vocab, max(map(len, sentences), default=0) + 2
+        rows = [[vocab.begin, *map(vocab.index, tokens), vocab.end] for tokens in sentences]
+        return torch.tensor([row + [vocab.end] * (longest - len(row)) for row in rows], dtype=torch.long)
 
-    def substitutes(self, index: int, top: Tensor, k: int) -> list[tuple[str, float]]:
-        """The k words that fit best at a token's place, and their probabilities, from the top layer [T + 2, D].
+    @staticmethod
+    def log_probs(scores: Scores) -> list[LogProbs]:
+        """The log-probabilities of each sentence of a batch."""
+        forward, *backward = (-direction.float().cpu() for direction in scores.losses)
+        parts = [[part.numpy() for part in way.split(scores.counts)] for way in (forward, *backward)]
+        return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
+
+    def substitutes(self, index: int, predictions: Predictions, k: int) -> list[tuple[str, float]]:
+        """The k words that fit best in place of a token, and their probabilities, from one sentence's predictions.
 
         p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
-        twice, once in each direction, and `the` would fit everywhere. p(w) is told by the word's rank where the
-        vocabulary stands in order of falling counts, as `elmo vocab` writes it, else by the softmax's bias.
+        twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the
+        vocabulary is sorted by falling counts, as `elmo vocab` writes it, otherwise from the softmax's bias.
         """
-        forward, backward = self._directions(top)
-        scores = self.head(forward[index : index + 1])[0].double()
-        if backward is not None:
-            scores = scores + self.head(backward[index + 2 : index + 3])[0].double() - self._log_frequencies()
+        scores = self.head(predictions.forward[0, index : index + 1])[0].double()
+        if predictions.backward is not None:
+            after = self.head(predictions.backward[0, index + 2 : index + 3])[0].double()
+            scores = scores + after - self._log_frequencies()
         scores[[self.vocab.begin, self.vocab.end, self.vocab.unknown]] = -torch.inf
         best = torch.softmax(scores, dim=0).topk(min(k, len(scores) - 3))
         return [(self.vocab[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
@@ -102,23 +139,7 @@ class LanguageModel:
         bias = self.head.bias.detach().double()
         ranks = torch.arange(1, len(bias) + 1, dtype=bias.dtype, device=bias.device)
         by_rank = torch.log(torch.log1p(1 / ranks))  # as in the sampled softmax
-        # A bias learns frequencies, if less evenly than ranks tell them (a correlation of 0.95 and more in the bundled
-        # models): where it does not fall with the ranks, the words stand in another order.
+        # A bias learns frequencies, if less evenly than ranks give them (a correlation of 0.95 and more in the bundled
+        # models): where it does not fall with the ranks, the words are in another order.
         together = torch.corrcoef(torch.stack([by_rank, bias]))[0, 1]
         return bias if together < _IN_ORDER else by_rank
-
-    def _directions(self, top: Tensor) -> tuple[Tensor, Tensor | None]:
-        if not self.bidirectional:
-            return top, None
-        forward, backward = top.chunk(2, dim=-1)
-        return forward, backward
-
-    def _pick(self, top: Tensor, targets: list[int]) -> NDArray[np.float32]:
-        rows = torch.tensor(targets, device=top.device).unsqueeze(1)
-        parts = [self.head(block).gather(1, rows[start : start + len(block)]) for start, block in self._blocks(top)]
-        return torch.cat(parts)[:, 0].float().cpu().numpy()
-
-    def _blocks(self, top: Tensor) -> Iterator[tuple[int, Tensor]]:
-        size = max(1, _CHUNK_NUMBERS // len(self.head.bias))
-        for start in range(0, len(top), size):
-            yield start, top[start : start + size]

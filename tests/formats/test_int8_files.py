@@ -137,8 +137,8 @@ def test_token_embeddings_replace_the_characters(tmp_path):
 
 DAMAGE = {
     "no scales": (lambda t: t.pop(f"{PART}.scales"), "lacks the weights"),
-    "floats": (lambda t: t.update({f"{PART}.values": t[f"{PART}.values"].float()}), "must be whole numbers in 8 bits"),
-    "too small": (lambda t: t[f"{PART}.values"].__setitem__((0, 0), -128), "must be whole numbers in 8 bits"),
+    "floats": (lambda t: t.update({f"{PART}.values": t[f"{PART}.values"].float()}), "must be int8 values"),
+    "too small": (lambda t: t[f"{PART}.values"].__setitem__((0, 0), -128), "must be int8 values"),
     "whole scales": (
         lambda t: t.update({f"{PART}.scales": t[f"{PART}.scales"].to(torch.int8)}),
         "must be a plain tensor of floats",

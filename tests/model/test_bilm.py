@@ -4,7 +4,7 @@ import torch
 
 from elmokit import BiLM, ElmoError
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
-from elmokit.model.bilm import State
+from elmokit.model.context import State
 from elmokit.ops.reference import lstm_reference
 from elmokit.text.chars import byte_ids
 from tiny_models import tiny_checkpoint, tiny_config, word_config
@@ -72,7 +72,7 @@ def plain_forward(bilm: BiLM, characters, words, lengths: list[int]) -> torch.Te
         token = encoder.projection(token)
     mask = (torch.arange(token.shape[1]) < torch.tensor(lengths).unsqueeze(1)).unsqueeze(-1)
     token = token * mask
-    stacks = [bilm.forward_lstm] + ([bilm.backward_lstm] if config.bidirectional else [])
+    stacks = [bilm.context.forward_lstm] + ([bilm.context.backward_lstm] if config.bidirectional else [])
     directions = []
     for reverse, stack in zip((False, True), stacks, strict=False):
         x, outputs = token, []

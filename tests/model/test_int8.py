@@ -68,7 +68,7 @@ def test_a_matrix_is_the_same_object_until_its_numbers_change():
     assert torch.equal(second.dense(), torch.full((3, 2), 5.0))
     weight.scales = torch.full((3,), 2.0)
     assert torch.equal(weight.matrix().dense(), torch.full((3, 2), 10.0))
-    assert repr(weight) == "Int8Weight(3 x 2 in 8 bits)"
+    assert repr(weight) == "Int8Weight(3 x 2, int8)"
 
 
 def test_the_network_is_that_of_its_dense_weights():
@@ -77,7 +77,7 @@ def test_the_network_is_that_of_its_dense_weights():
     plain.load_state_dict(dense(small.state_dict()))
     with torch.no_grad():
         found, expected = small(ids), plain(ids)
-    assert all(isinstance(weights, Int8LstmWeights) for stack in small.stacks() for weights in stack)
+    assert all(isinstance(weights, Int8LstmWeights) for stack in small.context.stacks() for weights in stack)
     # Kernels round the activations to 8 bits too.
     cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
     assert cosine.min() > 0.999
@@ -102,10 +102,10 @@ def test_without_compiled_kernels(monkeypatch):
 
 def test_it_is_not_trained_moved_or_given_another_number_type():
     small = network()[1]
-    with pytest.raises(ElmoError, match="weights in 8 bits cannot be trained: load the model with dtype='float32'"):
+    with pytest.raises(ElmoError, match="int8 weights cannot be trained: load the model with dtype='float32'"):
         small.requires_grad_()
     for change in (small.half, small.double, small.bfloat16, lambda: torch.nn.Sequential(small).to(torch.float16)):
-        with pytest.raises(ElmoError, match="weights in 8 bits are for products in float32 on the CPU, got torch"):
+        with pytest.raises(ElmoError, match="int8 weights are for float32 computation on the CPU, got torch"):
             change()
     assert {value.dtype for value in small.state_dict().values()} == {torch.float32, torch.int8}
     assert small.requires_grad_(False).float().to("cpu").share_memory() is small
@@ -113,7 +113,7 @@ def test_it_is_not_trained_moved_or_given_another_number_type():
 
 @pytest.mark.parametrize("value", [torch.full((2, 2), -128, dtype=torch.int8), torch.ones(2, 2)])
 def test_numbers_that_are_no_8_bits_are_refused(value):
-    with pytest.raises(ElmoError, match=r"a file: a\.values must be whole numbers in 8 bits from -127 to 127"):
+    with pytest.raises(ElmoError, match=r"a file: a\.values must be int8 values from -127 to 127"):
         check_int8(value, "a.values", "a file")
 
 

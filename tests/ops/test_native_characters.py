@@ -7,7 +7,7 @@ from elmokit import BiLM
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.model.char_cnn import CharCnn
-from elmokit.model.int8 import apply_linear, linear_layer, numbers_of
+from elmokit.model.int8 import apply_linear, numbers_of, to_int8
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native.binding import SWITCH, Library
@@ -29,8 +29,10 @@ def make(widths, *, size=5, highways=1, outputs=13, activation="relu", int8=Fals
     config = CharacterConfig(
         tuple(widths), max_characters=longest, embedding_size=size, n_highway=highways, activation=activation
     )
-    network = CharCnn(config, int8=int8).requires_grad_(False)
-    projection = linear_layer(config.n_filters, outputs, int8=int8).requires_grad_(False)
+    both = torch.nn.ModuleList([CharCnn(config), torch.nn.Linear(config.n_filters, outputs)])
+    if int8:
+        to_int8(both)
+    network, projection = both.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for module in (network, projection):
         for name, value in module.state_dict().items():

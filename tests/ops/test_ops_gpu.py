@@ -190,7 +190,7 @@ def test_a_training_step_never_waits_for_the_gpu():
     def step():
         with torch.autocast("cuda", torch.bfloat16):
             table = bilm.encode_types(ids, None)
-        stacks = (bilm.forward_lstm, bilm.backward_lstm)
+        stacks = (bilm.context.forward_lstm, bilm.context.backward_lstm)
         x = torch.nn.functional.embedding(places, table)
         y, _, _ = lstm_windows(x, keep, [stack.layers[0].weights() for stack in stacks], h, c)
         softmax_loss(y.flatten(0, 2), weight, bias, targets, row_weight=0.1)[0].backward()

@@ -8,7 +8,7 @@ import pytest
 
 from elmokit.cli import main
 from elmokit.commands import train
-from elmokit.model.bilm import State
+from elmokit.model.context import State
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
 from training_runs import Command, Ended, write_text

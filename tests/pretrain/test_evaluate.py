@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.pretrain.evaluate import evaluate, sentence_losses
+from elmokit.pretrain import evaluate as evaluating
+from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.evaluate import evaluate, held_out, sentence_losses
 from elmokit.pretrain.windows import Sentences
 from tiny_models import tiny_config, word_config
 from training_models import evaluation_parts
@@ -112,12 +114,32 @@ def test_a_carried_state_goes_from_sentence_to_sentence(tmp_path):
     assert zero.mean != pytest.approx(found.mean, rel=1e-3)
 
 
-def test_half_precision_gives_nearly_the_same(tmp_path):
-    _, _, network, table, reading = evaluation_parts(tmp_path, LENGTHS["short"])
-    for parameter in network.parameters():
-        parameter.data *= 0.5
-    exact, half = (evaluate(network, table, reading, precision=dtype) for dtype in (torch.float32, torch.bfloat16))
-    assert half.mean == pytest.approx(exact.mean, rel=0.02)
+@pytest.mark.parametrize("state", ["zero", "carry"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch, state, count):
+    """Each process scores its part of the text; together they give what one process gives."""
+    _, _, network, table, reading = evaluation_parts(tmp_path, [3, 1, 30, 4, 9, 2] * 60)
+    monkeypatch.setattr(evaluating, "LEAST_STRETCH", 700)
+    expected = evaluate(network, table, reading, state=state)
+    tables = []
+
+    class Part(Processes):
+        def largest(self, value):
+            return 200
+
+        def total(self, values):
+            tables.append(values)
+            return values if values.any() else torch.ones_like(values)  # a process may have nothing to score
+
+    for rank in range(count):
+        evaluate(network, table, reading, state=state, processes=Part(rank, count))
+    *losses, predictions = sum(tables).sum(dim=0).tolist()
+    found = held_out(losses, int(predictions))
+    assert found.predictions == expected.predictions == reading.n_predictions
+    if state == "zero":
+        assert found == expected
+    assert found.mean == pytest.approx(expected.mean, rel=1e-6)
+    assert sum(bool(part.any()) for part in tables) > 1
 
 
 def test_a_loss_beyond_all_numbers_is_infinite(tmp_path):

@@ -1,6 +1,7 @@
 import torch
 from torch import nn
 
+from elmokit.model.lstm import LstmEncoder
 from elmokit.pretrain.muon import Muon, orthogonal
 from elmokit.pretrain.optimizer import make_optimizers
 from elmokit.pretrain.recipe import make_recipe
@@ -77,7 +78,9 @@ def test_tables_biases_and_convolutions_are_left_to_adam():
         "head.bias": (7,),
     }
     names = {nn.Parameter(torch.zeros(shape)): name for name, shape in shapes.items()}
-    first, second = make_optimizers(make_recipe(changes={"optimizer": "muon"}), names)
+    first, second = make_optimizers(
+        make_recipe(changes={"optimizer": "muon"}), names, joined=LstmEncoder.joined_matrices
+    )
     given = {names[group["params"][0]].rpartition(".")[2]: group["blocks"] for group in first.param_groups}
     assert isinstance(first, Muon)
     assert given == {"input_weight": 4, "projection_weight": 1, "weight": 1}

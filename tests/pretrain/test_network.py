@@ -71,7 +71,7 @@ def test_loss_and_gradients_are_those_of_the_network_that_encodes(tmp_path, conf
     window = (sum(lengths) + len(lengths)) // rows
     batch = in_one_window(model, sentences, tmp_path, rows=rows, window=window)
     network, plain = (network_of(model).double() for _ in range(2))
-    loss, each, _ = network(batch, network.bilm.zero_state(rows), precision=torch.float64)
+    loss, each, _ = network(batch, network.bilm.context.zero_state(rows), precision=torch.float64)
     expected = stateless_losses(plain, model, sentences)
     mean = sum(losses.sum() for losses in expected) / sum(losses.numel() for losses in expected)
     # The weight of a prediction, 1/N, has the digits of float32; all else is in float64.
@@ -94,7 +94,7 @@ def test_windows_give_each_sentence_the_probabilities_of_elmo(tmp_path, config):
     """Sentences longer than windows, several in a row, and rows that end: all as one by one from zero."""
     model, sentences = tiny_checkpoint(config, head=True), random_sentences([5, 1, 17, 2, 8, 30, 3])
     network, corpus = network_of(model), corpus_of(sentences, tmp_path)
-    table, state = table_of(model, corpus), network.bilm.zero_state(3)
+    table, state = table_of(model, corpus), network.bilm.context.zero_state(3)
     sums = torch.zeros(config.n_directions, len(sentences), dtype=torch.float64)
     with torch.no_grad():
         for windows in windows_of(corpus, rows=3, window=4):
@@ -116,7 +116,7 @@ def test_a_window_in_two_parts_goes_on_from_the_state(tmp_path, config):
     assert (batch.keep == 1).all()
     network = network_of(model).double()
     generator = torch.Generator().manual_seed(0)
-    start = network.bilm.zero_state(2)
+    start = network.bilm.context.zero_state(2)
     start = type(start)(
         *(torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in (start.h, start.c))
     )
@@ -132,7 +132,7 @@ def test_a_window_in_two_parts_goes_on_from_the_state(tmp_path, config):
     torch.testing.assert_close(state.h, last.h, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(state.c, last.c, rtol=1e-10, atol=1e-10)
     # The state counts: from zero the first part is another one.
-    _, other, _ = network(batch, network.bilm.zero_state(2), precision=torch.float64)
+    _, other, _ = network(batch, network.bilm.context.zero_state(2), precision=torch.float64)
     assert not torch.allclose(other, whole, rtol=1e-3)
 
 
@@ -140,7 +140,7 @@ def test_where_a_sentence_starts_from_zero_the_state_before_it_does_not_count(tm
     model = tiny_checkpoint(head=True)
     batch = in_one_window(model, random_sentences([4, 2, 1, 9]), tmp_path, rows=2, window=10, reset=1.0)
     network = network_of(model)
-    zero = network.bilm.zero_state(2)
+    zero = network.bilm.context.zero_state(2)
     _, one, _ = network(batch, zero)
     _, other, _ = network(batch, type(zero)(zero.h + 1, zero.c - 1))
     torch.testing.assert_close(one, other)
@@ -155,7 +155,7 @@ def test_a_tied_softmax_is_the_word_table_and_shares_its_gradient(tmp_path):
     with torch.no_grad():
         apart.head.weight.copy_(table[1:])
     for network in (apart, tied):
-        network(batch, network.bilm.zero_state(1), precision=torch.float64)[0].backward()
+        network(batch, network.bilm.context.zero_state(1), precision=torch.float64)[0].backward()
     both = apart.bilm.token_encoder.words.weight.grad.clone()
     both[1:] += apart.head.weight.grad
     torch.testing.assert_close(table.grad, both, rtol=1e-9, atol=1e-12)
@@ -168,21 +168,24 @@ def test_with_negatives_the_softmax_is_the_sampled_one(tmp_path):
     batch = in_one_window(model, random_sentences([4, 2, 1, 9]), tmp_path, rows=2, window=10)
     network = network_of(model)
     words, tries = sample_negatives(len(WORDS), 4, torch.Generator().manual_seed(1))
-    loss, each, _ = network(batch, network.bilm.zero_state(2), Negatives(words, tries))
-    top, _ = network.contextualise(batch, network.bilm.zero_state(2), torch.float32)
+    loss, each, _ = network(batch, network.bilm.context.zero_state(2), Negatives(words, tries))
+    top, _ = network.contextualise(batch, network.bilm.context.zero_state(2), torch.float32)
     expected = sampled_softmax_loss(
         top.reshape(-1, 6), network.head.weight, network.head.bias, batch.targets.reshape(-1), words, tries
     )
     torch.testing.assert_close(each.reshape(-1), expected.detach())
     torch.testing.assert_close(loss, expected.mean())
-    found = torch.autograd.grad(loss, [network.head.weight, network.bilm.forward_lstm.layers[0].bias])
-    wanted = torch.autograd.grad(expected.mean(), [network.head.weight, network.bilm.forward_lstm.layers[0].bias])
+    found = torch.autograd.grad(loss, [network.head.weight, network.bilm.context.forward_lstm.layers[0].bias])
+    wanted = torch.autograd.grad(
+        expected.mean(), [network.head.weight, network.bilm.context.forward_lstm.layers[0].bias]
+    )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other)
     # With every word among the negatives it is the full softmax.
     everything = Negatives(*sample_negatives(len(WORDS), len(WORDS), torch.Generator()))
     torch.testing.assert_close(
-        network(batch, network.bilm.zero_state(2), everything)[0], network(batch, network.bilm.zero_state(2))[0]
+        network(batch, network.bilm.context.zero_state(2), everything)[0],
+        network(batch, network.bilm.context.zero_state(2))[0],
     )
 
 
@@ -193,7 +196,7 @@ def test_dropout_is_on_every_layers_input_and_the_top_and_only_in_training(tmp_p
 
     def losses(of: LanguageModelNetwork):
         torch.manual_seed(3)
-        return of(batch, of.bilm.zero_state(2))[1]
+        return of(batch, of.bilm.context.zero_state(2))[1]
 
     expected = losses(plain)
     assert torch.equal(losses(network), expected)
@@ -204,13 +207,13 @@ def test_dropout_is_on_every_layers_input_and_the_top_and_only_in_training(tmp_p
     assert torch.equal(losses(network), first)  # the seed decides
     calls = []
 
-    def dropout(x, p, training):
-        calls.append((tuple(x.shape), p, training))
+    def dropout(x, p):
+        calls.append((tuple(x.shape), p))
         return x
 
-    monkeypatch.setattr("elmokit.pretrain.network.F.dropout", dropout)
+    monkeypatch.setattr("elmokit.ops.bilstm.F.dropout", dropout)
     losses(network)
-    assert calls == [((2, 10, 2, 6), 0.5, True)] * 3  # two layers and the top
+    assert calls == [((2, 10, 2, 6), 0.5)] * 3  # two layers and the top
 
 
 @pytest.mark.parametrize("negatives", [None, Negatives(torch.tensor([0, 3, 4]), 7)], ids=["full", "sampled"])
@@ -218,8 +221,8 @@ def test_half_precision_gives_nearly_the_same_loss_and_float32_gradients(tmp_pat
     model = tiny_checkpoint(head=True, scale=0.5)
     batch = in_one_window(model, random_sentences([4, 2, 1, 9]), tmp_path, rows=2, window=10)
     network = network_of(model)
-    exact, _, _ = network(batch, network.bilm.zero_state(2), negatives)
-    loss, each, state = network(batch, network.bilm.zero_state(2), negatives, torch.bfloat16)
+    exact, _, _ = network(batch, network.bilm.context.zero_state(2), negatives)
+    loss, each, state = network(batch, network.bilm.context.zero_state(2), negatives, torch.bfloat16)
     assert each.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.item(), rel=0.02)
     loss.backward()

@@ -197,7 +197,7 @@ def test_a_fingerprint_tells_models_apart(make_elmo):
     codes = [fingerprint(model) for model in (elmo, *others)] + [fingerprint(elmo, torch.float32)]
     codes.append(fingerprint(make_elmo().to(torch.bfloat16)))
     with torch.no_grad():
-        elmo.bilm.forward_lstm.layers[0].bias[0] += 1e-3
+        elmo.bilm.context.forward_lstm.layers[0].bias[0] += 1e-3
     assert len({*codes, fingerprint(elmo)}) == 7
 
 

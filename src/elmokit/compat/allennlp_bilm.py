@@ -21,7 +21,8 @@ from elmokit.errors import ElmoError
 from elmokit.fetch import local_path
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
-from elmokit.model.bilm import BiLM, State, lengths_of
+from elmokit.model.bilm import BiLM, lengths_of
+from elmokit.model.context import State
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer
@@ -39,13 +40,13 @@ def read_model(options_file: str | Path | None, weight_file: str | Path | None) 
     try:
         options = None if options_file is None else local_path(options_file)
         checkpoint = read_checkpoint(local_path(weight_file), options=options).in_floats()
+        lstm = checkpoint.config.lstm
     except ElmoError as error:
         raise ConfigurationError(str(error)) from error
-    lstm = checkpoint.config.lstm
     for name, value in checkpoint.weights.items():
         if "_lstm." in name and name.endswith(".bias"):
             value[lstm.cell_size : 2 * lstm.cell_size] += lstm.forget_bias
-    checkpoint.config = replace(checkpoint.config, lstm=replace(lstm, forget_bias=0.0))
+    checkpoint.config = replace(checkpoint.config, context=replace(lstm, forget_bias=0.0))
     return checkpoint
 
 
@@ -150,7 +151,7 @@ class _ElmoLstm(nn.Module):
         self.bilm = BiLM.shell(checkpoint.config)
         del self.bilm.token_encoder  # `_ElmoCharacterEncoder` has it; the stacks need nothing of it
         for name in ("forward_lstm", "backward_lstm")[: checkpoint.config.n_directions]:
-            _fill(getattr(self.bilm, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)
+            _fill(getattr(self.bilm.context, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)
         self.stateful = stateful
         lstm = checkpoint.config.lstm
         self.input_size = self.hidden_size = lstm.output_size
@@ -162,7 +163,7 @@ class _ElmoLstm(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D]."""
         layers, last = self.bilm.contextualise(tokens, lengths, self._initial(tokens))
-        if self.stateful:
+        if self.stateful and last is not None:
             self._keep(last.detach())
         return layers
 

@@ -141,7 +141,6 @@ def _read(file: _File, options_at: tuple[Source, str], *, int8: bool) -> Checkpo
         where=file.where,
         head=as_tensors(head),
         optimizer=optimizer,
-        int8=int8,
     )
 
 

@@ -102,7 +102,7 @@ def earlier_section(notes: str) -> str:
 
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """What a person wants to know of a model, as names and values."""
-    config, lstm = checkpoint.config, checkpoint.config.lstm
+    config = checkpoint.config
     parameters = sum(value.numel() for name, value in checkpoint.weights.items() if not name.endswith(SCALES))
     bits = ", matrices in 8 bits" if checkpoint.int8 else ""
     rows = [*checkpoint.about.items(), ("format", checkpoint.kind), ("parameters", f"{parameters:,}{bits}")]
@@ -114,11 +114,7 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         rows.append(("filters (width:count)", f"{filters} = {characters.n_filters:,}, highways {characters.n_highway}"))
     if config.words is not None:
         rows.append(("word table", f"{config.words.n_words:,} words x {config.words.embedding_size}"))
-    size = f"{lstm.n_layers} x {lstm.cell_size}" + (f", projected to {lstm.output_size}" if lstm.projection else "")
-    rows.append(("LSTM", f"{size}, {'both directions' if config.bidirectional else 'forward only'}"))
-    clips = f"cells {_or_none(lstm.cell_clip)}, outputs {_or_none(lstm.projection_clip if lstm.projection else None)}"
-    rows.append(("clips", clips))
-    rows.append(("skip connections", "yes" if lstm.skip_connections else "no"))
+    rows += config.context.describe(config.n_directions)
     rows.append(("vectors", f"{config.n_outputs} layers x {config.vector_size}"))
     rows.append(("vocabulary", f"{len(checkpoint.vocab):,} words" if checkpoint.vocab else "none"))
     bits = " in 8 bits" if checkpoint.softmax_int8 else ""
@@ -127,10 +123,6 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         step = int(checkpoint.optimizer["step"][0]) if "step" in checkpoint.optimizer else None
         rows.append(("optimiser state", "Adagrad" + (f" at step {step:,}" if step is not None else "")))
     return rows
-
-
-def _or_none(clip: float | None) -> str:
-    return "none" if clip is None else f"±{clip:g}"
 
 
 def _example(checkpoint: Checkpoint) -> str:

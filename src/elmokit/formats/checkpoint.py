@@ -49,8 +49,11 @@ class Checkpoint:
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
     notes: str = ""
     """Markdown for the model card, such as how the model was trained; it stays with the model."""
-    int8: bool = False
-    """Whether the matrices are in 8 bits: `name.values` and `name.scales` in place of `name`."""
+
+    @property
+    def int8(self) -> bool:
+        """Whether the matrices are int8: `name.values` and `name.scales` in place of `name`."""
+        return any(name.endswith(VALUES) for name in self.weights)
 
     def __post_init__(self) -> None:
         expected = self._expected_shapes()
@@ -70,14 +73,14 @@ class Checkpoint:
         for part, tensors in (("", self.weights | numbered), ("softmax ", self.head), ("optimiser ", self.optimizer)):
             for name, value in tensors.items():
                 check_finite(value, f"{part}{name}", self.where)
-        for name in (name for name in self.weights if self.int8 and name.endswith(VALUES)):
+        for name in (name for name in self.weights if name.endswith(VALUES)):
             check_int8(self.weights[name], name, self.where)
         self._check_symbols()
         self.use_vocabulary(self.vocab)
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of BiLM's parameters, found without memory for them."""
-        parts = self.config.lstm.n_layers + (self.config.characters.n_highway if self.config.characters else 0)
+        parts = self.config.context.n_layers + (self.config.characters.n_highway if self.config.characters else 0)
         if parts > len(self.weights):  # or a configuration of a billion layers would be built here
             raise ElmoError(f"{self.where} has {len(self.weights)} tensors, too few for {parts} layers and highways")
         try:
@@ -120,14 +123,14 @@ class Checkpoint:
         """The same model with its matrices in 8 bits, the nearest there are; such a model is not trained any more."""
         if self.int8:
             return self
-        return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={}, int8=True)
+        return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={})
 
     def in_floats(self, *, softmax: bool = True) -> Checkpoint:
         """The same model without 8 bits, for what cannot use them; without `softmax`, that one stays as it is."""
         if not (self.int8 or (softmax and self.softmax_int8)):
             return self
         head = self.softmax_in_floats() if softmax else self.head
-        return replace(self, weights=dense(self.weights), int8=False, head=head)
+        return replace(self, weights=dense(self.weights), head=head)
 
     def softmax_in_floats(self) -> dict[str, Tensor]:
         """The softmax without 8 bits, which were not read when the file was opened."""

@@ -78,7 +78,6 @@ def read_manylangs(source: Source, *, int8: bool = False) -> Checkpoint:
         where=source.describe("encoder.pkl"),
         vocab=words,
         symbols=symbols if config.characters else None,
-        int8=int8,
     )
 
 

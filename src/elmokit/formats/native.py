@@ -82,13 +82,12 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
         where=source.describe("model.safetensors"),
         vocab=_read_vocabulary(source, values) if "vocab.txt" in names else None,
         symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
-        head=_read_head(source, config.lstm.output_size) if "lm_head.safetensors" in names else {},
+        head=_read_head(source, config.context.prediction_size) if "lm_head.safetensors" in names else {},
         mixes=mixes,
         optimizer=_load(source, "optimizer.safetensors") if with_optimizer else {},
         text=_words(values, "text", where),
         about=_words(values, "about", where),
         notes=_read_notes(source) if "README.md" in names else "",
-        int8=int8 or stored is not None,
     )
 
 

@@ -40,7 +40,6 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
         where=where,
         vocab=vocab,
         head=checkpoint.head,
-        int8=checkpoint.int8,
     )
 
 

@@ -3,62 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+import elmokit.model.lstm  # noqa: F401 - registers the LSTM
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.model.int8 import VALUES
-from elmokit.model.lstm import LstmStack
+from elmokit.model.context import ContextOutput, Predictions, State, build_context
+from elmokit.model.int8 import VALUES, to_int8
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
-from elmokit.ops.bilstm import bilstm, zero_states
-from elmokit.ops.weights import AnyLstmWeights
 
 TYPES = 1024
 """Tokens that go through the character convolutions together."""
 TRAINING_TYPES = 8192
-"""The same in training, where they fill a GPU and all are kept for the gradients anyway."""
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where the LSTMs stand after a batch; direction 0 is forward, 1 backward."""
-
-    h: Tensor  # [directions, L, B, P]
-    c: Tensor  # [directions, L, B, H]
-
-    def detach(self) -> State:
-        """The same numbers, cut off from the gradients of the batch."""
-        return State(self.h.detach(), self.c.detach())
-
-    def like(self, values: Tensor) -> State:
-        """The same numbers on the device and in the number type of a tensor."""
-        return State(self.h.to(values), self.c.to(values))
-
-    def resized(self, batch: int) -> State:
-        """The first `batch` slots; slots that were not there start from zero."""
-        slots = self.h.shape[2]
-        if batch <= slots:
-            return State(self.h[:, :, :batch], self.c[:, :, :batch])
-        return State(
-            *(torch.cat([s, s.new_zeros(*s.shape[:2], batch - slots, s.shape[3])], dim=2) for s in (self.h, self.c))
-        )
-
-    def over(self, older: State) -> State:
-        """These slots, followed by the older state's slots beyond them."""
-        slots = self.h.shape[2]
-        older = older.like(self.h)
-        return State(
-            torch.cat([self.h, older.h[:, :, slots:]], dim=2), torch.cat([self.c, older.c[:, :, slots:]], dim=2)
-        )
+"""The same in training, where they fill a GPU and all are needed for the gradients anyway."""
+_CONTEXT = "context."
+"""How names of the context encoder's weights begin inside the network, and not in files."""
 
 
 class BiLM(nn.Module):
-    """Character CNN or word table, and an LSTM stack per direction; with `int8`, its matrices are in 8 bits.
+    """A token encoder (characters, words or both) and a context encoder above it.
 
     >>> from elmokit import BiLM, ElmoConfig
     >>> from elmokit.config import CharacterConfig, LstmConfig
@@ -67,20 +34,25 @@ class BiLM(nn.Module):
     torch.Size([3, 2, 5, 16])
     """
 
-    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0, int8: bool = False) -> None:
+    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
         self.dropout = dropout
-        self.int8 = int8
-        self.token_encoder = TokenEncoder(config, int8=int8)
-        self.forward_lstm = LstmStack(config.lstm, int8=int8)
-        self.backward_lstm = LstmStack(config.lstm, int8=int8) if config.bidirectional else None
+        self.int8 = False
+        self.token_encoder = TokenEncoder(config)
+        self.context = build_context(config.context, config.n_directions)
+        self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 
     @classmethod
     def shell(cls, config: ElmoConfig, *, int8: bool = False) -> Self:
-        """The network without memory or numbers; `load_state_dict(…, assign=True)` gives it some."""
+        """The network without memory or values; `load_state_dict(…, assign=True)` gives it some."""
         with shells():
-            return cls(config, int8=int8)
+            network = cls(config)
+            if int8:
+                to_int8(network)
+                network.int8 = True
+            return network
 
     def forward(
         self,
@@ -90,7 +62,7 @@ class BiLM(nn.Module):
         lengths: Tensor | None = None,
         state: State | None = None,
         return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, State]:
+    ) -> Tensor | tuple[Tensor, State | None]:
         """ids [B, T, M] and/or words [B, T], sentence boundaries included → layers [L+1, B, T, D].
 
         A two-dimensional `ids` is taken as words. Without `lengths` [B], padded tokens are those whose ids are all 0.
@@ -111,24 +83,22 @@ class BiLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie; asked of a weight by name, since the copies of DataParallel list no parameters."""
-        bias = self.forward_lstm.layers[0].bias
-        assert isinstance(bias, Tensor)
-        return bias.device
+        """The device of the weights."""
+        return self.token_encoder.device
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As torch's, for a network that can be trained."""
         if requires_grad and self.int8:
-            raise ElmoError("weights in 8 bits cannot be trained: load the model with dtype='float32'")
+            raise ElmoError("int8 weights cannot be trained: load the model with dtype='float32'")
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `to`, `half`, `cuda` and their like call, with what they do to a tensor."""
+        """What `to`, `half`, `cuda` and the like call, with what they do to a tensor."""
         if self.int8:
             moved = fn(torch.zeros(1))
             if moved.dtype != torch.float32 or moved.device.type not in ("cpu", "meta"):
                 raise ElmoError(
-                    f"weights in 8 bits are for products in float32 on the CPU, got {moved.dtype} on {moved.device}: "
+                    f"int8 weights are for float32 computation on the CPU, got {moved.dtype} on {moved.device}: "
                     "load the model with another dtype"
                 )
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
@@ -136,7 +106,7 @@ class BiLM(nn.Module):
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
         """ids [U, M] and/or words [U] → token vectors [U, P], which know no context.
 
-        So many at a time, to bound the memory of the convolutions however many different words a text has.
+        They are encoded in blocks, to bound the memory of the convolutions however many different words a text has.
         """
         count = len(ids) if ids is not None else len(words) if words is not None else 0
         size = TRAINING_TYPES if self.training and torch.is_grad_enabled() else TYPES
@@ -155,37 +125,22 @@ class BiLM(nn.Module):
         tokens: Tensor = self.token_encoder(*parts)
         return tokens
 
-    def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def contextualise(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> ContextOutput:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D] and the state after each sentence's last token."""
-        lengths = lengths.cpu()
-        time = tokens.shape[1]
-        mask = (torch.arange(time) < lengths.unsqueeze(1)).to(tokens.device)
-        tokens = tokens * mask.unsqueeze(-1)
-        found = bilstm(
-            tokens,
-            lengths,
-            self.stacks(),
-            None if state is None else state.h,
-            None if state is None else state.c,
-            skip_connections=self.config.lstm.skip_connections,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        doubled = torch.cat([tokens] * self.config.n_directions, dim=-1)
-        if found.room is None or doubled.shape != found.room.shape[1:]:
-            layers = torch.stack([doubled, *found.layers])
-        else:
-            layers = found.room
-            layers[0] = doubled
-        return layers, State(found.h, found.c)
+        dropout = self.dropout if self.training else 0.0
+        output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
+        return output
 
-    def stacks(self) -> list[list[AnyLstmWeights]]:
-        """The LSTM weights, by direction and layer."""
-        directions = [self.forward_lstm] if self.backward_lstm is None else [self.forward_lstm, self.backward_lstm]
-        return [list(stack.weights()) for stack in directions]
+    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> Predictions:
+        """tokens [B, T, P], lengths [B] → what the softmax reads at each token."""
+        return self.context.predict(*_without_padding(tokens, lengths), state)
 
-    def zero_state(self, batch: int) -> State:
-        """The state that every sentence starts from unless one is given."""
-        return State(*zero_states(self.stacks(), batch))
+
+def _without_padding(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """tokens [B, T, P] with zeros past each sentence's end, and the lengths [B] on the CPU."""
+    lengths = lengths.cpu()
+    mask = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).to(tokens.device)
+    return tokens * mask.unsqueeze(-1), lengths
 
 
 def lengths_of(mask: Tensor) -> Tensor:
@@ -205,5 +160,24 @@ def moved(part: Tensor, device: torch.device) -> Tensor:
 
 
 def int8_names(config: ElmoConfig) -> set[str]:
-    """The weights of a network that are in 8 bits where it is."""
+    """The weights of a network that become int8."""
     return {name.removesuffix(VALUES) for name in BiLM.shell(config, int8=True).state_dict() if name.endswith(VALUES)}
+
+
+def file_name(name: str) -> str:
+    """The name in files of a parameter of a module that has a BiLM as its part `bilm`."""
+    return name.replace(f"bilm.{_CONTEXT}", "bilm.", 1)
+
+
+def _names_of_files(_: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
+    """A hook of `state_dict`."""
+    for name in [name for name in state if name.startswith(prefix + _CONTEXT)]:
+        state[prefix + name.removeprefix(prefix + _CONTEXT)] = state.pop(name)
+
+
+def _names_of_modules(_: nn.Module, state: dict[str, Tensor], prefix: str, *_more: Any) -> None:  # noqa: ANN401
+    """A hook of `load_state_dict`."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        rest = name.removeprefix(prefix)
+        if not rest.startswith(("token_encoder.", _CONTEXT)):
+            state[prefix + _CONTEXT + rest] = state.pop(name)

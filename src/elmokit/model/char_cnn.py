@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import CharacterConfig
-from elmokit.model.int8 import Linear, apply_linear, linear_layer, numbers_of
+from elmokit.model.int8 import Linear, apply_linear, numbers_of
 from elmokit.ops.convolve import convolve, convolve_together
 from elmokit.ops.linear import can_be_compiled
 from elmokit.ops.native.characters import Affine, CharacterWeights, characters_native
@@ -19,10 +19,10 @@ PART = 128
 class Highway(nn.Module):
     """x ← g·relu(transform(x)) + (1 − g)·x with g = σ(gate(x))."""
 
-    def __init__(self, size: int, *, int8: bool = False) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.transform = linear_layer(size, size, int8=int8)
-        self.gate = linear_layer(size, size, int8=int8)
+        self.transform: Linear = nn.Linear(size, size)
+        self.gate: Linear = nn.Linear(size, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [U, F] → [U, F]."""
@@ -35,16 +35,16 @@ class Highway(nn.Module):
 
 
 class CharCnn(nn.Module):
-    """Characters of U tokens, ids [U, M] → [U, F]; with `int8` the highways' matrices are in 8 bits."""
+    """Characters of U tokens, ids [U, M] → [U, F]."""
 
-    def __init__(self, config: CharacterConfig, *, int8: bool = False) -> None:
+    def __init__(self, config: CharacterConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.n_characters, config.embedding_size, padding_idx=0)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(config.embedding_size, count, width) for width, count in config.filters
         )
-        self.highways = nn.ModuleList(Highway(config.n_filters, int8=int8) for _ in range(config.n_highway))
+        self.highways = nn.ModuleList(Highway(config.n_filters) for _ in range(config.n_highway))
 
     def forward(self, ids: Tensor, projection: Linear | None = None) -> Tensor:
         """ids [U, M] → [U, F], or [U, P] where a projection [P, F] follows."""

@@ -1,4 +1,7 @@
-"""Matrices in 8 bits as a network holds them: buffers, which are saved and copied with it and never trained."""
+"""int8 matrices in a network: modules whose buffers are saved and copied with it and never trained.
+
+A network is built in floats; `to_int8` then replaces the modules that have matrices.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from elmokit.ops.int8 import LARGEST, Int8Matrix
 from elmokit.ops.linear import linear
 
 _BLOCK = 2**20
-"""Numbers that are quantised at once: little memory beside the matrix and its 8 bits."""
+"""Numbers that are quantised at once: little memory besides the matrix and its int8 form."""
 VALUES, SCALES = ".values", ".scales"
-"""What a matrix's name is followed by where it lies in 8 bits."""
+"""What follows a matrix's name in a file where it is int8."""
 
 
 class Int8Weight(nn.Module):
@@ -31,7 +34,7 @@ class Int8Weight(nn.Module):
         self._known: tuple[Int8Matrix, int, int] | None = None
 
     def matrix(self) -> Int8Matrix:
-        """The same object as long as its numbers are the same, so that what is made from it can be kept beside it."""
+        """The same object as long as its numbers are the same, so that what is made from it can be cached with it."""
         known, now = self._known, (version(self.values), version(self.scales))
         if (
             known is None
@@ -43,7 +46,7 @@ class Int8Weight(nn.Module):
         return known[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As torch's, but for the number type: scales in half precision would be another matrix."""
+        """As torch's, but the scales stay float32: in float16 they would be another matrix."""
         scales = self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.scales.dtype != scales.dtype:
@@ -52,34 +55,52 @@ class Int8Weight(nn.Module):
 
     def extra_repr(self) -> str:
         """Its size, as torch's own layers show theirs."""
-        return "{} x {} in 8 bits".format(*self.values.shape)
+        return "{} x {}, int8".format(*self.values.shape)
 
 
 class Int8Linear(nn.Module):
-    """`nn.Linear` with its matrix in 8 bits; the bias stays float32."""
+    """`nn.Linear` with an int8 matrix; the bias stays float32."""
 
-    def __init__(self, size_in: int, size_out: int) -> None:
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = Int8Weight(size_out, size_in)
-        self.bias = nn.Parameter(torch.zeros(size_out))
+        self.bias = nn.Parameter(torch.zeros(size_out)) if bias else None
 
 
 Linear = nn.Linear | Int8Linear
 
 
-def linear_layer(size_in: int, size_out: int, *, int8: bool) -> Linear:
-    """A product with a matrix [size_out, size_in] and a bias."""
-    return Int8Linear(size_in, size_out) if int8 else nn.Linear(size_in, size_out)
+def to_int8(network: nn.Module) -> None:
+    """Replace every linear layer, and the weights that a module names in `int8_weights`, by int8 ones of that shape.
+
+    The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables stay in floats:
+    their rows are read, never multiplied, so that int8 would cost accuracy and save no time.
+    """
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Int8Linear(child.in_features, child.out_features, bias=child.bias is not None))
+        for name in getattr(module, "int8_weights", ()):
+            weight = getattr(module, name)
+            if weight is not None:
+                delattr(module, name)
+                setattr(module, name, Int8Weight(*weight.shape))
+
+
+def matrix_of(layer: Linear) -> Tensor | Int8Matrix:
+    """The matrix [O, K] of a layer."""
+    return layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight
 
 
 def numbers_of(layer: Linear) -> tuple[Tensor | Int8Matrix, Tensor]:
-    """The matrix [O, K] and the bias [O] of a layer."""
-    return layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight, layer.bias
+    """The matrix [O, K] and the bias [O] of a layer that has one."""
+    assert layer.bias is not None
+    return matrix_of(layer), layer.bias
 
 
 def apply_linear(layer: Linear, x: Tensor) -> Tensor:
     """x [N, K] → [N, O], each row independent of the others."""
-    return linear(x, *numbers_of(layer))
+    return linear(x, matrix_of(layer), layer.bias)
 
 
 def version(tensor: Tensor) -> int:
@@ -88,7 +109,7 @@ def version(tensor: Tensor) -> int:
 
 
 def quantised(weights: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """The same weights, those of the names in 8 bits."""
+    """The same weights, those of the names as int8."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name in names:
@@ -105,7 +126,7 @@ def quantised(weights: Mapping[str, Tensor], names: set[str]) -> dict[str, Tenso
 
 
 def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights without 8 bits."""
+    """The same weights, all in floats."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name.endswith(VALUES):
@@ -117,6 +138,6 @@ def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_int8(value: Tensor, name: str, where: str) -> None:
-    """Refuse numbers that the products in 8 bits are not made for."""
+    """Refuse values that the int8 products are not made for."""
     if value.dtype != torch.int8 or int(value.min()) < -LARGEST:
-        raise ElmoError(f"{where}: {name} must be whole numbers in 8 bits from -{LARGEST} to {LARGEST}; fetch it again")
+        raise ElmoError(f"{where}: {name} must be int8 values from -{LARGEST} to {LARGEST}; fetch it again")

@@ -8,17 +8,13 @@ from torch import Tensor, nn
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.char_cnn import CharCnn
-from elmokit.model.int8 import Linear, apply_linear, linear_layer
+from elmokit.model.int8 import Linear, apply_linear
 
 
 class TokenEncoder(nn.Module):
-    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters]).
+    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters])."""
 
-    With `int8` the matrices of products are in 8 bits; tables are not: their rows are read, never multiplied, so that
-    8 bits would cost exactness and save no time.
-    """
-
-    def __init__(self, config: ElmoConfig, *, int8: bool = False) -> None:
+    def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
         self.words: nn.Embedding | None = None
         self.char_cnn: CharCnn | None = None
@@ -26,13 +22,13 @@ class TokenEncoder(nn.Module):
         if config.words is not None:
             self.words = nn.Embedding(config.words.n_words + 1, config.words.embedding_size, padding_idx=0)
         if config.characters is not None:
-            self.char_cnn = CharCnn(config.characters, int8=int8)
+            self.char_cnn = CharCnn(config.characters)
         if config.token_projection:
-            self.projection = linear_layer(config.parts_size, config.lstm.output_size, int8=int8)
+            self.projection = nn.Linear(config.parts_size, config.token_size)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         table = self.words if self.char_cnn is None else self.char_cnn.embedding
         assert table is not None
         return table.weight.device

@@ -95,20 +95,41 @@ def bilstm_packed(
     outputs: list[list[Tensor]] = []
     last_h, last_c = [], []
     for d, layers in enumerate(stacks):
-        values, of_direction = x, []
-        for number, weights in enumerate(layers):
-            values = F.dropout(values, dropout) if dropout else values
+
+        def layer(number: int, values: Tensor, d: int = d, layers: Sequence[AnyLstmWeights] = layers) -> Tensor:
+            weights = layers[number]
             floats = weights.dense(dense) if isinstance(weights, Int8LstmWeights) else weights
             y, h_n, c_n = lstm(values, lengths, floats, h[d, number], c[d, number], reverse=d == 1)
-            values = y + values if number and skip_connections else y
-            of_direction.append(values)
             last_h.append(h_n)
             last_c.append(c_n)
-        if dropout:
-            of_direction[-1] = F.dropout(of_direction[-1], dropout)
-        outputs.append(of_direction)
+            return y
+
+        outputs.append(stacked(x, layer, len(layers), skip_connections=skip_connections, dropout=dropout))
     joined = [torch.cat(directions, dim=-1) for directions in zip(*outputs, strict=True)]
     return BiLstmOutput(joined, torch.stack(last_h).view_as(h), torch.stack(last_c).view_as(c))
+
+
+def stacked(
+    x: Tensor,
+    layer: Callable[[int, Tensor], Tensor],
+    n_layers: int,
+    *,
+    skip_connections: bool,
+    dropout: float,
+) -> list[Tensor]:
+    """The outputs of layers on top of each other, in training and in use: `layer` is the recurrence of one.
+
+    Layers after the first add their input to their output; dropout is on each layer's input and on the top output.
+    """
+    outputs: list[Tensor] = []
+    for number in range(n_layers):
+        x = F.dropout(x, dropout) if dropout else x
+        y = layer(number, x)
+        x = y + x if number and skip_connections else y
+        outputs.append(x)
+    if dropout:
+        outputs[-1] = F.dropout(outputs[-1], dropout)
+    return outputs
 
 
 def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from elmokit.formats.atomic import replacing
-from elmokit.pretrain.evaluate import ROWS, HeldOut, StateUse, held_out, window_losses
+from elmokit.pretrain.evaluate import ROWS, HeldOut, StateUse, held_out, scored
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import NO_TARGET, Ints, Sentences
+from elmokit.pretrain.windows import Ints, Sentences
 
 STARTS = (*range(1, 32), 41, 61)
 """The first position of each bin: 1 to 30 have one each, then come 31-40, 41-60 and the rest."""
@@ -59,20 +58,16 @@ def by_position(
     types: TypeTable,
     sentences: Sentences,
     *,
-    precision: torch.dtype = torch.float32,
     state: StateUse = "zero",
     rows: int = ROWS,
 ) -> ByPosition:
     """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
     losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
-    positions: _Positions | None = None
-    for each, places in window_losses(network, types, sentences, precision, state, rows=rows):
-        positions = positions or _Positions(places.shape[1])
-        bins = np.searchsorted(STARTS, positions.of(places), side="right") - 1
-        there = places != NO_TARGET
-        counts += np.bincount(bins[there], minlength=len(STARTS))
-        for direction, part in enumerate(each.double().cpu().numpy()):
-            losses[direction] += np.bincount(bins[there], part[there], len(STARTS))
+    for found in scored(network, types, sentences, state, rows=rows):
+        bins = np.searchsorted(STARTS, found.positions, side="right") - 1
+        counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
+        for direction, part in enumerate(found.losses):
+            losses[direction] += np.bincount(bins[direction], part, len(STARTS))
     return ByPosition(losses, counts)
 
 
@@ -87,20 +82,3 @@ def write_table(path: Path, measured: Mapping[StateUse, ByPosition]) -> None:
         for number, (name, here) in enumerate(rows):
             values = [getattr(found[number][1], way) for found in binned.values() for way in ways]
             table.writerow([name, here.predictions, *(f"{value:.2f}" for value in values)])
-
-
-class _Positions:
-    """Counts the tokens of each row's sentence from its first on, window after window."""
-
-    def __init__(self, rows: int) -> None:
-        self._place = np.full(rows, NO_TARGET, np.int64)
-        self._read = np.zeros(rows, np.int64)  # inputs of it in earlier windows
-
-    def of(self, places: Ints) -> Ints:
-        """The sentences of the next window [T, B] → the position of each token in its own, from 1."""
-        time = np.arange(len(places))[:, None]
-        new = places != np.concatenate([self._place[None], places[:-1]])
-        began = np.maximum.accumulate(np.where(new, time, -self._read), axis=0)
-        self._place, self._read = places[-1], len(places) - began[-1]
-        found: Ints = time - began + 1
-        return found

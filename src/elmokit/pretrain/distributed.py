@@ -52,6 +52,10 @@ class Processes:
         dist.all_reduce(message, group=self.control)
         return message
 
+    def largest(self, value: float) -> float:
+        """The largest of all processes' numbers."""
+        return max(float(part[0]) for part in self.gathered(torch.tensor([value], dtype=torch.float64)))
+
     def gathered(self, values: Tensor) -> list[Tensor]:
         """Every process's tensor of the same shape, in the order of their ranks, on the CPU."""
         message = values.detach().cpu().contiguous()

@@ -1,35 +1,47 @@
-"""Perplexity with the full softmax over text the model has not seen, sentence by sentence or in all."""
+"""Perplexity with the full softmax over text the model has not seen, in all or sentence by sentence.
+
+Sentences are scored by the same function as in `Elmo.perplexity`. How the text is divided does not depend on the number
+of processes, so neither does the result.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import nn
 
-from elmokit.model.bilm import State
+from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
+from elmokit.errors import ElmoError
+from elmokit.language_model import score
+from elmokit.model.bilm import moved
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.prefetch import prefetched
 from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import NO_TARGET, Sentences, WindowReader
+from elmokit.pretrain.windows import NO_TARGET, Ints, Sentences
 
-ROWS, WINDOW = 64, 32
+ROWS = 64
+"""Rows that are read next to each other where the state is carried."""
 LEAST_STRETCH = 1024
-"""Predictions that a row should have to itself where the state is carried: each row's first sentence starts cold."""
+"""Predictions that such a row should have to itself: its first sentence starts from zero."""
+WINDOW = 32
+"""Tokens of a row that are read at once there."""
+WINDOW_SENTENCES = 4096
+"""Sentences that are sorted by length together where each starts from zero."""
 
 StateUse = Literal["zero", "carry"]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Perplexities over all tokens of a text; a boundary a sentence counts as a prediction too."""
+    """Perplexities over all tokens of a text; one boundary per sentence counts as a prediction too."""
 
     mean: float
     """exp of the mean loss over both directions."""
@@ -50,27 +62,42 @@ class SentenceLoss:
     backward: float | None
 
 
+class Scored(NamedTuple):
+    """Some predictions of a text with their losses; D directions, N predictions in each."""
+
+    losses: NDArray[np.float64]  # [D, N] −log p
+    places: Ints  # [N] the sentence's place in the reading
+    positions: Ints  # [D, N] the place in the sentence, counted from 1 where the direction starts
+    parts: Ints  # [N] the part of the text that is summed together: a batch or, with a carried state, a row
+
+
 def evaluate(
     network: LanguageModelNetwork,
     types: TypeTable,
     sentences: Sentences,
     *,
-    precision: torch.dtype = torch.float32,
     state: StateUse = "zero",
     processes: Processes | None = None,
     rows: int = ROWS,
 ) -> HeldOut:
     """The perplexity over sentences, each read from a zero state or, with "carry", from where the one before ended.
 
-    Rows read side by side; with "carry" each has a stretch of the text to itself, at whose beginning it starts cold.
+    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero.
     """
     processes = processes or Processes()
-    sums = torch.zeros(types.directions + 1, dtype=torch.float64)
-    for each, places in window_losses(network, types, sentences, precision, state, processes, rows):
-        sums[: types.directions] += each.double().sum(dim=(1, 2)).cpu()
-        sums[-1] += int((places != NO_TARGET).sum())
-    sums = processes.total(sums)
-    return held_out(sums[:-1].tolist(), int(sums[-1]))
+    sums: dict[int, NDArray[np.float64]] = {}
+    for found in scored(network, types, sentences, state, processes=processes, rows=rows):
+        numbers, inverse = np.unique(found.parts, return_inverse=True)
+        columns = [*found.losses, np.ones(len(inverse))]
+        here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
+        for part, values in zip(numbers.tolist(), here, strict=True):
+            sums[part] = sums.get(part, 0.0) + values
+    # Every part is summed by one process, and then the parts in their order, however the work was divided.
+    table = torch.zeros(int(processes.largest(max(sums, default=-1))) + 1, types.directions + 1, dtype=torch.float64)
+    for part, values in sums.items():
+        table[part] = torch.from_numpy(values)
+    *losses, predictions = processes.total(table).sum(dim=0).tolist()
+    return held_out(losses, int(predictions))
 
 
 def held_out(losses: Sequence[float], predictions: int) -> HeldOut:
@@ -85,66 +112,120 @@ def held_out(losses: Sequence[float], predictions: int) -> HeldOut:
     )
 
 
-def sentence_losses(
-    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, *, precision: torch.dtype = torch.float32
-) -> Iterator[SentenceLoss]:
-    """The loss of each sentence, in their order, from a zero state; few of them are held at a time."""
-    started: dict[int, NDArray[np.float64]] = {}  # place → the losses of each direction, predictions so far
-    finished: set[int] = set()
-    next_index = 0
-    for each, places in window_losses(network, types, sentences, precision):
-        distinct, inverse = np.unique(places, return_inverse=True)
-        columns = [*each.double().cpu().numpy(), np.ones(places.shape)]
-        sums = np.stack([np.bincount(inverse.ravel(), column.ravel()) for column in columns], axis=1)
-        for place, part in zip(distinct.tolist(), sums, strict=True):
-            if place != NO_TARGET:
-                started[place] = started.get(place, 0.0) + part
-                if started[place][-1] == _length(sentences, place) + 1:
-                    finished.add(place)
-        while next_index in finished:
-            finished.remove(next_index)
-            forward, *backward, predictions = started.pop(next_index).tolist()
-            yield SentenceLoss(next_index, int(predictions) - 1, forward, backward[0] if backward else None)
-            next_index += 1
+def sentence_losses(network: LanguageModelNetwork, types: TypeTable, sentences: Sentences) -> Iterator[SentenceLoss]:
+    """The loss of each sentence, in their order, from a zero state; few of them are in memory at a time."""
+    waiting: dict[int, SentenceLoss] = {}
+    following = 0
+    for found in scored(network, types, sentences):
+        places, inverse = np.unique(found.places, return_inverse=True)
+        sums = [np.bincount(inverse, column).tolist() for column in (np.ones(len(inverse)), *found.losses)]
+        for place, count, forward, *backward in zip(places.tolist(), *sums, strict=True):
+            waiting[place] = SentenceLoss(place, int(count) - 1, forward, backward[0] if backward else None)
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
 
 
-def _length(sentences: Sentences, place: int) -> int:
-    return int(sentences.spans(sentences.at(np.array([place])))[1][0])
-
-
-@torch.no_grad()
-def window_losses(
+def scored(
     network: LanguageModelNetwork,
     types: TypeTable,
     sentences: Sentences,
-    precision: torch.dtype = torch.float32,
     state: StateUse = "zero",
+    *,
     processes: Processes | None = None,
     rows: int = ROWS,
-) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-    """−log p [D, T, B] of window after window, and each token's sentence [T, B]; a process reads its own rows."""
-    device = network.bilm.device
+) -> Iterator[Scored]:
+    """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
+    if not len(sentences):
+        raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
     processes = processes or Processes()
-    reader: WindowReader
-    if state == "zero":
-        reader = WindowReader(sentences, rows=rows * processes.count, window=WINDOW, endless=False)
-    else:
-        rows = max(1, min(rows, sentences.n_predictions // (LEAST_STRETCH * processes.count)))
-        reader = InOrderReader(sentences, rows=rows * processes.count, window=WINDOW)
-    share = range(processes.rank * rows, (processes.rank + 1) * rows)
+    with _evaluating(network):
+        if state == "carry":
+            yield from _carried(network, types, sentences, processes, rows)
+        else:
+            yield from _from_zero(network, types, sentences, processes)
+
+
+def _from_zero(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
+) -> Iterator[Scored]:
+    """Whole sentences, in batches of similar length."""
+    budget = BATCH_TOKENS if network.bilm.device.type == "cpu" else GPU_BATCH_TOKENS
+    part = 0
+    for start in range(0, len(sentences), WINDOW_SENTENCES):
+        places = np.arange(start, min(len(sentences), start + WINDOW_SENTENCES))
+        lengths = sentences.spans(sentences.at(places))[1]
+        for batch in batches((lengths + 2).tolist(), budget):
+            if part % processes.count == processes.rank:
+                losses, counts = _batch_losses(network, types, sentences, places[batch])
+                ends, number = np.repeat(np.cumsum(counts), counts), np.arange(counts.sum())
+                backward = ends - number
+                positions = np.stack([np.repeat(counts, counts) + 1 - backward, backward][: types.directions])
+                yield Scored(losses, np.repeat(places[batch], counts), positions, np.full(len(number), part))
+            part += 1
+
+
+@torch.no_grad()
+def _batch_losses(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, places: Ints
+) -> tuple[NDArray[np.float64], Ints]:
+    """−log p [D, N] of the sentences at some places, and the predictions of each [B]."""
+    bilm, batch = network.bilm, types.sentences(sentences, places)
+    ids = (None if values is None else torch.from_numpy(values) for values in (batch.characters, batch.words))
+    table = bilm.encode_types(*ids)
+    tokens = nn.functional.embedding(moved(torch.from_numpy(batch.inputs), bilm.device), table)
+    lengths, words = torch.from_numpy(batch.lengths), torch.from_numpy(batch.vocab_index)
+    found = score(bilm, network.losses, tokens, lengths, words)
+    return found.losses.double().cpu().numpy(), np.array(found.counts)
+
+
+@torch.no_grad()
+def _carried(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes, rows: int
+) -> Iterator[Scored]:
+    """Windows of running text as in training: a sentence's state is that in which the one before left it."""
+    rows = max(1, min(rows, sentences.n_predictions // LEAST_STRETCH))
+    own = range(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
+    if not own:
+        return
+    reader = InOrderReader(sentences, rows=rows, window=WINDOW)
+    state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
+    while plan := reader.read():
+        windows = reader.fill(plan, own)
+        batch = types.batch(windows).to(network.bilm.device)
+        top, state = network.contextualise(batch, state, torch.float32)
+        there = torch.from_numpy(windows.place != NO_TARGET)
+        losses = [network.losses(part[there], words[there]) for part, words in zip(top, batch.targets, strict=True)]
+        time, row = np.nonzero(there.numpy())
+        positions = np.stack([read.next(windows.place)[time, row]] * types.directions)
+        parts = row + own.start
+        yield Scored(torch.stack(losses).double().cpu().numpy(), windows.place[time, row], positions, parts)
+
+
+class _Positions:
+    """Counts the tokens of each row's sentence from its first one, window after window."""
+
+    def __init__(self, rows: int) -> None:
+        self._place = np.full(rows, NO_TARGET, np.int64)
+        self._read = np.zeros(rows, np.int64)  # inputs of it in earlier windows
+
+    def next(self, places: Ints) -> Ints:
+        """The sentences of the next window [T, B] → the position of each token in its own, from 1."""
+        time = np.arange(len(places))[:, None]
+        new = places != np.concatenate([self._place[None], places[:-1]])
+        began = np.maximum.accumulate(np.where(new, time, -self._read), axis=0)
+        self._place, self._read = places[-1], len(places) - began[-1]
+        found: Ints = time - began + 1
+        return found
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """The network in evaluation mode inside the block."""
     training = network.training
     network.eval()
-    current: State = network.bilm.zero_state(rows)
     try:
-
-        def batches() -> Iterator[tuple[object, NDArray[np.int64]]]:
-            while plan := reader.read():
-                windows = reader.fill(plan, share)
-                yield types.batch(windows), windows.place
-
-        for batch, places in prefetched(batches()):
-            _, each, current = network(batch.to(device), current, None, precision)  # type: ignore[attr-defined]
-            yield each, places
+        yield
     finally:
         network.train(training)
 

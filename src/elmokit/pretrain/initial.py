@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import nn
@@ -12,7 +10,6 @@ from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.model.bilm import BiLM
 from elmokit.model.char_cnn import CharCnn, Highway
 from elmokit.model.lm_head import LmHead
-from elmokit.model.lstm import LstmLayer
 from elmokit.text.vocab import Vocabulary
 
 _CARRY_BIAS = -2.0
@@ -21,10 +18,10 @@ _CARRY_BIAS = -2.0
 
 @torch.no_grad()
 def initialise(bilm: BiLM) -> None:
-    """Draw all weights anew; the words of a table are as large as the outputs of the layers above it."""
-    encoder, lstm = bilm.token_encoder, bilm.config.lstm
+    """Draw all weights; the words of a table are as large as the outputs of the layers above it."""
+    encoder = bilm.token_encoder
     if encoder.words is not None:
-        nn.init.normal_(encoder.words.weight, std=lstm.output_size**-0.5)
+        nn.init.normal_(encoder.words.weight, std=bilm.config.token_size**-0.5)
         encoder.words.weight[0] = 0
     if encoder.char_cnn is not None:
         _initialise_characters(encoder.char_cnn)
@@ -32,12 +29,7 @@ def initialise(bilm: BiLM) -> None:
         assert isinstance(encoder.projection, nn.Linear)
         nn.init.normal_(encoder.projection.weight, std=encoder.projection.in_features**-0.5)
         nn.init.zeros_(encoder.projection.bias)
-    bound = math.sqrt(6 / (2 * lstm.output_size + 4 * lstm.cell_size))  # of both halves of one matrix [2P, 4H]
-    for layer in bilm.modules():
-        if isinstance(layer, LstmLayer):
-            layer.reset_parameters()
-            nn.init.uniform_(layer.input_weight, -bound, bound)
-            nn.init.uniform_(layer.recurrent_weight, -bound, bound)
+    bilm.context.reset_parameters()
 
 
 def _initialise_characters(char_cnn: CharCnn) -> None:

@@ -152,12 +152,17 @@ class Training:
         return self.rows * self.recipe.window
 
     def done(self) -> float:
-        """The share of the run that lies behind, from 0 to 1."""
-        n_steps, progressed = self.n_steps, self.progressed
-        shares = [progressed.step / n_steps] if n_steps else []
-        if self.recipe.minutes:
-            shares.append(self.processes.agree(progressed.seconds) / (60 * self.recipe.minutes))
-        return min(1.0, max(shares))
+        """The share of the run that is done, from 0 to 1; all schedules follow it.
+
+        Where the updates are known beforehand they decide, and `minutes` only ends the run: otherwise a slow machine
+        would train with other learning rates than a fast one.
+        """
+        passed = (
+            self.processes.agree(self.progressed.seconds) / (60 * self.recipe.minutes) if self.recipe.minutes else 0.0
+        )
+        n_steps = self.n_steps
+        share = passed if n_steps is None or passed >= 1 else self.progressed.step / n_steps
+        return min(1.0, share)
 
     def run(self) -> int:
         """Train to the end and return 0, or the number of the signal that asked to stop."""
@@ -332,8 +337,7 @@ class Training:
             self.updates.network,
             self.data.heldout_types,
             self.data.heldout,
-            precision=self.updates.precision,
-            state=held_out_state(self.recipe),
+            state=held_out_state(self.recipe) if self.updates.network.bilm.context.carries_state else "zero",
             processes=self.processes,
         )
         progressed, self.last = self.progressed, result

@@ -1,4 +1,4 @@
-"""The network in training: the biLM and its softmax over windows of text, loss and carried state out."""
+"""The network in training: windows of text in, the loss and the carried state out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elmokit.model.bilm import BiLM, State
-from elmokit.model.lm_head import LmHead
-from elmokit.model.lstm import LstmLayer
+from elmokit.model.bilm import BiLM
+from elmokit.model.context import State
+from elmokit.model.lm_head import LmHead, target_losses
 from elmokit.ops.softmax_loss import softmax_loss
-from elmokit.ops.windows import lstm_windows
 from elmokit.pretrain.sampled_softmax import sampled_softmax_loss
 from elmokit.pretrain.type_table import Batch
 
@@ -35,15 +34,19 @@ class LanguageModelNetwork(nn.Module):
             del self.head.weight
 
     def softmax_weight(self) -> Tensor:
-        """[V, P]: the softmax's own, or the word table without its padding row."""
+        """[V, S]: the softmax's own, or the word table without its padding row."""
         if not self.tied:
             return self.head.weight
         assert self.bilm.token_encoder.words is not None
         return self.bilm.token_encoder.words.weight[1:]
 
     def forward(
-        self, batch: Batch, state: State, negatives: Negatives | None = None, precision: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, State]:
+        self,
+        batch: Batch,
+        state: State | None,
+        negatives: Negatives | None = None,
+        precision: torch.dtype = torch.float32,
+    ) -> tuple[Tensor, Tensor, State | None]:
         """A batch and the state before it → the mean loss, −log p [D, T, B] without gradient, the state after it.
 
         With `negatives` the softmax is the sampled one; without, it is over all words.
@@ -61,27 +64,13 @@ class LanguageModelNetwork(nn.Module):
             loss = each.mean()
         return loss, each.detach().view(directions, time, rows), after
 
-    def contextualise(self, batch: Batch, state: State, precision: torch.dtype) -> tuple[Tensor, State]:
-        """A batch and the state before it → top layer [D, T, B, P] and the state after it."""
+    def contextualise(self, batch: Batch, state: State | None, precision: torch.dtype) -> tuple[Tensor, State | None]:
+        """A batch and the state before it → what the softmax reads [D, T, B, S] and the state after it."""
         with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
-            types = self.bilm.token_encoder(batch.characters, batch.words)  # [U, P]
+            types = self.bilm.encode_types(batch.characters, batch.words)  # [U, P]
         x = F.embedding(batch.inputs, types.to(precision))  # [D, T, B, P]
-        stacks = (
-            [self.bilm.forward_lstm]
-            if self.bilm.backward_lstm is None
-            else [
-                self.bilm.forward_lstm,
-                self.bilm.backward_lstm,
-            ]
-        )
-        last_h, last_c = [], []
-        for number in range(self.bilm.config.lstm.n_layers):
-            x = F.dropout(x, self.dropout, self.training)
-            layers = [stack.layers[number] for stack in stacks]
-            weights = [layer.weights() for layer in layers if isinstance(layer, LstmLayer)]
-            y, h, c = lstm_windows(x, batch.keep, weights, state.h[:, number], state.c[:, number])
-            x = x + y if number and self.bilm.config.lstm.skip_connections else y
-            last_h.append(h)
-            last_c.append(c)
-        x = F.dropout(x, self.dropout, self.training)
-        return x, State(torch.stack(last_h, dim=1), torch.stack(last_c, dim=1))
+        return self.bilm.context.read_windows(x, batch.keep, state, dropout=self.dropout if self.training else 0.0)
+
+    def losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """states [N, S], targets [N] → −log p [N] under the full softmax."""
+        return target_losses(states, self.softmax_weight(), self.head.bias, targets)

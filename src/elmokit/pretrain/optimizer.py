@@ -18,23 +18,28 @@ SLOTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     Muon: ("momentum",),
 }
 """What an optimiser keeps for each weight."""
-_GATES = {"input_weight": 4, "recurrent_weight": 4}
-"""Matrices in a weight that joins those of an LSTM's gates."""
 _TABLES = ("head.weight", "embedding.weight", "words.weight")
 """Weights that are rows for words or characters: of a matrix they have only the shape."""
 
 
 def make_optimizers(
-    recipe: Recipe, names: Mapping[Tensor, str], precision: torch.dtype = torch.float32
+    recipe: Recipe,
+    names: Mapping[Tensor, str],
+    precision: torch.dtype = torch.float32,
+    *,
+    joined: Mapping[str, int] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """The recipe's optimisers of the weights that learn; their rate is set anew before each update."""
+    """The recipe's optimisers of the weights that learn; their rate is set before each update.
+
+    `joined`: how many matrices a weight joins, by the last part of its name.
+    """
     trained = [parameter for parameter in names if parameter.requires_grad]
     if recipe.optimizer == "adagrad":
         # TensorFlow adds nothing to the root, and its sums start at 1.
         return [torch.optim.Adagrad(trained, lr=0.0, initial_accumulator_value=recipe.accumulator, eps=0.0)]
     found: list[torch.optim.Optimizer] = []
     if recipe.optimizer == "muon":
-        blocks = {p: _GATES.get(names[p].rpartition(".")[2], 1) for p in trained if _is_matrix(p, names[p])}
+        blocks = {p: (joined or {}).get(names[p].rpartition(".")[2], 1) for p in trained if _is_matrix(p, names[p])}
         if blocks:
             kept = {"momentum": recipe.momentum, "weight_decay": recipe.weight_decay}
             found.append(Muon(blocks, **kept, precision=precision))

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
+from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.options import read_options
 
@@ -34,6 +34,7 @@ class Recipe:
 
     # What the network is.
     input: Literal["chars", "words"] = option("chars", "What a token is made of: its characters, or a row of a table.")
+    context: str = option("lstm", "The context encoder.")
     cell_size: int = option(1024, "H: numbers in each LSTM's memory cell.", least=1)
     output_size: int = option(128, "P: numbers each LSTM gives out; a vector has two directions of them.", least=1)
     layers: int = option(2, "LSTM layers of each direction.", least=1)
@@ -118,21 +119,15 @@ class Recipe:
                 f"tie_softmax needs a word_size equal to output_size {self.output_size}, got {self.word_size}"
             )
         parse_filters(self.filters)
+        if self.context not in CONTEXTS:
+            raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {self.context!r}")
 
     def config(self, n_words: int) -> ElmoConfig:
         """The network's shape for a vocabulary of so many words."""
-        lstm = LstmConfig(
-            cell_size=self.cell_size,
-            output_size=self.output_size,
-            n_layers=self.layers,
-            projection=self.cell_size != self.output_size,
-            skip_connections=self.skip_connections,
-            cell_clip=self.cell_clip or None,
-            projection_clip=self.projection_clip or None,
-        )
+        context = CONTEXTS[self.context].from_options(self.to_dict())
         if self.input == "words":
-            size = self.word_size or self.output_size
-            return ElmoConfig(lstm, words=WordConfig(n_words, size), token_projection=size != self.output_size)
+            size = self.word_size or context.token_size
+            return ElmoConfig(context, words=WordConfig(n_words, size), token_projection=size != context.token_size)
         characters = CharacterConfig(
             filters=parse_filters(self.filters),
             embedding_size=self.character_size,
@@ -140,7 +135,7 @@ class Recipe:
             activation=self.activation,
             n_highway=self.highways,
         )
-        return ElmoConfig(lstm, characters, token_projection=characters.n_filters != self.output_size)
+        return ElmoConfig(context, characters, token_projection=characters.n_filters != context.token_size)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON can hold them."""
@@ -217,16 +212,8 @@ def from_bilm_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "sample_softmax" in options:
         values["loss"] = "sampled" if options["sample_softmax"] else "full"
     config = read_options(options, where, bidirectional=True, n_words=1, projections=(False, False))
-    lstm, characters = config.lstm, config.characters
-    values |= {
-        "input": "words" if characters is None else "chars",
-        "cell_size": lstm.cell_size,
-        "output_size": lstm.output_size,
-        "layers": lstm.n_layers,
-        "cell_clip": lstm.cell_clip or 0.0,
-        "projection_clip": lstm.projection_clip or 0.0,
-        "skip_connections": lstm.skip_connections,
-    }
+    characters = config.characters
+    values |= {"input": "words" if characters is None else "chars", **config.context.to_options()}
     if characters is not None:
         values |= {
             "filters": ",".join(f"{width}:{count}" for width, count in characters.filters),

@@ -153,21 +153,17 @@ def as_started(
     """The recipe with the shape that the network really has, and what was chosen for this machine and this text."""
     precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, len(start.vocab), device)
     config = start.config
-    lstm, characters, words = config.lstm, config.characters, config.words
+    characters, words = config.characters, config.words
     shape: dict[str, Any] = {
         "input": "chars" if characters else "words",
-        "cell_size": lstm.cell_size,
-        "output_size": lstm.output_size,
-        "layers": lstm.n_layers,
-        "cell_clip": lstm.cell_clip or 0.0,
-        "projection_clip": lstm.projection_clip or 0.0,
-        "skip_connections": lstm.skip_connections,
+        "context": config.context.kind,
+        **config.context.to_options(),
         "batch_size": recipe.batch_size or batch_size_for(recipe, corpus, device, processes),
         "precision": str(precision).removeprefix("torch."),
         "loss": "sampled" if sampled else "full",
     }
     # What a user wrote in another way stays as it was written: it may be given again when the run is resumed.
-    if words and words.embedding_size != (recipe.word_size or lstm.output_size):
+    if words and words.embedding_size != (recipe.word_size or config.token_size):
         shape["word_size"] = words.embedding_size
     if characters and parse_filters(recipe.filters) != characters.filters:
         shape["filters"] = ",".join(f"{width}:{count}" for width, count in characters.filters)

@@ -55,7 +55,7 @@ def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
     """A network with random weights, always the same for the same seed."""
     config = recipe.config(len(vocab))
     torch.manual_seed(recipe.seed)
-    bilm, head = BiLM(config), LmHead(len(vocab), config.lstm.output_size)
+    bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
     initialise(bilm)
     return Start(config, LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=recipe.tie_softmax), vocab)
 
@@ -79,7 +79,7 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
         sums.pop("token_encoder.words.weight", None)  # in the order of the old words
         weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(table[:1]), table])
         told.append(f"word table: {kept:,} of {len(vocab):,} words from {model.where}")
-    bilm, head = BiLM(config), LmHead(len(vocab), config.lstm.output_size)
+    bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
     bilm.load_state_dict(weights)
     slots = {f"bilm.{name}": value for name, value in sums.items() if name in weights}
     if model.head and (old is None or old == vocab) and len(model.head["bias"]) == len(vocab):
@@ -95,9 +95,9 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
     else:
         told.append(f"softmax: new, {len(vocab):,} words; {model.where} brings none that fits")
     tied = recipe.tie_softmax and config.words is not None
-    if tied and config.words is not None and config.words.embedding_size != config.lstm.output_size:
+    if tied and config.words is not None and config.words.embedding_size != config.context.prediction_size:
         raise ElmoError(
-            f"tie_softmax needs words of {config.lstm.output_size} numbers, and those of {model.where} have "
+            f"tie_softmax needs words of {config.context.prediction_size} numbers, and those of {model.where} have "
             f"{config.words.embedding_size}: leave it out"
         )
     network = LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=tied)

@@ -59,6 +59,17 @@ class Batch:
         return Batch(characters, words, change(self.inputs), change(self.targets), change(self.keep))
 
 
+@dataclass(frozen=True, eq=False)
+class SentenceBatch:
+    """Whole sentences with their boundaries, as arrays: distinct tokens once, and where each occurs."""
+
+    characters: NDArray[np.int32 | np.int64] | None  # [U, M]
+    words: Ints | None  # [U]
+    inputs: Ints  # [B, T] which of the U; past a sentence's end any
+    vocab_index: Ints  # [B, T] rows of the softmax
+    lengths: Ints  # [B] tokens with both boundaries
+
+
 class TypeTable:
     """Types of a prepared corpus → ids of a model and indices of its vocabulary."""
 
@@ -97,6 +108,17 @@ class TypeTable:
         wanted = np.where(targets == NO_TARGET, NO_TARGET, self.vocab_index[targets])
         parts = {"characters": characters, "words": words, "inputs": places, "targets": wanted, "keep": windows.keep}
         return {name: part for name, part in parts.items() if part is not None}
+
+    def sentences(self, sentences: Sentences, places: Ints) -> SentenceBatch:
+        """The sentences at some places of a reading."""
+        begins, lengths = sentences.spans(sentences.at(places))
+        column = np.arange(int(lengths.max(initial=0)) + 2)
+        tokens = np.asarray(self.corpus.tokens)
+        found = tokens.take(begins[:, None] + column - 1, mode="clip").astype(np.int64)  # [B, T]
+        found[:, 0] = BEGIN_TYPE
+        found[column > lengths[:, None]] = END_TYPE
+        types, inputs = self._distinct(found)
+        return SentenceBatch(*self.ids(types), inputs, self.vocab_index[found], lengths + 2)
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
         """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""

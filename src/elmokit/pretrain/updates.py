@@ -1,6 +1,6 @@
-"""Updates of the weights: gradients of some batches, clipped and applied, with the LSTM states carried on.
+"""Updates of the weights: gradients of some batches, clipped and applied, with the recurrent state carried on.
 
-Every random number of an update follows from the seed and the update's number, so a checkpoint holds no random state
+Every random number of an update follows from the seed and the update's number, so a checkpoint needs no random state
 and a resumed run draws what the first would have drawn.
 """
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elmokit.model.bilm import State
+from elmokit.model.bilm import file_name
+from elmokit.model.context import State
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork, Negatives
 from elmokit.pretrain.optimizer import (
@@ -59,16 +60,19 @@ class Updates:
         self.recipe, self.device, self.processes = recipe, device, processes
         self.network = network.to(device)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.network.named_parameters()}
+        self.names: dict[Tensor, str] = {p: file_name(name) for name, p in self.network.named_parameters()}
         self.precision = choose_precision(recipe, device)
-        self.optimizers = make_optimizers(recipe, self.names, self.precision)
+        self.optimizers = make_optimizers(
+            recipe, self.names, self.precision, joined=network.bilm.context.joined_matrices
+        )
         if slots and recipe.optimizer == "adagrad":
             start_from_sums(self.optimizers, self.names, slots)
         self.sampled = choose_sampled(recipe, len(network.head.bias), device)
         self.parallel: nn.Module = self.network
         if processes.count > 1:
             self.parallel = DistributedDataParallel(self.network)
-        self.states = [self.network.bilm.zero_state(recipe.batch_size) for _ in range(recipe.accumulate)]
+        zero_state = self.network.bilm.context.zero_state
+        self.states = [zero_state(recipe.batch_size) for _ in range(recipe.accumulate)]
         self.rate = 0.0
         self._norm = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
@@ -84,7 +88,7 @@ class Updates:
         torch.manual_seed(_seed(recipe.seed, step, self.processes.rank))
         negatives = self._negatives(step)
         scale = (recipe.window if recipe.scale_by_window else 1) / len(batches)
-        after: list[State] = []
+        after: list[State | None] = []
         losses = torch.zeros_like(self._losses)
         for parameter in self.trained:
             parameter.grad = None
@@ -94,11 +98,11 @@ class Updates:
                 loss, each, state_after = self.parallel(batch.to(self.device), state, negatives, self.precision)
                 torch.autograd.backward(loss * scale)
             losses += each.sum(dim=(1, 2), dtype=torch.float64)
-            after.append(state_after.detach())
+            after.append(None if state_after is None else state_after.detach())
         self._norm = clip_gradients(self.trained, recipe.clip_norm)
         self._apply(after, losses, torch.isfinite(self._norm), rate)
 
-    def _apply(self, after: list[State], losses: Tensor, finite: Tensor, rate: float) -> None:
+    def _apply(self, after: list[State | None], losses: Tensor, finite: Tensor, rate: float) -> None:
         """Take the update and the state after it, or neither; on a GPU without waiting to know which."""
         self.rate = rate
         set_rate(self.optimizers, rate)
@@ -109,7 +113,7 @@ class Updates:
                 optimizer.grad_scale = None  # type: ignore[attr-defined]
                 optimizer.step()
             self.states = [
-                State(torch.where(finite, new.h, old.h), torch.where(finite, new.c, old.c))
+                None if new is None or old is None else _chosen(finite, new, old)
                 for new, old in zip(after, self.states, strict=True)
             ]
             self._losses += losses.masked_fill(~finite, 0.0)
@@ -153,25 +157,27 @@ class Updates:
 
     def snapshot(self) -> Snapshot:
         """All of it, of all processes."""
-        h, c = (
-            torch.stack([torch.stack(self.processes.gathered(part)) for part in parts])
-            for parts in ([state.h for state in self.states], [state.c for state in self.states])
-        )
+        states = [state for state in self.states if state is not None]
+        parts = {"state.h": [state.h for state in states], "state.c": [state.c for state in states]}
+        carried = {  # [micro-batches, processes, D, L, B, …]
+            name: torch.stack([torch.stack(self.processes.gathered(value)) for value in values])
+            for name, values in parts.items()
+            if values
+        }
         slots = slots_of(self.optimizers, self.names)
         tensors = {
             **state_dict_of(self.network, "network"),
             **{f"optimizer.{name}": value for name, value in slots.items()},
-            "state.h": h,  # [micro-batches, processes, D, L, B, P]
-            "state.c": c,
+            **carried,
             "metrics.losses": self.processes.total(self._losses.cpu()),
         }
         return Snapshot(tensors, {"counted": self._counted, "left_out_in_a_row": int(self._in_a_row)})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot; the rows may be dealt to another number of processes than wrote it."""
+        """Continue from a snapshot; the rows may be divided among another number of processes than wrote it."""
         self.network.load_state_dict(snapshot.part("network"))
         restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
-        self.states = self._dealt(snapshot.part("state"))
+        self.states = self._divided(snapshot.part("state"))
         self._losses = snapshot.tensors["metrics.losses"].to(self.device, copy=True)
         if not self.processes.first:  # the others add nothing to the first one's sums
             self._losses.zero_()
@@ -179,15 +185,21 @@ class Updates:
         self._since.zero_()
         self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
-    def _dealt(self, saved: Mapping[str, Tensor]) -> list[State]:
+    def _divided(self, saved: Mapping[str, Tensor]) -> list[State | None]:
+        if not saved:
+            return [None] * self.recipe.accumulate
         size, count = self.recipe.batch_size, self.processes.count
         rows = {part: _rows(saved[part]) for part in ("h", "c")}  # [D, L, rows, …]
-        states = []
+        states: list[State | None] = []
         for number in range(self.recipe.accumulate):
             first = (number * count + self.processes.rank) * size
             h, c = (rows[part][:, :, first : first + size].to(self.device).contiguous() for part in ("h", "c"))
             states.append(State(h, c))
         return states
+
+
+def _chosen(first: Tensor, new: State, old: State) -> State:
+    return State(torch.where(first, new.h, old.h), torch.where(first, new.c, old.c))
 
 
 def choose_precision(recipe: Recipe, device: torch.device) -> torch.dtype:

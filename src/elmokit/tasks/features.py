@@ -83,7 +83,7 @@ def frozen_features(
         layers, lengths = features.batch([0])
     """
     _refuse_state(elmo)
-    size, n_layers = elmo.config.lstm.output_size, elmo.config.lstm.n_layers
+    size, n_layers = elmo.config.token_size, elmo.config.context.n_layers
     root = cache if cache is not None else cache_folder() / "features"
     store = FeatureStore(root / fingerprint(elmo, dtype), (size, n_layers, elmo.config.vector_size))
     digests = [_digest(sentence) for sentence in sentences]
@@ -171,7 +171,7 @@ def _block(elmo: Elmo, group: dict[bytes, Tokens], dtype: torch.dtype, progress:
     numbers, rows = _numbered(group.values())
     begin, end = len(numbers), len(numbers) + 1
     table = elmo.encode_types([*numbers, elmo.indexer.begin, elmo.indexer.end])  # [U+2, P]
-    context = torch.zeros(len(rows), elmo.config.lstm.n_layers, elmo.config.vector_size, dtype=dtype)
+    context = torch.zeros(len(rows), elmo.config.context.n_layers, elmo.config.vector_size, dtype=dtype)
     done = start = 0
 
     def run(batch: Sequence[Sequence[str]]) -> list[Tensor]:

@@ -1,0 +1,144 @@
+"""Context encoders: what they must do, and the registry that finds the one of a configuration.
+
+A context encoder reads the token vectors of sentences, which know no context, and gives layers of vectors that do.
+Adding one takes a `ContextConfig`, a `ContextEncoder` and a call of `register_context`; docs/architecture.md has an
+example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import CONTEXTS, ContextConfig
+from elmokit.errors import ElmoError
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The recurrent state after a batch; direction 0 is forward, 1 backward."""
+
+    h: Tensor  # [directions, L, B, P]
+    c: Tensor  # [directions, L, B, H]
+
+    def detach(self) -> State:
+        """The same numbers, cut off from the gradients of the batch."""
+        return State(self.h.detach(), self.c.detach())
+
+    def like(self, values: Tensor) -> State:
+        """The same numbers on the device and in the dtype of a tensor."""
+        return State(self.h.to(values), self.c.to(values))
+
+    def resized(self, batch: int) -> State:
+        """The first `batch` rows; rows that were not there start from zero."""
+        rows = self.h.shape[2]
+        if batch <= rows:
+            return State(self.h[:, :, :batch], self.c[:, :, :batch])
+        return State(
+            *(torch.cat([s, s.new_zeros(*s.shape[:2], batch - rows, s.shape[3])], dim=2) for s in (self.h, self.c))
+        )
+
+    def over(self, older: State) -> State:
+        """These rows, followed by the older state's rows beyond them."""
+        rows = self.h.shape[2]
+        older = older.like(self.h)
+        return State(torch.cat([self.h, older.h[:, :, rows:]], dim=2), torch.cat([self.c, older.c[:, :, rows:]], dim=2))
+
+
+class ContextOutput(NamedTuple):
+    """What a context encoder gives for a batch of sentences."""
+
+    layers: Tensor
+    """[L+1, B, T, D]: the token layer, then the context layers; 0 past a sentence's end."""
+    state: State | None
+    """The state after each sentence's last token, for encoders that have one."""
+
+
+class Predictions(NamedTuple):
+    """What the softmax reads to predict the words around each token."""
+
+    forward: Tensor
+    """[B, T, S]: at each token, for the next one."""
+    backward: Tensor | None
+    """[B, T, S]: at each token, for the one before; None for a model of one direction."""
+    state: State | None
+
+
+class ContextEncoder(nn.Module, ABC):
+    """Token vectors of sentences → layers of vectors in context."""
+
+    carries_state: ClassVar[bool] = False
+    """Whether it can continue a sentence where the batch before stopped (`state="carry"`)."""
+    joined_matrices: ClassVar[Mapping[str, int]] = {}
+    """How many matrices a weight joins, by the last part of its name: Muon orthogonalises each by itself."""
+
+    def __init__(self, config: ContextConfig, n_directions: int) -> None:
+        super().__init__()
+        self.config, self.n_directions = config, n_directions
+
+    @abstractmethod
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, state: State | None = None, *, dropout: float = 0.0
+    ) -> ContextOutput:
+        """Read whole sentences: tokens [B, T, P], 0 past a sentence's end, and lengths [B] on the CPU.
+
+        A sentence must have the same vectors in any batch. `dropout` is that of pre-training.
+        """
+
+    @abstractmethod
+    def read_windows(
+        self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0
+    ) -> tuple[Tensor, State | None]:
+        """Read windows of running text, in training: x [D, T, B, P] in the reading order of each direction.
+
+        `keep` [T, B] is 0 where a sentence starts from nothing. Gives what the softmax reads [D, T, B, S].
+        """
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw the weights of a new encoder."""
+
+    @abstractmethod
+    def explain(self, tokens: Tensor) -> str:
+        """How tokens like these [B, T, P] would be computed on this machine, and why."""
+
+    def token_layer(self, tokens: Tensor) -> Tensor:
+        """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
+        return torch.cat([tokens] * self.n_directions, dim=-1)
+
+    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> Predictions:
+        """What the softmax reads at each token; here the top layer, one half for each direction."""
+        layers, after = self(tokens, lengths, state)
+        forward, *backward = layers[-1].chunk(self.n_directions, dim=-1)
+        return Predictions(forward, backward[0] if backward else None, after)
+
+    def zero_state(self, batch: int) -> State | None:
+        """The state that every sentence starts from unless one is given; None for an encoder without state."""
+        return None
+
+
+_ENCODERS: dict[type[ContextConfig], type[ContextEncoder]] = {}
+
+
+def register_context(config: type[ContextConfig], encoder: type[ContextEncoder]) -> None:
+    """Make a kind of context encoder known: its configuration by `config.kind`, and the network it describes."""
+    if CONTEXTS.setdefault(config.kind, config) is not config:
+        raise ElmoError(f"there is a context encoder {config.kind!r} already: give this one another kind")
+    _ENCODERS[config] = encoder
+
+
+def unregister_context(kind: str) -> None:
+    """Forget a kind of context encoder that `register_context` made known."""
+    _ENCODERS.pop(CONTEXTS.pop(kind), None)
+
+
+def build_context(config: ContextConfig, n_directions: int) -> ContextEncoder:
+    """The encoder of a configuration, with new weights."""
+    if type(config) not in _ENCODERS:
+        raise ElmoError(f"no context encoder is registered for {type(config).__name__}: call register_context first")
+    return _ENCODERS[type(config)](config, n_directions)
