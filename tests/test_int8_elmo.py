@@ -92,7 +92,7 @@ def test_vectors_do_not_depend_on_the_batch(small):
 
 def test_it_says_so(model_folder, small):
     assert small.dtype == "int8"
-    assert "8 bits" in repr(small)
+    assert "int8" in repr(small)
     assert Elmo.load(model_folder).dtype == "float32"
     assert Elmo.load(model_folder, dtype="bfloat16").dtype == "bfloat16"
     assert Elmo.load(model_folder, dtype=torch.int8).dtype == "int8"
@@ -130,14 +130,14 @@ def test_the_mixes_learn_and_the_network_does_not(small, model_folder):
     small(SENTENCES)["elmo"].sum().backward()
     assert small.mixes[0].gamma.grad is not None
     assert not any(parameter.requires_grad for parameter in small.bilm.parameters())
-    with pytest.raises(ElmoError, match="weights in 8 bits cannot be trained: load the model with dtype='float32'"):
+    with pytest.raises(ElmoError, match="int8 weights cannot be trained: load the model with dtype='float32'"):
         Elmo.load(model_folder, dtype="int8", trainable=True)
 
 
 def test_it_is_for_the_cpu(small, model_folder):
     with pytest.raises(ElmoError, match="dtype int8 is for the CPU, got the device meta: give dtype='bfloat16'"):
         Elmo.load(model_folder, dtype="int8", device="meta")
-    with pytest.raises(ElmoError, match="weights in 8 bits are for products in float32 on the CPU"):
+    with pytest.raises(ElmoError, match="int8 weights are for float32 computation on the CPU"):
         small.half()
     assert small.to("cpu") is small
 

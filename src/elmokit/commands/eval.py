@@ -65,6 +65,11 @@ def run_eval(request: EvalRequest) -> None:
     segment = request.segment or model.text.get("segment", "none")
     split = request.split or model.text.get("split", "none")
     network = _network(model, choose_device(request.device))
+    if request.state != "zero" and not network.bilm.context.carries_state:
+        raise ElmoError(
+            f"--state {request.state} needs a model with an LSTM, and {model.where} has the context encoder "
+            f"{model.config.context.kind}: leave it out"
+        )
     with tempfile.TemporaryDirectory(prefix="elmo-eval-") as temporary:
         corpus = prepare(
             request.corpus,

@@ -157,12 +157,9 @@ class Training:
         Where the updates are known beforehand they decide, and `minutes` only ends the run: otherwise a slow machine
         would train with other learning rates than a fast one.
         """
-        passed = (
-            self.processes.agree(self.progressed.seconds) / (60 * self.recipe.minutes) if self.recipe.minutes else 0.0
-        )
-        n_steps = self.n_steps
-        share = passed if n_steps is None or passed >= 1 else self.progressed.step / n_steps
-        return min(1.0, share)
+        n_steps, minutes = self.n_steps, self.recipe.minutes
+        passed = self.processes.agree(self.progressed.seconds) / (60 * minutes) if minutes else 0.0
+        return min(1.0, passed if n_steps is None or passed >= 1 else self.progressed.step / n_steps)
 
     def run(self) -> int:
         """Train to the end and return 0, or the number of the signal that asked to stop."""

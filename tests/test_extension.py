@@ -1,0 +1,194 @@
+"""A context encoder from outside the package, used end to end: trained, resumed, scored, saved and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elmokit import Elmo, ElmoConfig, ElmoError
+from elmokit.cli import main
+from elmokit.config import CharacterConfig, ContextConfig
+from elmokit.model.context import ContextEncoder, ContextOutput, build_context, register_context, unregister_context
+from elmokit.model.int8 import Linear, apply_linear
+from elmokit.tasks import load as load_task
+
+
+@dataclass(frozen=True)
+class BigramConfig(ContextConfig):
+    """A layer that looks at nothing but the token itself: a language model of pairs of words."""
+
+    kind: ClassVar[str] = "bigram"
+    size: int
+    n_layers: int = 1
+
+    @property
+    def token_size(self) -> int:
+        return self.size
+
+    @property
+    def prediction_size(self) -> int:
+        return self.size
+
+    def vector_size(self, n_directions: int) -> int:
+        return n_directions * self.size
+
+    def describe(self, n_directions: int) -> list[tuple[str, str]]:
+        return [("bigram", f"{self.size} numbers, {n_directions} directions")]
+
+    @classmethod
+    def from_options(cls, options: Any) -> BigramConfig:
+        return cls(options["output_size"])
+
+    def to_options(self) -> dict[str, Any]:
+        return {"output_size": self.size}
+
+
+class BigramEncoder(ContextEncoder):
+    """The same linear layer in training and in use, one for each direction."""
+
+    def __init__(self, config: BigramConfig, n_directions: int) -> None:
+        super().__init__(config, n_directions)
+        self.maps = nn.ModuleList(nn.Linear(config.size, config.size) for _ in range(n_directions))
+
+    def reset_parameters(self) -> None:
+        for layer in self.maps:
+            nn.init.eye_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens, lengths, state=None, *, dropout=0.0) -> ContextOutput:
+        mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).to(tokens.device)[..., None]
+        parts = [apply_map(layer, tokens) * mask for layer in self.maps]
+        return ContextOutput(torch.stack([self.token_layer(tokens), torch.cat(parts, dim=-1)]), None)
+
+    def read_windows(self, x, keep, state, *, dropout=0.0):
+        return torch.stack([apply_map(layer, part) for layer, part in zip(self.maps, x, strict=True)]), None
+
+    def explain(self, tokens) -> str:
+        return "torch: there is only one way"
+
+
+def apply_map(layer: Linear, x: torch.Tensor) -> torch.Tensor:
+    return apply_linear(layer, x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
+@pytest.fixture(autouse=True)
+def bigram(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    register_context(BigramConfig, BigramEncoder)
+    yield
+    unregister_context("bigram")
+
+
+def elmo_command(*arguments) -> int:
+    """Run the command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code or 0
+
+
+CONFIG = CharacterConfig(filters=((1, 4), (2, 8)), embedding_size=4)
+SHAPE = (
+    *("--context", "bigram", "--output-size", "16", "--filters", "1:4,2:8", "--character-size", "4"),
+    *("--highways", "0", "--batch-size", "4", "--window", "8", "--loss", "full", "--min-count", "1"),
+)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the river bank was wet\nthe bank lent him money\nmoney flows like a river\n" * 30)
+    return path
+
+
+@pytest.fixture
+def trained(text, tmp_path):
+    folder = tmp_path / "model"
+    assert elmo_command("train", text, *SHAPE, "--steps", "60", "--output", folder) == 0
+    return folder
+
+
+def test_it_is_trained_scored_and_resumed_exactly(text, trained, tmp_path, capsys):
+    other = tmp_path / "stopped"
+    command = ["train", text, *SHAPE, "--output", other]
+    assert elmo_command(*command, "--steps", "30", "--decay", "none", "--warmup", "0") == 0
+    assert elmo_command(*command, "--steps", "60", "--decay", "none", "--warmup", "0", "--resume") == 0
+    whole = tmp_path / "whole"
+    plain = ["train", text, *SHAPE, "--output", whole, "--steps", "60", "--decay", "none", "--warmup", "0"]
+    assert elmo_command(*plain) == 0
+    one, two = Elmo.load(other), Elmo.load(whole)
+    assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+    capsys.readouterr()
+    assert elmo_command("eval", trained, text) == 0
+    shown = capsys.readouterr().out
+    sentences = text.read_text().splitlines()
+    perplexity = Elmo.load(trained).perplexity(sentences)
+    assert f"{perplexity:.2f}" in shown
+    assert perplexity < 0.7 * len(Elmo.load(trained).vocab)
+
+
+def test_it_gives_vectors_and_words(trained):
+    elmo = Elmo.load(trained)
+    assert (elmo.config.n_outputs, elmo.config.vector_size) == (2, 32)
+    alone, again = (
+        elmo.encode([["the", "river"]])[0],
+        elmo.encode([["a", "bank", "like", "money"], ["the", "river"]])[1],
+    )
+    assert alone.shape == (2, 32)
+    assert np.array_equal(alone, again)
+    assert elmo(["the river"])["lstm_outputs1"].shape == (1, 2, 32)
+    assert len(elmo.substitutes(["the", "river"], 1, k=3)) == 3
+    assert "only one way" in elmo.explain()
+
+
+def test_it_is_saved_and_loaded_in_every_dtype(trained, tmp_path, capsys):
+    elmo = Elmo.load(trained)
+    elmo.save(tmp_path / "again")
+    assert np.array_equal(Elmo.load(tmp_path / "again").encode([["a", "river"]])[0], elmo.encode([["a", "river"]])[0])
+    assert elmo_command("convert", trained, str(tmp_path / "small"), "--dtype", "int8") == 0
+    small = Elmo.load(tmp_path / "small")
+    assert small.dtype == "int8"
+    np.testing.assert_allclose(small.encode([["a", "river"]])[0], elmo.encode([["a", "river"]])[0], rtol=0.1, atol=0.05)
+    capsys.readouterr()
+    assert elmo_command("info", trained) == 0
+    assert "16 numbers, 2 directions" in capsys.readouterr().out
+
+
+def test_what_needs_an_lstm_is_refused(trained, tmp_path, capsys):
+    with pytest.raises(ElmoError, match="bigram"):
+        Elmo.load(trained, state="carry")
+    with pytest.raises(ElmoError, match="bigram"):
+        Elmo.load(trained).save(tmp_path / "old", format="bilm")
+    assert elmo_command("eval", trained, str(trained / "vocab.txt"), "--state", "carry") == 2
+    assert "bigram" in capsys.readouterr().err
+
+
+def test_a_task_uses_it(trained, tmp_path):
+    labelled = tmp_path / "labelled.tsv"
+    labelled.write_text("label\ttext\n" + "water\tthe river was wet\nmoney\tthe bank lent him money\n" * 8)
+    command = ["task", "train", "classify", labelled, "--model", trained, "--output", str(tmp_path / "task")]
+    assert elmo_command(*command, "--epochs", "2", "--hidden", "4") == 0
+    assert load_task(tmp_path / "task").predict(["the river"])
+
+
+def test_an_unknown_kind_or_one_that_exists_is_named(text, tmp_path, capsys):
+    assert elmo_command("train", text, "--context", "nothing", "--output", str(tmp_path / "m")) == 2
+    assert "lstm, bigram" in capsys.readouterr().err
+
+    class Other(BigramConfig):
+        kind = "lstm"
+
+    with pytest.raises(ElmoError, match="lstm"):
+        register_context(Other, BigramEncoder)
+
+    class Unknown(BigramConfig):
+        pass
+
+    with pytest.raises(ElmoError, match="Unknown"):
+        build_context(Unknown(3), 2)
+    with pytest.raises(ElmoError, match="context"):
+        ElmoConfig(characters=CONFIG)
