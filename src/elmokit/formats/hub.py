@@ -11,17 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.registry import formats
 
 SCHEME = "hf://"
-FILES = (
-    "*.json", "vocab.txt", "README.md",
-    "model.safetensors", "lm_head.safetensors", "optimizer.safetensors",
-    "*.hdf5", "*.h5",
-    "checkpoint", "*.index", "*.data-*",
-    "encoder.pkl", "token_embedder.pkl", "*.dic",
-)  # fmt: skip
-"""What is fetched of a repository: the files that a format reads, those in folders below it left out."""
-
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?")
 # A path like this is a file that is not there, and no repository.
@@ -61,6 +53,11 @@ def repository_of(path: str) -> Repository | None:
     return Repository(match["name"], match["revision"])
 
 
+def file_patterns() -> list[str]:
+    """What is fetched of a repository: the files that a format reads."""
+    return sorted({pattern for format in formats() for pattern in format.files})
+
+
 @cache  # a process stays with what it got, and asks the Hub once
 def fetched(repository: Repository) -> Path:
     """The folder of a model in the Hub's cache, fetched where it is not there or not the newest.
@@ -92,8 +89,8 @@ def _tried(
         found = snapshot_download(
             repo_id=repository.name,
             revision=repository.revision,
-            allow_patterns=list(FILES),
-            ignore_patterns=["*/*"],
+            allow_patterns=file_patterns(),
+            ignore_patterns=["*/*"],  # no folders
             local_files_only=local_files_only,
             library_name="elmokit",
         )
