@@ -10,11 +10,9 @@ from elmokit.formats.bilm import HDF5_SUFFIXES, WeightsFile, options_name, read_
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source, read_text
-from elmokit.formats.tensorbundle import TensorBundle
+from elmokit.formats.tensorbundle import MAGIC, TensorBundle
 
 _SUFFIX = ".index"
-_MAGIC = bytes.fromhex("57fb808b247547db")
-"""The last bytes of an index."""
 
 
 def detect(source: Source, name: str | None) -> str | None:
@@ -66,8 +64,8 @@ def _step(prefix: str) -> tuple[int, str]:
 def _is_index(source: Source, name: str) -> bool:
     with source.open(name) as file:
         file.seek(0, 2)
-        file.seek(max(0, file.tell() - len(_MAGIC)))
-        return file.read() == _MAGIC
+        file.seek(max(0, file.tell() - 8))
+        return int.from_bytes(file.read(), "little") == MAGIC
 
 
 FORMAT = Format(
