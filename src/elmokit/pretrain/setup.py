@@ -12,7 +12,6 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.word_vectors import align
 from elmokit.pretrain.corpus.prepare import prepare
 from elmokit.pretrain.corpus.prepared import PreparedCorpus
 from elmokit.pretrain.corpus.showing import preparing
@@ -27,6 +26,7 @@ from elmokit.pretrain.start import Start, new_start, start_from
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.updates import choose_precision, choose_sampled
 from elmokit.pretrain.windows import Sentences
+from elmokit.text.word_vectors import align
 
 Say = Callable[[str], None]
 _MOST_HELD_OUT = 10_000
