@@ -233,7 +233,7 @@ def test_a_reader_that_leaves_ends_it_quietly(model_folder):
         (["info"], "MODEL"),
         (["convert", "{model}", "{model}"], "not empty"),
         (["convert", "{model}", "{text}"], "DST must be a folder"),
-        (["convert", "{model}", "out", "--to", "tokens"], "let DST end in .hdf5"),
+        (["convert", "{model}", "out", "--to", "tokens"], "end in .hdf5"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_status_2(

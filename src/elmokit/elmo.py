@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, encode_stream
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.native import write_native
-from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
+from elmokit.formats.registry import DEFAULT_FORMAT
+from elmokit.formats.save import write_checkpoint
+from elmokit.formats.stored import Numbers, SoftmaxNumbers
 from elmokit.language_model import LanguageModel, LogProbs, Perplexity, score
 from elmokit.layers import Layers, aside, on_host, places
 from elmokit.model.bilm import BiLM, moved
@@ -351,30 +351,18 @@ class Elmo(nn.Module):
         self,
         folder: str | Path,
         *,
-        format: Literal["elmokit", "bilm"] = "elmokit",
+        format: str = DEFAULT_FORMAT,
         dtype: Numbers | None = None,
         softmax: SoftmaxNumbers | None = None,
     ) -> None:
-        """Write the model: our own folder, or options.json and weights.hdf5 that the older systems read.
+        """Write the model: our own folder, or another format such as "bilm", which the older systems read.
 
-        Our own folder holds the numbers as they are, or in `dtype`: float32, float16 or int8. `softmax` is the same for
-        the softmax, or "none" to leave it out; without it one in floats follows `dtype`, and one in 8 bits stays so.
+        Our own folder stores the dtypes as they are, or `dtype`: float32, float16 or int8. `softmax` is the same for
+        the softmax, or "none" to leave it out; without it a float softmax follows `dtype`, and an int8 one stays int8.
         """
-        if format not in ("elmokit", "bilm"):
-            raise ElmoError(f"format must be elmokit or bilm, got {format!r}")
         if not str(folder):
             raise ElmoError("the folder to save to must not be empty")
-        for name, value in (("dtype", dtype), ("softmax", softmax)):
-            if format == "bilm" and value in ("float16", "int8"):
-                raise ElmoError(f"the format bilm holds float32, got {name}={value!r}: leave that out")
-        checkpoint = stored_in(self.checkpoint(), dtype, softmax)
-        if format == "elmokit":
-            write_native(checkpoint, Path(folder))
-            return
-        fresh = ScalarMix(self.config.n_outputs).state_dict()
-        if any(not torch.equal(v.float().cpu(), fresh[k]) for mix in self.mixes for k, v in mix.state_dict().items()):
-            log.warning("the bilm format holds no mixes: the trained ones of this model are not in %s", folder)
-        write_bilm(checkpoint, Path(folder))
+        write_checkpoint(self.checkpoint(), Path(folder), format, dtype=dtype, softmax=softmax)
 
     def checkpoint(self) -> Checkpoint:
         """The model as the formats take it."""

@@ -11,7 +11,7 @@ from allennlp_samples import CONFIGS, checkpoint
 from elmokit.compat.allennlp import (
     _ElmoBiLm,
 )
-from elmokit.formats.bilm_write import write_bilm
+from elmokit.formats.save import write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     """A folder with options.json and weights.hdf5 for each configuration, and one in elmokit's own format."""
     root = tmp_path_factory.mktemp("models")
     for number, config in enumerate(CONFIGS.values()):
-        write_bilm(checkpoint(config, seed=number), root / str(number))
+        write_checkpoint(checkpoint(config, seed=number), root / str(number), "bilm")
     made = {name: root / str(number) for number, name in enumerate(CONFIGS)}
     elmokit.Elmo(checkpoint()).save(root / "native")
     return made | {"native": root / "native"}

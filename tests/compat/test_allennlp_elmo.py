@@ -19,7 +19,7 @@ from elmokit.compat.allennlp import (
     remove_sentence_boundaries,
 )
 from elmokit.config import ElmoConfig
-from elmokit.formats.bilm_write import write_bilm
+from elmokit.formats.save import write_checkpoint
 
 
 def test_outputs(files):
@@ -163,7 +163,7 @@ class Tagger(torch.nn.Module):
 def test_a_saved_tagger_of_allennlp_loads(files, tmp_path):
     """Other weights than those in the file, as after training with requires_grad."""
     other = checkpoint(seed=99)
-    write_bilm(other, tmp_path / "other")
+    write_checkpoint(other, tmp_path / "other", "bilm")
     target = Tagger((None, tmp_path / "other")).eval()
     state = allennlp_state(CONFIG, other.weights, "embedder._elmo._elmo_lstm.")
     state |= {name: value for name, value in target.state_dict().items() if "_elmo_lstm" not in name}

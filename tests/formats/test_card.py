@@ -9,7 +9,7 @@ from elmokit.commands.convert import convert_model
 from elmokit.formats import card
 from elmokit.formats.card import CARD_TITLE, earlier_section, model_card, notes_in, training_section
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.native import write_native
+from elmokit.formats.save import write_checkpoint
 from tiny_models import tiny_checkpoint
 
 FACTS = {
@@ -65,23 +65,23 @@ def test_a_card_without_notes_has_no_place_for_them():
 def test_notes_survive_load_and_save(tmp_path, notes):
     checkpoint = tiny_checkpoint(head=True)
     checkpoint.notes = notes
-    write_native(checkpoint, tmp_path / "first")
+    write_checkpoint(checkpoint, tmp_path / "first")
     first = (tmp_path / "first" / "README.md").read_bytes()
     assert notes.encode() in first
     loaded = read_checkpoint(tmp_path / "first")
     assert loaded.notes == notes
-    write_native(loaded, tmp_path / "second")
+    write_checkpoint(loaded, tmp_path / "second")
     assert (tmp_path / "second" / "README.md").read_bytes() == first
     convert_model(tmp_path / "second", tmp_path / "third", to="elmokit")
     assert read_checkpoint(tmp_path / "third").notes == notes
-    write_native(loaded, tmp_path / "first")
+    write_checkpoint(loaded, tmp_path / "first")
     assert (tmp_path / "first" / "README.md").read_bytes() == first
 
 
 def test_notes_are_read_from_a_zip(tmp_path):
     checkpoint = tiny_checkpoint(head=True)
     checkpoint.notes = "from a zip"
-    write_native(checkpoint, tmp_path / "model")
+    write_checkpoint(checkpoint, tmp_path / "model")
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         for path in (tmp_path / "model").iterdir():
             archive.write(path, path.name)
@@ -97,7 +97,7 @@ def test_marks_within_notes_do_not_end_them(tmp_path):
 def test_a_card_that_someone_edited(tmp_path):
     checkpoint = tiny_checkpoint()
     checkpoint.notes = "kept"
-    write_native(checkpoint, tmp_path)
+    write_checkpoint(checkpoint, tmp_path)
     path = tmp_path / "README.md"
     path.write_bytes(b"# Mine\r\n" + path.read_bytes().replace(b"\n", b"\r\n"))
     assert read_checkpoint(tmp_path).notes == "kept"
@@ -106,7 +106,7 @@ def test_a_card_that_someone_edited(tmp_path):
 
 
 def test_a_model_loads_whatever_its_card_is(tmp_path):
-    write_native(tiny_checkpoint(), tmp_path)
+    write_checkpoint(tiny_checkpoint(), tmp_path)
     for data in (b"", b"\xff\xfe\x00", b"<!-- notes: kept when the model is saved again -->"):
         (tmp_path / "README.md").write_bytes(data)
         assert read_checkpoint(tmp_path).notes == ""

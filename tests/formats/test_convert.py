@@ -94,7 +94,7 @@ def test_tokens_give_the_same_vectors(tmp_path):
 
 def test_tokens_need_words(tmp_path):
     source = write_bilm(tmp_path / "from", make_bilm())
-    with pytest.raises(ElmoError, match=r"word list: name the vocab\.txt of .*from with --vocab$"):
+    with pytest.raises(ElmoError, match=r"from/weights\.hdf5 has none: give its vocab\.txt with vocab= \(--vocab\)"):
         convert_model(source, tmp_path / "tokens.h5", to="tokens")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["from"]
 
@@ -130,6 +130,7 @@ def _first_bias(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("other", ["elmokit", "tensorflow", "manylangs"])
 def test_bilm_is_not_written_where_another_model_would_be_found_first(tmp_path, other):
     model = write_bilm(tmp_path / "from", make_bilm())
+    main = {"elmokit": "config.json", "tensorflow": "model.ckpt-7", "manylangs": "encoder.pkl"}[other]
     if other == "elmokit":
         convert_model(model, tmp_path / "to", to="elmokit")
     elif other == "tensorflow":
@@ -137,7 +138,7 @@ def test_bilm_is_not_written_where_another_model_would_be_found_first(tmp_path, 
     else:
         write_manylangs(tmp_path / "to", make_manylangs())
     before = files(tmp_path / "to")
-    with pytest.raises(ElmoError, match=r"to holds another model \([^\n]*found first: choose another folder$"):
+    with pytest.raises(ElmoError, match=rf"to contains another model \({main}\)"):
         convert_model(model, tmp_path / "to", to="bilm", overwrite=True)
     assert files(tmp_path / "to") == before
 

@@ -11,7 +11,7 @@ import pytest
 from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.detect import detect
+from elmokit.formats.load import detect
 from model_files import WORDS, make_bilm, named, refusal, write_bilm, write_tensorflow
 
 INDEX, DATA = "model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"
@@ -58,7 +58,7 @@ def test_tensors_that_do_not_fit(checkpoint):
     tensors = named(make_bilm(softmax=True), "tensorflow")
     for name, value, fact in (
         ("lm/char_embed", np.zeros((261, 5), np.float32), "lm/char_embed must have the shape (261, 4)"),
-        ("lm/CNN_high_1/W_carry", np.zeros((9, 9), np.float32), "holds lm/CNN_high_1/W_carry"),
+        ("lm/CNN_high_1/W_carry", np.zeros((9, 9), np.float32), "contains lm/CNN_high_1/W_carry"),
         ("lm/softmax/W", np.zeros((3, 5), np.float32), "lm/softmax/W must have the shape (9, 5)"),
         ("lm/CNN/b_cnn_0", np.array([1, np.nan, 2], np.float32), "not finite"),
         ("lm/softmax/b", np.full(9, np.inf, np.float32), "9 values in softmax bias"),
@@ -115,7 +115,7 @@ def test_a_vocabulary_that_nothing_needs_may_be_broken(tmp_path):
 
 
 def test_paths_without_a_model(tmp_path):
-    refusal(tmp_path, f"{tmp_path} holds no model", "files: none")
+    refusal(tmp_path, str(tmp_path), "no model", "files: none")
     refusal(tmp_path / "gone", f"{tmp_path / 'gone'} does not exist")
     refusal(tmp_path / "gone" / "further.hdf5", "does not exist")
     (tmp_path / "notes.txt").write_text("hello")

@@ -66,14 +66,14 @@ def test_a_number_too_large_for_float32(bilm, weights):
 def test_more_than_the_options_ask_for(bilm, weights, extra):
     with h5py.File(weights, "a") as file:
         file[extra] = np.zeros((3, 3), np.float32)
-    refusal(bilm, f"{weights} holds {extra}", f"{bilm / 'options.json'} does not ask for")
+    refusal(bilm, f"{weights} contains {extra},", f"{bilm / 'options.json'} does not ask for")
 
 
 def test_two_layers_and_options_for_one(tmp_path):
     model = make_bilm()
     del model.options["lstm"]["n_layers"]
     write_bilm(tmp_path, model)
-    refusal(tmp_path, "weights.hdf5 holds RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/")
+    refusal(tmp_path, "weights.hdf5 contains RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/")
 
 
 def test_a_projection_of_the_wrong_shape_is_not_taken_for_none(tmp_path):
@@ -194,7 +194,7 @@ def test_weights_are_a_folder(bilm, weights):
 def test_token_embeddings_alone(tmp_path):
     rows = np.zeros((len(WORDS), 5), np.float32)
     write_hdf5(tmp_path / "tokens.hdf5", {"embedding": rows})
-    refusal(tmp_path / "tokens.hdf5", "tokens.hdf5 holds token embeddings alone", "token_embeddings=")
+    refusal(tmp_path / "tokens.hdf5", "tokens.hdf5", "token embeddings", "token_embeddings=")
 
 
 @pytest.mark.parametrize("rows", [len(WORDS) - 1, len(WORDS) + 1])
@@ -204,4 +204,4 @@ def test_token_embeddings_of_another_vocabulary(bilm, tmp_path, rows):
     words.write_text("".join(f"{word}\n" for word in WORDS))
     refusal(bilm, f"{table}: embedding must have the shape ({len(WORDS)}, 5)", token_embeddings=table, vocab=words)
     refusal(bilm, str(table), "vocab=", token_embeddings=table)
-    refusal(bilm, f"{weights} must hold the dataset embedding", token_embeddings=weights, vocab=words)
+    refusal(bilm, str(weights), "dataset embedding", token_embeddings=weights, vocab=words)

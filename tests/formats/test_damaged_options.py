@@ -161,4 +161,9 @@ def test_files_that_are_named_and_not_there(bilm, argument, name):
 
 def test_options_go_with_their_formats_only(bilm):
     Elmo.load(bilm).save(bilm / "ours")
-    refusal(bilm / "ours", "options= goes with", "is elmokit", options=bilm / "options.json")
+    refusal(
+        bilm / "ours",
+        "options= goes with the format tensorflow or bilm",
+        "the format elmokit",
+        options=bilm / "options.json",
+    )

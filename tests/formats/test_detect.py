@@ -7,7 +7,7 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.detect import detect
+from elmokit.formats.load import detect
 from model_files import make_bilm, make_manylangs, named, write_bilm, write_hdf5, write_manylangs, write_tensorflow
 
 
@@ -30,18 +30,18 @@ def native(bilm, tmp_path):
 @pytest.mark.parametrize("name", ["", "weights.hdf5", "options.json"])
 def test_bilm_by_any_of_its_files(bilm, name):
     found = detect(bilm / name)
-    assert (found.kind, found.main) == ("bilm", "weights.hdf5")
+    assert (found.format.name, found.main) == ("bilm", "weights.hdf5")
 
 
 @pytest.mark.parametrize("name", ["", "config.json", "model.safetensors"])
 def test_native_by_any_of_its_files(native, name):
-    assert detect(native / name).kind == "elmokit"
+    assert detect(native / name).format.name == "elmokit"
 
 
 @pytest.mark.parametrize("name", ["", "config.json", "encoder.pkl", "token_embedder.pkl"])
 def test_manylangs_by_any_of_its_files(tmp_path, name):
     write_manylangs(tmp_path, make_manylangs())
-    assert detect(tmp_path / name).kind == "manylangs"
+    assert detect(tmp_path / name).format.name == "manylangs"
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_manylangs_by_any_of_its_files(tmp_path, name):
 )
 def test_tensorflow_by_any_of_its_files(checkpoint, name):
     found = detect(checkpoint / name)
-    assert (found.kind, found.main) == ("tensorflow", "model.ckpt-7")
+    assert (found.format.name, found.main) == ("tensorflow", "model.ckpt-7")
 
 
 def test_names_mean_little(bilm, tmp_path):
     weights = shutil.move(bilm / "weights.hdf5", bilm / "anything.bin")
-    assert detect(weights).kind == "bilm"
+    assert detect(weights).format.name == "bilm"
 
 
 def test_upper_case_suffix(bilm):
     weights = shutil.move(bilm / "weights.hdf5", bilm / "WEIGHTS.HDF5")
-    assert detect(weights).kind == "bilm"
-    assert detect(bilm).kind == "bilm"
+    assert detect(weights).format.name == "bilm"
+    assert detect(bilm).format.name == "bilm"
 
 
 def test_the_checkpoint_file_chooses_among_checkpoints(checkpoint):
@@ -78,7 +78,7 @@ def test_the_last_checkpoint_where_the_checkpoint_file_is_gone(checkpoint):
 
 def test_a_checkpoint_file_without_its_checkpoint_does_not_hide_the_weights(bilm):
     (bilm / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
-    assert detect(bilm).kind == "bilm"
+    assert detect(bilm).format.name == "bilm"
 
 
 def test_a_checkpoint_file_without_its_checkpoint_alone(tmp_path):
@@ -113,7 +113,7 @@ def test_two_models_in_a_folder(bilm):
 
 
 def test_a_path_as_text_and_with_a_slash(bilm, monkeypatch):
-    assert detect(f"{bilm}/").kind == "bilm"
+    assert detect(f"{bilm}/").format.name == "bilm"
     monkeypatch.chdir(bilm)
-    assert detect(".").kind == "bilm"
-    assert detect("weights.hdf5").kind == "bilm"
+    assert detect(".").format.name == "bilm"
+    assert detect("weights.hdf5").format.name == "bilm"

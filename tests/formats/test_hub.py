@@ -159,9 +159,9 @@ def test_everything_that_a_format_reads_is_fetched(tmp_path, model_folder):
 
     for folder in (model_folder, write_tensorflow(tmp_path / "tf", make_bilm(softmax=True))):
         for file in folder.iterdir():
-            assert any(fnmatch(file.name, pattern) for pattern in hub.FILES), file
+            assert any(fnmatch(file.name, pattern) for pattern in hub.file_patterns()), file
     for name in ("pytorch_model.bin", "model-00001-of-00002.safetensors", "tokenizer.model", "code.py", "a.pkl"):
-        assert not any(fnmatch(name, pattern) for pattern in hub.FILES), name
+        assert not any(fnmatch(name, pattern) for pattern in hub.file_patterns()), name
 
 
 def test_a_path_goes_before_a_name(fake, make_elmo, tmp_path):

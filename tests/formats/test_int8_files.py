@@ -12,10 +12,8 @@ from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm import read_hdf5
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.native import write_native
-from elmokit.formats.source import FolderSource
+from elmokit.formats.save import write_checkpoint
 from model_files import (
     SENTENCES,
     make_bilm,
@@ -59,7 +57,7 @@ def test_every_format_is_read_in_8_bits_and_written_so(tmp_path, source):
     found = read_checkpoint(path, int8=True)
     assert found.int8
     assert not found.optimizer
-    write_native(found, tmp_path / "small")
+    write_checkpoint(found, tmp_path / "small")
     again = read_checkpoint(tmp_path / "small")
     for checkpoint in (found, again):
         assert sorted(checkpoint.weights) == sorted(expected.weights)
@@ -109,7 +107,7 @@ def test_back_to_floats(tmp_path, small):
 
 def test_the_bilm_format_gets_floats(tmp_path, small):
     Elmo.load(small).save(tmp_path / "bilm", format="bilm")
-    again = read_hdf5(FolderSource(tmp_path / "bilm"), "weights.hdf5")
+    again = read_checkpoint(tmp_path / "bilm")
     expected = read_checkpoint(small).in_floats()
     assert all(torch.equal(value, expected.weights[name]) for name, value in again.weights.items())
 
@@ -124,7 +122,7 @@ def test_the_commands(tmp_path, capsys):
     counts = [sum(v.numel() for v in read_checkpoint(path).weights.values())]
     assert f"{counts[0]:,}, matrices in 8 bits" in (tmp_path / "small" / "README.md").read_text()
     assert run("convert", path, tmp_path / "other", "--to", "bilm", "--dtype", "int8") == 2
-    assert "the format bilm holds float32: --dtype int8 goes with --to elmokit" in capsys.readouterr().err
+    assert "the format bilm stores float32, got dtype='int8'" in capsys.readouterr().err
 
 
 def test_token_embeddings_replace_the_characters(tmp_path):

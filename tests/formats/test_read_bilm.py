@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elmokit import Elmo
-from elmokit.formats.detect import detect
+from elmokit.formats.load import detect
 from model_files import (
     LONG,
     SENTENCES,
@@ -71,7 +71,7 @@ def check_layers(elmo: Elmo, model: Bilm) -> None:
 def test_variants(tmp_path, variant, kind):
     model = make_bilm(**VARIANTS[variant])
     WRITERS[kind](tmp_path, model)
-    assert detect(tmp_path).kind == kind
+    assert detect(tmp_path).format.name == kind
     elmo = Elmo.load(tmp_path)
     assert elmo.kind == kind
     check_layers(elmo, model)
@@ -123,7 +123,7 @@ def test_released_file_names(tmp_path):
     for model, size in ((small, "2x1024_128_2048cnn_1xhighway"), (large, "2x4096_512_2048cnn_2xhighway")):
         write_bilm(tmp_path, model, weights=f"elmo_{size}_weights.hdf5", options=f"elmo_{size}_options.json")
     path = tmp_path / "elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5"
-    assert detect(path).kind == "bilm"
+    assert detect(path).format.name == "bilm"
     check_layers(Elmo.load(path), large)
 
 
@@ -151,7 +151,7 @@ def test_zip(tmp_path, top, kind):
     model = make_bilm(softmax=kind == "tensorflow")
     WRITERS[kind](tmp_path / "folder", model)
     path = write_zip(tmp_path / "model.zip", tmp_path / "folder", top=top, rename={"weights.hdf5": "model.hdf5"})
-    assert detect(path).kind == kind
+    assert detect(path).format.name == kind
     check_layers(Elmo.load(path), model)
 
 
@@ -202,8 +202,8 @@ def test_token_embeddings_in_place_of_characters(tmp_path):
     rows = np.stack([bilm_token(model, word) for word in WORDS]).astype(np.float32)
     write_hdf5(tmp_path / "tokens.hdf5", {"embedding": rows})
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    assert detect(tmp_path / "tokens.hdf5").kind == "tokens"
-    assert detect(tmp_path).kind == "bilm"
+    assert detect(tmp_path / "tokens.hdf5").format.name == "tokens"
+    assert detect(tmp_path).format.name == "bilm"
     elmo = Elmo.load(tmp_path / "weights.hdf5", token_embeddings=tmp_path / "tokens.hdf5", vocab=tmp_path / "vocab.txt")
     known = [["the", "river", "bank", "."]]
     np.testing.assert_allclose(

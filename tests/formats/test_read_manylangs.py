@@ -9,7 +9,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.formats import manylangs
-from elmokit.formats.detect import detect
+from elmokit.formats.load import detect
 from model_files import ManyLangs, make_manylangs, write_manylangs, write_zip
 from numpy_forward import manylangs_layers
 
@@ -30,8 +30,8 @@ def check_layers(elmo: Elmo, model: ManyLangs) -> None:
 def test_words_and_characters(tmp_path, parts, zipped):
     model = make_manylangs(words=parts[0], characters=parts[1])
     write_manylangs(tmp_path, model, zipped=zipped)
-    assert detect(tmp_path).kind == "manylangs"
-    assert detect(tmp_path / "encoder.pkl").kind == "manylangs"
+    assert detect(tmp_path).format.name == "manylangs"
+    assert detect(tmp_path / "encoder.pkl").format.name == "manylangs"
     check_layers(Elmo.load(tmp_path), model)
 
 
@@ -114,7 +114,7 @@ def test_zip(tmp_path, top):
     model = make_manylangs()
     write_manylangs(tmp_path / "folder", model, config_path="/gone/small.json")
     path = write_zip(tmp_path / "145.zip", tmp_path / "folder", top=top)
-    assert detect(path).kind == "manylangs"
+    assert detect(path).format.name == "manylangs"
     check_layers(Elmo.load(path), model)
 
 

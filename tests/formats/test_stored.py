@@ -95,8 +95,8 @@ def test_numbers_too_large_for_half_precision(tmp_path):
     [
         ({"dtype": "float64"}, "dtype must be float32 or float16 or int8, got 'float64'"),
         ({"softmax": "small"}, "softmax must be float32 or float16 or int8 or none, got 'small'"),
-        ({"format": "bilm", "dtype": "float16"}, "the format bilm holds float32, got dtype='float16'"),
-        ({"format": "bilm", "softmax": "int8"}, "the format bilm holds float32, got softmax='int8'"),
+        ({"format": "bilm", "dtype": "float16"}, "the format bilm stores float32, got dtype='float16'"),
+        ({"format": "bilm", "softmax": "int8"}, "the format bilm stores float32, got softmax='int8'"),
     ],
 )
 def test_what_cannot_be_stored(tmp_path, make_elmo, arguments, fact):
@@ -117,7 +117,7 @@ def test_other_formats_hold_floats(model_folder, tmp_path, capsys):
     for option in ("--dtype", "--softmax"):
         for to, name in (("bilm", "to"), ("tokens", "to.hdf5")):
             assert run("convert", model_folder, tmp_path / name, "--to", to, option, "int8") == 2
-            message = f"the format {to} holds float32: {option} int8 goes with --to elmokit"
+            message = f"the format {to} stores float32, got {option.removeprefix('--')}='int8'"
             assert message in capsys.readouterr().err
     assert run("convert", model_folder, tmp_path / "to", "--to", "bilm", "--softmax", "none") == 0
     assert Elmo.load(tmp_path / "to", device="cpu").head is None

@@ -168,7 +168,7 @@ def test_an_empty_folder_is_filled(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("write", ["_save", "write_text", "write_native", "sync"])
+@pytest.mark.parametrize("write", ["_save", "write_text", "write_checkpoint", "sync"])
 def test_an_error_in_the_middle_leaves_nothing(model, tmp_path, monkeypatch, write, error, existing):
     calls = 0
     place = tmp_path / "new" / "model"

@@ -9,6 +9,7 @@ import typer
 
 from elmokit.cli.shared import Device, Model, ModelOption, Options, Segment, Vocab, app, refuse_empty
 from elmokit.formats.bundled import DEFAULT
+from elmokit.formats.registry import DEFAULT_FORMAT
 
 
 @app.command()
@@ -108,12 +109,12 @@ def info(
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model of any format.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; a .hdf5 file for --to tokens.")],
-    to: Annotated[Literal["elmokit", "bilm", "tokens"], typer.Option(help="The format to write.")] = "elmokit",
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="The format to write, such as bilm or tokens.")
+    ] = DEFAULT_FORMAT,
     dtype: Annotated[
         Literal["float32", "float16", "int8"] | None,
-        typer.Option(
-            help="Numbers to store, with --to elmokit; int8 is the smallest [as they are].", show_default=False
-        ),
+        typer.Option(help="dtype to store, if the format can; int8 is the smallest [as they are].", show_default=False),
     ] = None,
     softmax: Annotated[
         Literal["float32", "float16", "int8", "none"] | None,
@@ -128,7 +129,7 @@ def convert(
         bool, typer.Option("--overwrite", help="Replace the files of a model that DST holds.")
     ] = False,
 ) -> None:
-    """Convert a model to elmokit's folder, to options.json + weights.hdf5, or to token embeddings."""
+    """Convert a model to elmokit's own folder or to another format, such as options.json with weights.hdf5 (bilm)."""
     from elmokit.commands.convert import convert_model
 
     refuse_empty(SRC=source, DST=target, options=options, vocab=vocab)

@@ -1,73 +1,43 @@
-"""One format into another, losing nothing that the target can hold."""
+"""One format into another, without losing what the target format can store."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from typing import Literal
 
-import torch
-
-from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.native import write_native
-from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
-from elmokit.formats.token_embeddings import write_token_embeddings
-
-log = logging.getLogger(__name__)
+from elmokit.formats.registry import DEFAULT_FORMAT, Format
+from elmokit.formats.save import format_to_write, write_checkpoint
+from elmokit.formats.stored import Numbers, SoftmaxNumbers
 
 
 def convert_model(
     source: str | Path,
     target: Path,
     *,
-    to: Literal["elmokit", "bilm", "tokens"],
+    to: str = DEFAULT_FORMAT,
     dtype: Numbers | None = None,
     softmax: SoftmaxNumbers | None = None,
     options: str | Path | None = None,
     vocab: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Convert the model at `source` and return what was written.
+    """Convert the model at `source` to the format `to` and return what was written.
 
-    `dtype` is what our own folder stores, `softmax` the same for the softmax or "none"; see `formats.stored`.
+    `dtype` and `softmax` are those of `formats.stored`.
     """
-    for option, value in (("dtype", dtype), ("softmax", softmax)):
-        if to != "elmokit" and value in ("float16", "int8"):
-            raise ElmoError(f"the format {to} holds float32: --{option} {value} goes with --to elmokit")
+    format = format_to_write(to, target, dtype=dtype, softmax=softmax)
     try:
-        _check_target(target, to, overwrite=overwrite)
+        _check_target(target, format, overwrite=overwrite)
     except OSError as error:
         raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
     checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
-    checkpoint = stored_in(checkpoint, dtype, softmax)
-    if to == "elmokit":
-        write_native(checkpoint, target)
-    elif to == "bilm":
-        write_bilm(checkpoint, target)
-        if checkpoint.text.get("segment", "none") != "none":
-            segment = checkpoint.text["segment"]
-            log.warning("the format bilm does not hold how text becomes tokens: use it with --segment %s", segment)
-    else:
-        if checkpoint.vocab is None:
-            raise ElmoError(f"token embeddings need a word list: name the vocab.txt of {source} with --vocab")
-        write_token_embeddings(target, token_embeddings(Elmo(checkpoint)))
+    write_checkpoint(checkpoint, target, to, dtype=dtype, softmax=softmax)
     return target
 
 
-@torch.no_grad()
-def token_embeddings(elmo: Elmo) -> torch.Tensor:
-    """The context-free vector of each word of the vocabulary, [V, P]."""
-    assert elmo.vocab is not None
-    return elmo.encode_types(list(elmo.vocab))
-
-
-def _check_target(target: Path, to: str, *, overwrite: bool) -> None:
-    if to == "tokens":
-        if target.suffix not in (".hdf5", ".h5"):
-            raise ElmoError(f"token embeddings are an HDF5 file: let DST end in .hdf5, got {target}")
+def _check_target(target: Path, format: Format, *, overwrite: bool) -> None:
+    if format.suffixes:
         if target.exists() and not overwrite:
             raise ElmoError(f"{target} exists; choose another name or add --overwrite")
         if not target.parent.is_dir():

@@ -1,13 +1,23 @@
-"""bilm-tf's models: options.json with weights.hdf5, or with a TensorFlow checkpoint.
+"""bilm-tf's models, which AllenNLP and NLPL use too: options.json with weights.hdf5, read and written.
 
-One table of names serves both. The forget bias of 1 is in no file of this family: `LstmConfig.forget_bias` adds it.
+| file | contents |
+| --- | --- |
+| options.json, or the partner of …_weights.hdf5 | the shape of the network (bilm_options.py) |
+| weights.hdf5, or any other .hdf5 or .h5 file | the weights by the names in the table at the end of this module |
+| vocab.txt | one word per line, in the order of the word table and the softmax |
+
+tensorflow.py reads the same weights from a training checkpoint with `read_weights`. The forget bias of 1 is in no file
+of this family: `LstmConfig.forget_bias` adds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import PurePosixPath
-from typing import Any, Protocol
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,15 +26,83 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_table import Family, rows
+from elmokit.formats.atomic import filling, write_text
+from elmokit.formats.bilm_options import read_options, read_vocabulary, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
-from elmokit.formats.hdf5 import Hdf5Tensors
-from elmokit.formats.options import read_options
-from elmokit.formats.source import Source, read_json, read_text
-from elmokit.formats.tensorbundle import TensorBundle
+from elmokit.formats.hdf5 import MAGIC, Hdf5Tensors, names_at_top, write_datasets
+from elmokit.formats.registry import Format, ModelFiles, first_bytes
+from elmokit.formats.source import Source, read_json
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
 from elmokit.text.vocab import Vocabulary
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[np.float32]
+Family = Literal["hdf5", "tensorflow"]
+
+HDF5_SUFFIXES = (".hdf5", ".h5")
+_CELL_GROUPS = ("RNN_0", "rnn")
+"""The groups of an HDF5 file that contain LSTM cells: of two directions, of one."""
+
+
+def detect(source: Source, name: str | None) -> str | None:
+    """The HDF5 file with the weights: the one that is named, or the only one in the folder that contains LSTM cells."""
+    files = hdf5_files(source, name)
+    models = [file for file in files if names_at_top(source, file, _CELL_GROUPS)]
+    if len(models) > 1:
+        raise ElmoError(
+            f"{source.describe(models[0])} is one of several models ({', '.join(models)}): name one of the files"
+        )
+    # A file of anything else is read as well, for an error that says what it lacks.
+    return next((file for file in models or files if not is_embedding_table(source, file)), None)
+
+
+def hdf5_files(source: Source, name: str | None) -> list[str]:
+    """The HDF5 files of a folder, or the one that is named."""
+    if name is not None:
+        path = source.path(name)
+        there = path is None or path.is_file()
+        return [name] if there and (_is_hdf5_name(name) or _is_hdf5(source, name)) else []
+    named = [name for name in source.names() if _is_hdf5_name(name)]
+    files = [name for name in named if _is_hdf5(source, name)]
+    if named and not files:
+        raise ElmoError(f"{source.describe(named[0])} is not an HDF5 file; fetch it again")
+    return files
+
+
+def is_embedding_table(source: Source, name: str) -> bool:
+    """Whether an HDF5 file has an embedding for each word and no network."""
+    return names_at_top(source, name, ("embedding", *_CELL_GROUPS)) == {"embedding"}
+
+
+def _is_hdf5_name(name: str) -> bool:
+    return name.lower().endswith(HDF5_SUFFIXES)
+
+
+def _is_hdf5(source: Source, name: str) -> bool:
+    return first_bytes(source, name).startswith(MAGIC)
+
+
+def read(files: ModelFiles) -> Checkpoint:
+    """A model from weights.hdf5 and options.json."""
+    with Hdf5Tensors(files.source, files.main) as tensors:
+        return read_weights(files, WeightsFile(tensors, "hdf5", files.where), options_name(files, files.main))
+
+
+def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
+    """The options file of a weights file: the one that was named, its released-style partner, or options.json."""
+    if files.options is not None:
+        return files.options
+    names = files.source.names()
+    partner = PurePosixPath(weights.replace("weights", "options")).with_suffix(".json").name
+    for name in (partner, "options.json"):
+        if name in names:
+            return files.source, name
+    raise ElmoError(
+        f"{files.source.describe(weights)} needs its options file: put options.json beside it or give options= "
+        "(--options)"
+    )
 
 
 class Tensors(Protocol):
@@ -43,77 +121,46 @@ class Tensors(Protocol):
         ...
 
 
-def find_options(source: Source, weights: str) -> str:
-    """The options file that belongs to a weights file: options.json, or its released-style partner."""
-    names = source.names()
-    partner = PurePosixPath(weights.replace("weights", "options")).with_suffix(".json").name
-    for name in (partner, "options.json"):
-        if name in names:
-            return name
-    raise ElmoError(
-        f"{source.describe(weights)} needs its options file: put options.json beside it or give options= (--options)"
-    )
-
-
-def read_hdf5(
-    source: Source, weights: str, options: tuple[Source, str] | None = None, *, int8: bool = False
-) -> Checkpoint:
-    """A model from weights.hdf5 and options.json; with `int8` its matrices are brought to 8 bits as they are read."""
-    options = options or (source, find_options(source, weights))
-    with Hdf5Tensors(source, weights) as tensors:
-        return _read(_File(tensors, "hdf5", source.describe(weights)), options, int8=int8)
-
-
-def read_tensorflow(
-    source: Source, prefix: str, options: tuple[Source, str] | None = None, *, int8: bool = False
-) -> Checkpoint:
-    """A model from a TensorFlow checkpoint `prefix.index` and options.json, with softmax and Adagrad slots.
-
-    With `int8` its matrices are brought to 8 bits as they are read.
-    """
-    options = options or (source, find_options(source, f"{prefix}.index"))
-    where = source.describe(prefix)  # so that messages name the whole path
-    tensors = TensorBundle(where, open_file=lambda name: source.open(prefix + name.removeprefix(where)))
-    return _read(_File(tensors, "tensorflow", source.describe(f"{prefix}.index")), options, int8=int8)
-
-
-class _File:
-    """A weights file of either family, with its name for messages."""
+class WeightsFile:
+    """The weights of either family, with the file's name for messages."""
 
     def __init__(self, tensors: Tensors, family: Family, where: str) -> None:
         self.tensors, self.family, self.where = tensors, family, where
         self.names = set(tensors.names())
-        self.scope = "lm/" if family == "tensorflow" else ""
+        self.scope = _scope(family)
 
     def read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The array, once its shape is known to fit."""
+        """The array, after a check of its shape."""
         got = self.tensors.shape(name)
         if name.endswith("char_embed") and got == (shape[0] + 1, *shape[1:]):
-            return self.tensors.read(name)[1:]  # a dump that kept the padded token's row
+            return self.tensors.read(name)[1:]  # a file that has a row for padding too
         check_shape(got, shape, name, self.where)
         return self.tensors.read(name)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape, or None where the file has no such array."""
+        """The shape, or None if the file has no such array."""
         return self.tensors.shape(name) if name in self.names else None
 
     def is_forward_only(self) -> bool:
-        """Whether the cells lie where a model of one direction has them."""
+        """Whether the cells have the names of a model of one direction."""
         return any(name.startswith(f"{self.scope}rnn/") for name in self.names)
 
 
-def _read(file: _File, options_at: tuple[Source, str], *, int8: bool) -> Checkpoint:
+def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source, str]) -> Checkpoint:
+    """A model from a weights file of either family and its options, with softmax and Adagrad state where it has them.
+
+    With `files.int8` each matrix is quantised as it is read.
+    """
     options, options_where = read_json(*options_at), options_at[0].describe(options_at[1])
-    bidirectional = not file.is_forward_only() and options.get("bidirectional") is not False
     table = file.shape(f"{file.scope}embedding")
     config = read_options(
         options,
         options_where,
-        bidirectional=bidirectional,
+        bidirectional=not file.is_forward_only() and options.get("bidirectional") is not False,
         n_words=table[0] if table else None,
         projections=_projections(file),
     )
-    matrices = int8_names(config) if int8 else set()
+    matrices = int8_names(config) if files.int8 else set()
     weights: dict[str, Tensor] = {}
     slots: dict[str, NDArray[Any]] = {}
     for row in rows(config, file.family):
@@ -124,30 +171,31 @@ def _read(file: _File, options_at: tuple[Source, str], *, int8: bool) -> Checkpo
             )
         parts = as_tensors(dict(zip(row.ours, row.read(file.read(found, row.shape)), strict=True)))
         weights |= quantised(parts, matrices)
-        if f"{found}/Adagrad" in file.names and not int8:
+        if f"{found}/Adagrad" in file.names and not files.int8:
             slot = row.read(file.read(f"{found}/Adagrad", row.shape))
             if row.ours[0].endswith(("embedding.weight", "words.weight")):
                 slot[0][0] = 1.0  # the padding row gets no gradient; any positive number keeps Adagrad defined
             slots.update(zip(row.ours, slot, strict=True))
-    _refuse_left_over(file, config, options_where)
+    _refuse_more_weights(file, config, options_where)
     head, head_slots = _read_head(file, config, shared_with=weights if options.get("share_embedding_softmax") else {})
-    optimizer = {} if int8 else as_tensors(slots | head_slots)
+    optimizer = {} if files.int8 else as_tensors(slots | head_slots)
     if optimizer and file.shape("global_step") == ():
         optimizer["step"] = torch.from_numpy(file.tensors.read("global_step").reshape(1).astype(np.int64))
     return Checkpoint(
         config,
         weights,
-        kind="bilm" if file.family == "hdf5" else "tensorflow",
+        kind=files.format.name,
         where=file.where,
+        vocab=_read_vocabulary(files, needed=bool(config.words or head)),
         head=as_tensors(head),
         optimizer=optimizer,
     )
 
 
-def _projections(file: _File) -> tuple[bool, bool]:
-    """Whether projections (of a token, of a cell) are there and do something.
+def _projections(file: WeightsFile) -> tuple[bool, bool]:
+    """Whether there are projections (of a token, of a cell) that change something.
 
-    bilm-tf leaves out those that change no size; AllenNLP insists on them, so our writer adds identities, which are
+    bilm-tf leaves out those that change no size. AllenNLP requires them, so `write` adds identity matrices, which are
     left out again here.
     """
     token = [name for name in file.names if name.startswith(f"{file.scope}CNN_proj/") and not _is_slot(name)]
@@ -155,7 +203,7 @@ def _projections(file: _File) -> tuple[bool, bool]:
     return tuple(any(not _is_identity(file, name) for name in names) for names in (token, cell))  # type: ignore[return-value]
 
 
-def _is_identity(file: _File, name: str) -> bool:
+def _is_identity(file: WeightsFile, name: str) -> bool:
     """Whether a product with this matrix, or a sum with this bias, changes nothing."""
     match file.tensors.shape(name):
         case (size,):
@@ -169,22 +217,22 @@ def _is_slot(name: str) -> bool:
     return name.endswith(("/Adagrad", "/Adam", "/Adam_1"))
 
 
-def _refuse_left_over(file: _File, config: ElmoConfig, options_where: str) -> None:
-    """Layers, highways or filters in the file beyond what the options ask for mean that the two do not fit."""
+def _refuse_more_weights(file: WeightsFile, config: ElmoConfig, options_where: str) -> None:
+    """Refuse a file with layers, highways or filters that the options do not describe."""
     known = {name for row in rows(config, file.family) for name in row.theirs}
     for name in sorted(file.names - known):
         local = name.removeprefix(file.scope)
         identity = local.startswith("CNN_proj/") or local.endswith(("/W_P_0", "/projection/kernel"))
         if local.startswith(("CNN", "RNN_", "rnn/")) and not identity and not _is_slot(name):
             raise ElmoError(
-                f"{file.where} holds {name}, which {options_where} does not ask for: they do not belong together"
+                f"{file.where} contains {name}, which {options_where} does not ask for: they do not belong together"
             )
 
 
 def _read_head(
-    file: _File, config: ElmoConfig, shared_with: Mapping[str, Tensor]
+    file: WeightsFile, config: ElmoConfig, shared_with: Mapping[str, Tensor]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """The softmax and its slots where the file has them; a shared one takes its weights from the word table."""
+    """The softmax and its slots if the file has them; a shared softmax takes its weights from the word table."""
     shapes = {"bias": file.shape(f"{file.scope}softmax/b"), "weight": file.shape(f"{file.scope}softmax/W")}
     table = shared_with.get("token_encoder.words.weight")
     if not shapes["bias"] or not (shapes["weight"] or table is not None):
@@ -206,10 +254,236 @@ def _read_head(
     return head, slots
 
 
-def read_vocabulary(source: Source, name: str) -> Vocabulary:
-    """vocab.txt of the bilm family."""
-    text = read_text(source, name)
+def _read_vocabulary(files: ModelFiles, *, needed: bool) -> Vocabulary | None:
+    """The vocabulary that was given, or the one beside the weights."""
+    if files.vocab is not None or "vocab.txt" not in files.source.names():
+        return files.vocab
     try:
-        return Vocabulary.from_text(text)
-    except ElmoError as error:
-        raise ElmoError(f"{source.describe(name)}: {error}") from error
+        return read_vocabulary(files.source, "vocab.txt")
+    except ElmoError:
+        if needed:
+            raise
+        return None
+
+
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write options.json, weights.hdf5 and, if the model has a vocabulary, vocab.txt into a folder."""
+    config = checkpoint.config
+    if not _can_be_stored(config):
+        raise ElmoError(
+            f"{checkpoint.where} has words or characters of its own kind, and the bilm format knows UTF-8 bytes or a "
+            "plain word table only: convert it with --to elmokit"
+        )
+    _warn_of_losses(checkpoint, folder)
+    checkpoint = checkpoint.in_floats()
+    weights = {name: value.float().cpu().numpy() for name, value in checkpoint.weights.items()}
+    if config.lstm.forget_bias != 1:
+        _take_out_forget_bias(weights, 1 - config.lstm.forget_bias)
+    arrays = {row.theirs[0]: row.write(tuple(weights[name] for name in row.ours)) for row in rows(config, "hdf5")}
+    arrays |= _identities(config)
+    if checkpoint.head:
+        # Older readers look datasets up by name and ignore these two; `read` gets the language model back.
+        arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
+        arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
+    with filling(folder, last="options.json", optional=("vocab.txt",)) as staging:
+        write_datasets(staging / "weights.hdf5", arrays, _second_names(config))
+        if checkpoint.vocab is not None:
+            write_text(staging / "vocab.txt", checkpoint.vocab.to_text())
+        write_text(staging / "options.json", json.dumps(write_options(config), indent=2) + "\n")
+
+
+def _can_be_stored(config: ElmoConfig) -> bool:
+    if config.characters is not None:
+        return config.characters.alphabet == "bytes" and config.words is None
+    return config.words is not None and config.words.max_characters is None and not config.token_projection
+
+
+def _warn_of_losses(checkpoint: Checkpoint, folder: Path) -> None:
+    if any(bool(mix["weights"].any()) or float(mix["gamma"]) != 1 for mix in checkpoint.mixes):
+        log.warning("the bilm format stores no mixes: the trained ones of this model are not in %s", folder)
+    segment = checkpoint.text.get("segment", "none")
+    if segment != "none":
+        log.warning("the bilm format does not store how text becomes tokens: use it with --segment %s", segment)
+
+
+def _take_out_forget_bias(weights: dict[str, NDArray[Any]], amount: float) -> None:
+    for name, value in weights.items():
+        if name.endswith(".bias") and "_lstm." in name:
+            size = len(value) // 4
+            weights[name] = np.concatenate([value[:size], value[size : 2 * size] - amount, value[2 * size :]])
+
+
+def _identities(config: ElmoConfig) -> dict[str, NDArray[Any]]:
+    """Projections that bilm-tf leaves out and AllenNLP requires, as products that change nothing."""
+    arrays: dict[str, NDArray[Any]] = {}
+    size = config.lstm.output_size
+    identity = np.eye(size, dtype=np.float32)
+    if config.characters is not None and not config.token_projection:
+        arrays["CNN_proj/W_proj"], arrays["CNN_proj/b_proj"] = identity, np.zeros(size, np.float32)
+    if config.bidirectional and not config.lstm.projection:
+        for direction in range(2):
+            for layer in range(config.lstm.n_layers):
+                arrays[_cell_names(config, "hdf5", direction, layer)[0][2]] = identity
+    return arrays
+
+
+def _second_names(config: ElmoConfig) -> dict[str, str]:
+    """A one-layer model under bilm-tf's name and under the one that AllenNLP reads."""
+    if config.lstm.n_layers != 1 or not config.bidirectional:
+        return {}
+    links = {}
+    for direction in range(2):
+        single, stacked = _cell_names(config, "hdf5", direction, 0)
+        links[stacked[0].rpartition("/")[0]] = single[0].rpartition("/")[0]
+    return links
+
+
+# The table: the name and shape of each array in the file, and how it becomes our parameters and back.
+
+
+@dataclass(frozen=True)
+class Row:
+    """One array of the file."""
+
+    theirs: tuple[str, ...]
+    """Its name; if older tools disagree, all of its names."""
+    shape: tuple[int, ...]
+    ours: tuple[str, ...]
+    """The parameters of BiLM that it contains."""
+    read: Callable[[Array], tuple[Array, ...]]
+    write: Callable[[tuple[Array, ...]], Array]
+
+
+# {d} direction, {l} layer. The second form of each pair is that of a one-layer model.
+_CELLS: dict[tuple[Family, bool], tuple[str, str]] = {
+    ("hdf5", True): ("RNN_{d}/RNN/MultiRNNCell/Cell{l}/LSTMCell/", "RNN_{d}/RNN/LSTMCell/"),
+    ("hdf5", False): ("rnn/MultiRNNCell/Cell{l}/LSTMCell/", "rnn/LSTMCell/"),
+    ("tensorflow", True): ("lm/RNN_{d}/rnn/multi_rnn_cell/cell_{l}/lstm_cell/", "lm/RNN_{d}/rnn/lstm_cell/"),
+    ("tensorflow", False): ("lm/rnn/multi_rnn_cell/cell_{l}/lstm_cell/", "lm/rnn/lstm_cell/"),
+}
+_LEAVES = {("hdf5", True): ("W_0", "B", "W_P_0")}
+_OTHER_LEAVES = ("kernel", "bias", "projection/kernel")
+
+
+def rows(config: ElmoConfig, family: Family) -> Iterator[Row]:
+    """Every array of a model of this shape, without the softmax."""
+    scope = _scope(family)
+    if config.words is not None:
+        shape = (config.words.n_words, config.words.embedding_size)
+        yield _row(f"{scope}embedding", shape, "token_encoder.words.weight", _add_padding_row, _drop_padding_row)
+    if config.characters is not None:
+        yield from _character_rows(config, scope)
+    if config.characters is not None and config.token_projection:
+        yield from _linear(
+            f"{scope}CNN_proj/", "proj", "token_encoder.projection", config.parts_size, config.lstm.output_size
+        )
+    for direction in range(config.n_directions):
+        for layer in range(config.lstm.n_layers):
+            yield from _cell_rows(config, family, direction, layer)
+
+
+def _scope(family: Family) -> str:
+    return "lm/" if family == "tensorflow" else ""
+
+
+def _character_rows(config: ElmoConfig, scope: str) -> Iterator[Row]:
+    characters = config.characters
+    assert characters is not None
+    shape = (characters.n_characters - 1, characters.embedding_size)
+    cnn = "token_encoder.char_cnn."
+    yield _row(f"{scope}char_embed", shape, cnn + "embedding.weight", _add_padding_row, _drop_padding_row)
+    for number, (width, count) in enumerate(characters.filters):
+        shape4 = (1, width, characters.embedding_size, count)
+        ours = f"{cnn}convolutions.{number}"
+        yield _row(f"{scope}CNN/W_cnn_{number}", shape4, ours + ".weight", _read_convolution, _write_convolution)
+        yield _row(f"{scope}CNN/b_cnn_{number}", (count,), ours + ".bias", _same, _same)
+    size = characters.n_filters
+    for number in range(characters.n_highway):
+        yield from _linear(f"{scope}CNN_high_{number}/", "carry", f"{cnn}highways.{number}.gate", size, size)
+        yield from _linear(f"{scope}CNN_high_{number}/", "transform", f"{cnn}highways.{number}.transform", size, size)
+
+
+def _cell_rows(config: ElmoConfig, family: Family, direction: int, layer: int) -> Iterator[Row]:
+    lstm = config.lstm
+    kernel, bias, projection = zip(*_cell_names(config, family, direction, layer), strict=True)
+    ours = f"{('forward', 'backward')[direction]}_lstm.layers.{layer}."
+    size = lstm.output_size
+    yield Row(
+        kernel,
+        (2 * size, 4 * lstm.cell_size),
+        (ours + "input_weight", ours + "recurrent_weight"),
+        lambda w: (_from_ijfo(w[:size]).T.copy(), _from_ijfo(w[size:]).T.copy()),
+        lambda parts: _to_ijfo(np.concatenate([parts[0].T, parts[1].T])),
+    )
+    yield _row(bias, (4 * lstm.cell_size,), ours + "bias", _from_ijfo, _to_ijfo)
+    if lstm.projection:
+        yield _row(projection, (lstm.cell_size, size), ours + "projection_weight", _transpose, _transpose)
+
+
+def _cell_names(config: ElmoConfig, family: Family, direction: int, layer: int) -> list[tuple[str, str, str]]:
+    """The names of a cell's kernel, bias and projection; a cell of a one-layer model has two sets of names."""
+    kind = family, config.bidirectional
+    leaves = _LEAVES.get(kind, _OTHER_LEAVES)
+    stacked, single = _CELLS[kind]
+    prefixes = [single, stacked] if config.lstm.n_layers == 1 else [stacked]
+    return [tuple(prefix.format(d=direction, l=layer) + leaf for leaf in leaves) for prefix in prefixes]  # type: ignore[misc]
+
+
+def _linear(scope: str, leaf: str, ours: str, size_in: int, size_out: int) -> Iterator[Row]:
+    yield _row(f"{scope}W_{leaf}", (size_in, size_out), ours + ".weight", _transpose, _transpose)
+    yield _row(f"{scope}b_{leaf}", (size_out,), ours + ".bias", _same, _same)
+
+
+def _row(
+    theirs: str | tuple[str, ...],
+    shape: tuple[int, ...],
+    ours: str,
+    read: Callable[[Array], Array],
+    write: Callable[[Array], Array],
+) -> Row:
+    names = (theirs,) if isinstance(theirs, str) else theirs
+    return Row(names, shape, (ours,), lambda value: (read(value),), lambda parts: write(parts[0]))
+
+
+def _same(value: Array) -> Array:
+    return value
+
+
+def _transpose(value: Array) -> Array:
+    return np.ascontiguousarray(value.T)
+
+
+def _add_padding_row(value: Array) -> Array:
+    return np.concatenate([np.zeros_like(value[:1]), value])
+
+
+def _drop_padding_row(value: Array) -> Array:
+    return value[1:]
+
+
+def _read_convolution(value: Array) -> Array:
+    return np.ascontiguousarray(value[0].transpose(2, 1, 0))
+
+
+def _write_convolution(value: Array) -> Array:
+    return np.ascontiguousarray(value.transpose(2, 1, 0)[None])
+
+
+def _from_ijfo(value: Array) -> Array:
+    """Gates along the last axis: their input, candidate, forget, output → our input, forget, candidate, output."""
+    i, j, f, o = np.split(value, 4, axis=-1)
+    return np.concatenate([i, f, j, o], axis=-1)
+
+
+# Swapping the middle two is its own inverse.
+_to_ijfo = _from_ijfo
+
+FORMAT = Format(
+    name="bilm",
+    description="options.json with a weights .hdf5 file, as bilm-tf, AllenNLP and NLPL have it",
+    detect=detect,
+    read=read,
+    write=write,
+    files=("*.json", "*.hdf5", "*.h5", "vocab.txt"),
+    takes_options=True,
+)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elmokit.errors import ElmoError
 from elmokit.formats.hub import SCHEME, fetched, repository_of
+from elmokit.formats.registry import find
 
 DEFAULT = "en"
 """What `Elmo.load()` opens."""
@@ -17,21 +19,32 @@ def bundled_models() -> list[str]:
 
 
 def resolved(path: str | Path) -> str | Path:
-    """The folder of a model that is named and not there as a path: a bundled one, or owner/name on the Hub.
+    """The folder of a model that is given by its name: a bundled one, or owner/name on the Hub.
 
-    Anything else stays as it is, and a path goes before a name.
+    Anything else stays as it is, and what exists as a path is a path.
     """
-    if isinstance(path, Path) or (not path.startswith(SCHEME) and _is_path(path)):
+    if isinstance(path, Path) or (not path.startswith(SCHEME) and _exists(path)):
         return path
     if path in bundled_models():
         return FOLDER / path
     repository = repository_of(path)
-    return path if repository is None else fetched(repository)
+    if repository is None or (not path.startswith(SCHEME) and _is_beginning(path)):
+        return path
+    return fetched(repository)
 
 
-def _is_path(path: str) -> bool:
-    """Whether something lies there, be it the files of a TensorFlow checkpoint, whose prefix is no file."""
+def _is_beginning(path: str) -> bool:
+    """Whether a path that does not exist is the common beginning of a model's files."""
     try:
-        return Path(path).expanduser().exists() or Path(f"{path}.index").expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, nobody's home: the loader says so
+        return find(Path(path)) is not None
+    except ElmoError:  # the files are there and damaged
+        return True
+    except OSError:
+        return False
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, an unknown user: the loader reports it
         return False

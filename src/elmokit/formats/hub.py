@@ -11,21 +11,13 @@ from functools import cache
 from pathlib import Path
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.registry import formats
 
 SCHEME = "hf://"
-FILES = (
-    "*.json", "vocab.txt", "README.md",
-    "model.safetensors", "lm_head.safetensors", "optimizer.safetensors",
-    "*.hdf5", "*.h5",
-    "checkpoint", "*.index", "*.data-*",
-    "encoder.pkl", "token_embedder.pkl", "*.dic",
-)  # fmt: skip
-"""What is fetched of a repository: the files that a format reads, those in folders below it left out."""
-
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?")
-# A path like this is a file that is not there, and no repository.
-_FILE_ENDINGS = (".hdf5", ".h5", ".zip", ".json", ".safetensors", ".pkl", ".index", ".meta", ".txt", ".gz")
+_OTHER_ENDINGS = {".zip", ".gz", ".meta"}
+"""Endings of files that are not fetched and may be given as a path."""
 _OFFLINE = ("1", "ON", "YES", "TRUE")
 
 log = logging.getLogger(__name__)
@@ -56,9 +48,20 @@ def repository_of(path: str) -> Repository | None:
     if path.startswith(SCHEME):
         if match is None:
             raise ElmoError(f"a model on the Hub is {SCHEME}owner/name or {SCHEME}owner/name@revision, got {path}")
-    elif match is None or match["name"].lower().endswith(_FILE_ENDINGS):
+    elif match is None or _is_file_name(match["name"]):
         return None
     return Repository(match["name"], match["revision"])
+
+
+def _is_file_name(path: str) -> bool:
+    """Whether a path ends like a model's file, which does not exist, and not like a repository."""
+    ending = Path(path).suffix.lower()
+    return bool(ending) and ending in {*_OTHER_ENDINGS, *(Path(pattern).suffix for pattern in file_patterns())}
+
+
+def file_patterns() -> list[str]:
+    """What is fetched of a repository: the files that a format reads."""
+    return sorted({pattern for format in formats() for pattern in format.files})
 
 
 @cache  # a process stays with what it got, and asks the Hub once
@@ -92,8 +95,8 @@ def _tried(
         found = snapshot_download(
             repo_id=repository.name,
             revision=repository.revision,
-            allow_patterns=list(FILES),
-            ignore_patterns=["*/*"],
+            allow_patterns=file_patterns(),
+            ignore_patterns=["*/*"],  # no folders
             local_files_only=local_files_only,
             library_name="elmokit",
         )

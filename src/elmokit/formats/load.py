@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm import read_hdf5, read_tensorflow, read_vocabulary
-from elmokit.formats.bundled import resolved
+from elmokit.formats.bilm_options import read_vocabulary
+from elmokit.formats.bundled import bundled_models, resolved
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.formats.detect import Found, detect
-from elmokit.formats.manylangs import read_manylangs
-from elmokit.formats.native import read_native
-from elmokit.formats.source import FolderSource, Source
-from elmokit.formats.token_embeddings import with_token_embeddings
-from elmokit.text.vocab import Vocabulary
+from elmokit.formats.registry import ModelFiles, either, find, formats, is_zip
+from elmokit.formats.source import FolderSource, Source, ZipSource
 
 
 def read_checkpoint(
@@ -24,34 +21,60 @@ def read_checkpoint(
     token_embeddings: str | Path | None = None,
     int8: bool = False,
 ) -> Checkpoint:
-    """Read a model of any format, a bundled one or one on the Hub by its name; keywords name files that lie elsewhere.
+    """Read a model of any format from a path, or a bundled one or one on the Hub by its name.
 
-    With `int8` its matrices come in 8 bits, each quantised as it is read, so that the whole is never there in floats;
-    without, they come as they are stored.
+    `options`, `vocab` and `token_embeddings` name files that are not beside the weights. With `int8` the matrices are
+    quantised, one by one where the format allows it; without it they have the dtype in which they are stored.
     """
-    found = detect(resolved(path))
-    if found.kind == "tokens":
-        raise ElmoError(
-            f"{found.where} holds token embeddings alone: load the model they were made from and give this file "
-            "with token_embeddings="
-        )
-    options_at = (found.source, found.options) if found.options else None
+    files = detect(resolved(path))
     if options is not None:
-        if found.kind not in ("bilm", "tensorflow"):
-            raise ElmoError(f"options= goes with weights.hdf5 or a TensorFlow checkpoint, and {path} is {found.kind}")
-        options_at = _file(options)
-    if found.kind == "elmokit":
-        checkpoint = read_native(found.source, int8=int8)
-    elif found.kind == "manylangs":
-        checkpoint = read_manylangs(found.source, int8=int8)
-    else:
-        read = read_hdf5 if found.kind == "bilm" else read_tensorflow
-        checkpoint = read(found.source, found.main, options_at, int8=int8)
-    words = _vocabulary(found, checkpoint, vocab)
+        if not files.format.takes_options:
+            names = either([format.name for format in formats() if format.takes_options])
+            raise ElmoError(f"options= goes with the format {names}, and {path} has the format {files.format.name}")
+        files = replace(files, options=_file(options))
+    files = replace(files, vocab=None if vocab is None else read_vocabulary(*_file(vocab)), int8=int8)
+    checkpoint = files.format.read(files)
+    if int8:
+        checkpoint = checkpoint.in_int8()
     if token_embeddings is not None:
+        from elmokit.formats.token_embeddings import with_token_embeddings  # imports h5py
+
+        words = checkpoint.vocab if files.vocab is None else files.vocab
         return with_token_embeddings(checkpoint, *_file(token_embeddings), words)
-    checkpoint.use_vocabulary(words)
+    if files.vocab is not None:
+        checkpoint.use_vocabulary(files.vocab)
     return checkpoint
+
+
+def detect(path: str | Path) -> ModelFiles:
+    """Find the model at a path: a folder, a zip, or any one of a model's files.
+
+    >>> detect("elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5").format.name  # doctest: +SKIP
+    'bilm'
+    """
+    if not str(path):
+        raise ElmoError("the path of a model must not be empty")
+    path = Path(path).expanduser()
+    try:
+        files = find(path)
+        if files is None:
+            raise ElmoError(_no_model_at(path))
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
+    return files
+
+
+def _no_model_at(path: Path) -> str:
+    known = f"{either([format.description for format in formats() if format.description])}; all of them may be in a zip"
+    if path.is_dir() or (path.is_file() and is_zip(path)):
+        names = (FolderSource(path) if path.is_dir() else ZipSource(path)).names()
+        listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        return f"{path} contains no model that elmokit knows (files: {listed or 'none'}); a model is {known}"
+    if path.exists():
+        return f"{path} is no part of a model that elmokit knows; a model is {known}"
+    if path.name == str(path):
+        known = f"one that comes with elmokit ({', '.join(bundled_models())}), {known}"
+    return f"{path} does not exist; a model is {known}"
 
 
 def _file(path: str | Path) -> tuple[Source, str]:
@@ -63,17 +86,3 @@ def _file(path: str | Path) -> tuple[Source, str]:
     if not found:
         raise ElmoError(f"{path} does not exist or is no file; check the name")
     return FolderSource(path.parent), path.name
-
-
-def _vocabulary(found: Found, checkpoint: Checkpoint, vocab: str | Path | None) -> Vocabulary | None:
-    """The vocabulary that was asked for, or the one beside the weights."""
-    if vocab is not None:
-        return read_vocabulary(*_file(vocab))
-    if found.kind not in ("bilm", "tensorflow") or "vocab.txt" not in found.source.names():
-        return checkpoint.vocab
-    try:
-        return read_vocabulary(found.source, "vocab.txt")
-    except ElmoError:
-        if checkpoint.config.words or checkpoint.head:
-            raise
-        return None  # a model of characters without a softmax has no use for it

@@ -1,4 +1,4 @@
-"""ELMoForManyLangs folders: word.dic, char.dic, two pickles of tensors, and a structure that may have to be found."""
+"""ELMoForManyLangs folders: word.dic, char.dic, two pickles of tensors, and a JSON file with the structure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
+from elmokit.formats.bilm_options import read_clip
 from elmokit.formats.checkpoint import Checkpoint, check_finite, check_plain, check_shape
-from elmokit.formats.options import read_clip
+from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import FolderSource, Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
@@ -38,7 +39,7 @@ RELEASED: dict[str, Any] = {
         "max_characters_per_token": 50,
     },
 }
-"""The structure of every released model, for folders that came without theirs."""
+"""The structure of every released model, for folders that do not contain theirs."""
 
 # The weights-only unpickler refuses code with UnpicklingError; a damaged file makes it and the zip reader raise these.
 _DAMAGE = (
@@ -47,9 +48,17 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-def read_manylangs(source: Source, *, int8: bool = False) -> Checkpoint:
-    """A model from an ELMoForManyLangs folder; with `int8` its matrices are brought to 8 bits as they are read."""
-    names = source.names()
+def detect(source: Source, name: str | None) -> str | None:
+    """encoder.pkl, if both pickles are there or one of them is named."""
+    wanted = [file for file in FILES if name in (None, file)]
+    return "encoder.pkl" if wanted and set(wanted) <= set(source.names()) else None
+
+
+def read(files: ModelFiles) -> Checkpoint:
+    """A model from an ELMoForManyLangs folder; with `files.int8` each matrix is quantised as it is read."""
+    source, names = files.source, files.source.names()
+    if missing := [name for name in FILES if name not in names]:
+        raise ElmoError(f"{source.describe(missing[0])} is missing; the folder is not a whole model")
     structure, where = _find_structure(source)
     words = _read_words(source) if "word.dic" in names else None
     symbols = _read_symbols(source) if "char.dic" in names else None
@@ -57,7 +66,7 @@ def read_manylangs(source: Source, *, int8: bool = False) -> Checkpoint:
         config = _config(structure, words, symbols)
     except ElmoError as error:
         raise ElmoError(f"{where}: {error}") from error
-    matrices = int8_names(config) if int8 else set()
+    matrices = int8_names(config) if files.int8 else set()
     weights: dict[str, Tensor] = {}
     for name, table in (("token_embedder.pkl", _token_table(config)), ("encoder.pkl", _encoder_table(config))):
         tensors = load_tensors(source, name)
@@ -74,15 +83,15 @@ def read_manylangs(source: Source, *, int8: bool = False) -> Checkpoint:
     return Checkpoint(
         config,
         weights,
-        kind="manylangs",
-        where=source.describe("encoder.pkl"),
+        kind=files.format.name,
+        where=files.where,
         vocab=words,
         symbols=symbols if config.characters else None,
     )
 
 
 def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
-    """The tensors of a pickle, and nothing else: a pickle that holds code is refused unread."""
+    """The tensors of a pickle; a pickle with anything else is refused, and code in it does not run."""
     where = source.describe(name)
     with source.open(name) as file:
         try:
@@ -90,22 +99,24 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise ElmoError(
-                f"{where} must hold tensors only, and it holds other objects or code, or is damaged: not loaded; "
+                f"{where} must contain tensors only, and it contains other objects or code, or is damaged: not loaded; "
                 "fetch it again from a place you trust"
             ) from error
         except _DAMAGE as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
             raise ElmoError(f"{where} is not a whole PyTorch file ({reason}); fetch it again") from error
     if not isinstance(tensors, Mapping):
-        raise ElmoError(f"{where} must hold named tensors, got {type(tensors).__name__}; fetch it again")
+        raise ElmoError(f"{where} must contain named tensors, got {type(tensors).__name__}; fetch it again")
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise ElmoError(f"{where} must hold named tensors, got {type(value).__name__} as {key!r}; fetch it again")
+            raise ElmoError(
+                f"{where} must contain named tensors, got {type(value).__name__} as {key!r}; fetch it again"
+            )
     return tensors
 
 
 def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
-    """The structure JSON: where config.json says, by that name in the folder, or the released one."""
+    """The structure: from the path in config.json, from that file name in the folder, or of the released models."""
     if "config.json" in source.names():
         given = read_json(source, "config.json").get("config_path")
         if isinstance(given, str) and given:
@@ -122,7 +133,7 @@ def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name too long, a folder of someone else's: the same as not there
+    except OSError:  # a name that is too long or a folder without permission counts as absent
         return False
 
 
@@ -172,7 +183,7 @@ def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: Sym
     return ElmoConfig(lstm, characters, word_part)
 
 
-# A row: their name, the shape it must have, and how it becomes our parameters.
+# A row: their name, the required shape, and how it becomes our parameters.
 _Rows = Iterator[tuple[str, tuple[int, ...], Any]]
 
 
@@ -227,7 +238,7 @@ def _encoder_table(config: ElmoConfig) -> _Rows:
 
 
 def _read_dic(source: Source, name: str) -> dict[str, int]:
-    """Symbol TAB id a line; a line that strips to one field is the ideographic space."""
+    """Each line is a symbol, a tab and an id; a line that strips to one field is the ideographic space."""
     ids: dict[str, int] = {}
     for number, line in enumerate(read_text(source, name).split("\n"), start=1):
         if not line.rstrip("\r"):
@@ -266,3 +277,12 @@ def _read_symbols(source: Source) -> SymbolTable:
         return SymbolTable(ids)
     except ElmoError as error:
         raise ElmoError(f"{source.describe('char.dic')}: {error}") from error
+
+
+FORMAT = Format(
+    name="manylangs",
+    description="an ELMoForManyLangs folder (encoder.pkl, token_embedder.pkl)",
+    detect=detect,
+    read=read,
+    files=(*FILES, "*.dic", "*.json"),
+)

@@ -1,12 +1,12 @@
-"""Our own folder: config.json, model.safetensors, and what else the model has.
+"""Our own format: a folder with config.json, model.safetensors and the other parts of the model.
 
-| file | holds |
+| file | contents |
 | --- | --- |
 | config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `about`, `dtype` |
 | model.safetensors | BiLM's weights by their names; `mixes.k.weights` and `mixes.k.gamma` |
-| vocab.txt | a word a line, in the order of the word table and the softmax |
+| vocab.txt | one word per line, in the order of the word table and the softmax |
 | characters.json | code points and their ids, for an alphabet of the model's own |
-| lm_head.safetensors | the softmax: `weight` [V, P], or `weight.values` and `weight.scales` in 8 bits; `bias` [V] |
+| lm_head.safetensors | the softmax: `weight` [V, P], or `weight.values` and `weight.scales` in int8; `bias` [V] |
 | optimizer.safetensors | Adagrad accumulators of an imported training run |
 | README.md | a model card, with notes that are read back |
 """
@@ -30,25 +30,42 @@ from elmokit.errors import ElmoError
 from elmokit.formats.atomic import filling, replacing, write_text
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
+from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import SCALES, VALUES, quantised
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
-FORMAT, VERSION = "elmokit", 1
+NAME, VERSION = "elmokit", 1
 _OPTIONAL = {"lm_head.safetensors", "optimizer.safetensors", "vocab.txt", "characters.json"}
 _DAMAGE = (SafetensorError, OSError, ValueError, KeyError)
 _LAYER_NORMS = (False, True, "batch", "sentence")
 
 
-def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
-    """A model from our own folder; with `int8` its matrices are brought to 8 bits one by one as they are read."""
+def detect(source: Source, name: str | None) -> str | None:
+    """config.json, if it is of this format or beside model.safetensors."""
+    if name not in (None, "model.safetensors"):
+        return None
+    names = source.names()
+    if "config.json" not in names:
+        return None
+    if "model.safetensors" in names:
+        return "config.json"
+    with suppress(ElmoError):
+        if read_json(source, "config.json").get("format") == NAME:
+            return "config.json"
+    return None
+
+
+def read(files: ModelFiles) -> Checkpoint:
+    """A model from our own folder; with `files.int8` each matrix is quantised as it is read."""
+    source, int8 = files.source, files.int8
     names = source.names()
     where = source.describe("config.json")
     values = read_json(source, "config.json")
-    if values.get("format") != FORMAT and "version" not in values:
-        raise ElmoError(f"{where} describes no ELMo model: format must be {FORMAT}, got {values.get('format')!r}")
+    if values.get("format") != NAME and "version" not in values:
+        raise ElmoError(f"{where} describes no ELMo model: format must be {NAME}, got {values.get('format')!r}")
     if values.get("version") != VERSION:
         raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
     if not isinstance(values.get("model"), dict):
@@ -78,7 +95,7 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
     return Checkpoint(
         config,
         tensors,
-        kind="elmokit",
+        kind=NAME,
         where=source.describe("model.safetensors"),
         vocab=_read_vocabulary(source, values) if "vocab.txt" in names else None,
         symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
@@ -91,25 +108,25 @@ def read_native(source: Source, *, int8: bool = False) -> Checkpoint:
     )
 
 
-def write_native(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write our own folder; config.json comes last, so that a folder with one is whole."""
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write our own folder; config.json is written last, so that a folder with one is whole."""
     with filling(folder, last="config.json", optional=_OPTIONAL) as staging:
         if (folder / "encoder.pkl").exists():
             raise ElmoError(
-                f"{folder} holds an ELMoForManyLangs model, which would lose its config.json: save elsewhere"
+                f"{folder} contains an ELMoForManyLangs model, which would lose its config.json: save elsewhere"
             )
-        _write(checkpoint, staging, card=_card_is_ours(folder / "README.md"))
+        _write_files(checkpoint, staging, card=_card_is_ours(folder / "README.md"))
 
 
 def _card_is_ours(path: Path) -> bool:
-    """Whether a model card may be written: there is none, or one that was written here."""
+    """Whether a model card may be written: there is none yet, or one that elmokit wrote."""
     if not path.exists():
         return True
     with path.open("rb") as file:
         return file.read(len(CARD_TITLE)) == CARD_TITLE.encode()
 
 
-def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
+def _write_files(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
     tensors = dict(checkpoint.weights)
     for number, mix in enumerate(checkpoint.mixes):
         tensors[f"mixes.{number}.weights"] = mix["weights"]
@@ -119,7 +136,7 @@ def _write(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
         if part:
             _save(folder / f"{name}.safetensors", part)
     values: dict[str, Any] = {
-        "format": FORMAT,
+        "format": NAME,
         "version": VERSION,
         "model": checkpoint.config.to_dict(),
         "mixes": [{"layer_norm": mix["layer_norm"]} for mix in checkpoint.mixes],
@@ -257,3 +274,14 @@ def _read_symbols(source: Source) -> SymbolTable:
         return SymbolTable(ids)
     except ElmoError as error:
         raise ElmoError(f"{source.describe('characters.json')}: {error}") from error
+
+
+FORMAT = Format(
+    name=NAME,
+    description="an elmokit folder (config.json, model.safetensors)",
+    detect=detect,
+    read=read,
+    write=write,
+    files=("config.json", "model.safetensors", "README.md", *sorted(_OPTIONAL)),
+    dtypes=("float32", "float16", "int8"),
+)

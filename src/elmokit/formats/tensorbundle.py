@@ -1,15 +1,15 @@
 """Reads TensorFlow V2 checkpoints (`PREFIX.index` and `PREFIX.data-0000k-of-0000n`) without TensorFlow.
 
-The index is a table in LevelDB's layout whose values are small protobufs: where in which data file a tensor lies, and
-what it is. Nothing read here is trusted: every length is checked before it is used, every checksum is compared, and
-whatever is wrong becomes an ElmoError.
+The index is a table in LevelDB's layout: blocks of sorted keys and values, found through an index block, found through
+a footer. A value is a small protobuf: the data file, offset, shape and type of a tensor. Nothing read here is trusted:
+every length is checked before it is used, every checksum is compared, and an ElmoError says what is wrong.
 """
 
 import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,15 @@ import numpy.typing as npt
 
 from elmokit.errors import ElmoError
 from elmokit.formats.crc32c import masked_crc32c
-from elmokit.formats.leveldb_table import MAX_TABLE, Cursor, Table, damaged, quoted
+
+MAGIC = 0xDB4775248B80FB57
+"""The last 8 bytes of an index, little-endian."""
+
+# The most bytes of an index, and of its unpacked blocks and keys: keys share prefixes, so a few bytes could be many.
+_MAX_TABLE = 64 << 20
+_FOOTER = 48
+_TRAILER = 5  # one byte for the compression, four for the checksum
+_MAX_KEY = 4096
 
 _MAX_TENSORS = 1_000_000
 _MAX_RANK = 32  # numpy's limit before version 2
@@ -37,7 +45,166 @@ _READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 _Field = int | bytes
 
 
-def _fields(message: Cursor) -> Iterator[tuple[int, _Field]]:
+def _damaged(where: str, rule: str, got: object) -> ElmoError:
+    """Return the error for a file that breaks a rule of its format."""
+    return ElmoError(f"{where}: {rule}, got {got} (the file is damaged or cut short: copy the checkpoint again)")
+
+
+def _quoted(name: str | bytes) -> str:
+    """Return a name for an error message, shortened if it is too long to read."""
+    return repr(name) if len(name) <= 100 else f"{name[:100]!r}…"
+
+
+class _Cursor:
+    """The bytes of one file with a position; it never reads past the end."""
+
+    def __init__(self, where: str, data: bytes) -> None:
+        self.where = where
+        self.data = data
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that are not read yet."""
+        return len(self.data) - self.at
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        if count > self.left:
+            raise _damaged(self.where, f"a field of {count} bytes must be inside its block", f"{self.left} bytes")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def fixed(self, count: int) -> int:
+        """Return the next `count` bytes as a little-endian number."""
+        return int.from_bytes(self.take(count), "little")
+
+    def varint(self) -> int:
+        """Return the next number, stored 7 bits per byte, lowest first; all bytes but the last have the top bit set."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.fixed(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+        if byte >= 0x80 or value >> 64:
+            raise _damaged(self.where, "a varint must fit in 64 bits", f"a longer one at byte {self.at}")
+        return value
+
+
+def _unsnappy(where: str, data: bytes, limit: int) -> bytes:
+    """Decompress a raw snappy block of at most `limit` bytes."""
+    cursor = _Cursor(where, data)
+    size = cursor.varint()
+    if size > limit:
+        raise _damaged(where, f"the unpacked blocks must fit in {_MAX_TABLE} bytes", f"a block of {size}")
+    out = bytearray()
+    while cursor.left:
+        tag = cursor.fixed(1)
+        kind, length = tag & 3, (tag >> 2) + 1
+        if kind == 0:
+            if length > 60:
+                length = cursor.fixed(length - 60) + 1
+            out += cursor.take(length)
+        else:
+            if kind == 1:
+                length = (tag >> 2 & 7) + 4
+                distance = (tag >> 5) << 8 | cursor.fixed(1)
+            else:
+                distance = cursor.fixed(2 if kind == 2 else 4)
+            if not 0 < distance <= len(out):
+                raise _damaged(where, f"a snappy copy must reach back 1 to {len(out)} bytes", distance)
+            source = len(out) - distance
+            piece = out[source : source + length]
+            # A copy longer than its distance repeats what it has just written.
+            out += (piece * (length // len(piece) + 1))[:length]
+        if len(out) > size:
+            break
+    if len(out) != size:
+        raise _damaged(where, f"a snappy block must unpack to its {size} bytes", len(out))
+    return bytes(out)
+
+
+class _Table:
+    """The keys and values of a table in memory; `where` names its file in errors."""
+
+    def __init__(self, where: str, data: bytes) -> None:
+        self.where = where
+        self.data = data
+        self.body = len(data) - _FOOTER
+        self.budget = _MAX_TABLE
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every key and value, in the order of the keys."""
+        if self.body < 0:
+            raise _damaged(self.where, f"a checkpoint index must end in a footer of {_FOOTER} bytes", len(self.data))
+        footer = _Cursor(self.where, self.data[self.body :])
+        magic = int.from_bytes(footer.data[-8:], "little")
+        if magic != MAGIC:
+            raise ElmoError(
+                f"{self.where}: a TensorFlow V2 checkpoint index must end in the number {MAGIC:#x}, got {magic:#x} "
+                "(give the prefix of a V2 checkpoint, or copy a damaged one again)"
+            )
+        self._handle(footer, self.body)  # the metaindex, which TensorFlow leaves empty
+        start, end = self._handle(footer, self.body)
+        blocks_end, last_end, last_key = start, 0, None
+        for _, value in self._entries(self._block(start, end)):
+            start, end = self._handle(_Cursor(self.where, value), blocks_end)
+            if start < last_end:
+                raise _damaged(self.where, f"the next block must begin at byte {last_end} or later", start)
+            last_end = end + _TRAILER
+            for key, item in self._entries(self._block(start, end)):
+                if last_key is not None and key <= last_key:
+                    raise _damaged(self.where, f"the keys must rise after {_quoted(last_key)}", _quoted(key))
+                last_key = key
+                yield key, item
+
+    def _handle(self, cursor: _Cursor, limit: int) -> tuple[int, int]:
+        """Return where a block begins and ends, its trailer excluded."""
+        start, size = cursor.varint(), cursor.varint()
+        if start + size + _TRAILER > limit:
+            raise _damaged(self.where, f"a block must end before byte {limit}", f"{size} bytes at byte {start}")
+        return start, start + size
+
+    def _block(self, start: int, end: int) -> bytes:
+        where = f"{self.where}: block at byte {start}"
+        stored = int.from_bytes(self.data[end + 1 : end + _TRAILER], "little")
+        actual = masked_crc32c(memoryview(self.data)[start : end + 1])
+        if stored != actual:
+            raise _damaged(where, f"the checksum must be {stored:#010x} as stored", f"{actual:#010x}")
+        block = self.data[start:end]
+        match self.data[end]:
+            case 0:
+                pass
+            case 1:
+                block = _unsnappy(where, block, self.budget)
+            case other:
+                raise _damaged(where, "the compression must be 0 (none) or 1 (snappy)", other)
+        self.budget -= len(block)
+        return block
+
+    def _entries(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries of a block in order; the restart points at its end are only needed to search."""
+        restarts = int.from_bytes(block[-4:], "little")
+        end = len(block) - 4 * (restarts + 1)
+        if end < 0:
+            raise _damaged(self.where, f"a block of {len(block)} bytes must contain its restart points", restarts)
+        cursor = _Cursor(self.where, block[:end])
+        key = b""
+        while cursor.left:
+            shared, fresh, size = cursor.varint(), cursor.varint(), cursor.varint()
+            if shared > len(key):
+                raise _damaged(self.where, f"a key may share at most {len(key)} bytes with the one before", shared)
+            if shared + fresh > _MAX_KEY:
+                raise _damaged(self.where, f"a key may have at most {_MAX_KEY} bytes", shared + fresh)
+            key = key[:shared] + cursor.take(fresh)
+            self.budget -= len(key)
+            if self.budget < 0:
+                raise _damaged(self.where, f"the unpacked blocks and keys must fit in {_MAX_TABLE} bytes", "more")
+            yield key, cursor.take(size)
+
+
+def _fields(message: _Cursor) -> Iterator[tuple[int, _Field]]:
     """Yield the number and value of each field of a protobuf message."""
     while message.left:
         tag = message.varint()
@@ -51,25 +218,25 @@ def _fields(message: Cursor) -> Iterator[tuple[int, _Field]]:
             case 5:
                 yield tag >> 3, message.fixed(4)
             case wire:
-                raise damaged(message.where, "a protobuf field must have wire type 0, 1, 2 or 5", wire)
+                raise _damaged(message.where, "a protobuf field must have wire type 0, 1, 2 or 5", wire)
 
 
 def _number(where: str, field: _Field) -> int:
     """Return a protobuf integer; int32 and int64 are stored as 64 bits in two's complement."""
     if not isinstance(field, int):
-        raise damaged(where, "this protobuf field must be a number", f"{len(field)} bytes")
+        raise _damaged(where, "this protobuf field must be a number", f"{len(field)} bytes")
     return field - (1 << 64) if field >> 63 else field
 
 
-def _message(where: str, field: _Field) -> Cursor:
+def _message(where: str, field: _Field) -> _Cursor:
     if isinstance(field, int):
-        raise damaged(where, "this protobuf field must be a message", f"the number {field}")
-    return Cursor(where, field)
+        raise _damaged(where, "this protobuf field must be a message", f"the number {field}")
+    return _Cursor(where, field)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where one tensor lies and what it is."""
+    """Where one tensor is stored, and its type and shape."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -85,7 +252,7 @@ def _parse_entry(where: str, value: bytes, shards: int) -> _Entry:
     numbers = dict.fromkeys((1, 3, 4, 5, 6), 0)
     shape: list[int] = []
     partitioned = False
-    for number, field in _fields(Cursor(where, value)):
+    for number, field in _fields(_Cursor(where, value)):
         if number in numbers:
             numbers[number] = _number(where, field)
         elif number == 2:
@@ -94,26 +261,26 @@ def _parse_entry(where: str, value: bytes, shards: int) -> _Entry:
                     sizes = [_number(where, size) for n, size in _fields(_message(where, inner)) if n == 1]
                     shape.append(sizes[-1] if sizes else 0)
                 elif part == 3 and inner:
-                    raise damaged(where, "a tensor must have a known rank", "an unknown one")
+                    raise _damaged(where, "a tensor must have a known rank", "an unknown one")
         elif number == 7:
             partitioned = True
     if len(shape) > _MAX_RANK:
-        raise damaged(where, f"a tensor may have at most {_MAX_RANK} dimensions", len(shape))
+        raise _damaged(where, f"a tensor may have at most {_MAX_RANK} dimensions", len(shape))
     if any(size < 0 for size in shape) or math.prod(max(size, 1) for size in shape) >> 59:
-        raise damaged(where, "a tensor's sizes must not be negative or too large for memory", shape)
+        raise _damaged(where, "a tensor's sizes must not be negative or too large for memory", shape)
     dtype, shard, offset, size, crc = numbers.values()
     if not 0 <= shard < shards:
-        raise damaged(where, f"a tensor must lie in data file 0 to {shards - 1}", shard)
+        raise _damaged(where, f"a tensor must be in data file 0 to {shards - 1}", shard)
     if offset < 0 or size < 0:
-        raise damaged(where, "a tensor's offset and size must not be negative", f"{offset} and {size}")
+        raise _damaged(where, "a tensor's offset and size must not be negative", f"{offset} and {size}")
     return _Entry(dtype, tuple(shape), shard, offset, size, crc, partitioned)
 
 
 class TensorBundle:
     """The tensors of one TensorFlow V2 checkpoint, read one at a time.
 
-    `prefix` is the checkpoint's name without `.index`; `open_file` opens one of its files by name, so a checkpoint may
-    lie in a folder (`from_path`), in a zip (`TensorBundle("model.ckpt-1", archive.open)`) or in memory. The files are
+    `prefix` is the checkpoint's name without `.index`. `open_file` opens one of its files by name, so a checkpoint may
+    be in a folder (`from_path`), in a zip (`TensorBundle("model.ckpt-1", archive.open)`) or in memory. The files are
     closed after each use.
     """
 
@@ -124,13 +291,13 @@ class TensorBundle:
         self._entries: dict[str, _Entry] = {}
         where = f"{prefix}.index"
         with self._open(where) as file:
-            data = file.read(MAX_TABLE + 1)
-        if len(data) > MAX_TABLE:
-            raise damaged(where, f"a checkpoint index may have at most {MAX_TABLE} bytes", "more")
-        items = Table(where, data).items()
+            data = file.read(_MAX_TABLE + 1)
+        if len(data) > _MAX_TABLE:
+            raise _damaged(where, f"a checkpoint index may have at most {_MAX_TABLE} bytes", "more")
+        items = _Table(where, data).items()
         key, value = next(items, (None, b""))
         if key != b"":
-            raise damaged(where, "the first key must be the header's, which is empty", quoted(key or b"no key"))
+            raise _damaged(where, "the first key must be the header's, which is empty", _quoted(key or b"no key"))
         self._shards = self._parse_header(where, value)
         for key, value in items:
             # Keys that begin with a zero byte are the parts of partitioned tensors, listed under their own name too.
@@ -139,10 +306,10 @@ class TensorBundle:
             try:
                 name = key.decode()
             except UnicodeDecodeError:
-                raise damaged(where, "a tensor's name must be UTF-8", quoted(key)) from None
-            self._entries[name] = _parse_entry(f"{where}: tensor {quoted(name)}", value, self._shards)
+                raise _damaged(where, "a tensor's name must be UTF-8", _quoted(key)) from None
+            self._entries[name] = _parse_entry(f"{where}: tensor {_quoted(name)}", value, self._shards)
             if len(self._entries) > _MAX_TENSORS:
-                raise damaged(where, f"a checkpoint may hold at most {_MAX_TENSORS} tensors", "more")
+                raise _damaged(where, f"a checkpoint may have at most {_MAX_TENSORS} tensors", "more")
 
     @classmethod
     def from_path(cls, prefix: Path | str) -> Self:
@@ -152,9 +319,6 @@ class TensorBundle:
     def names(self) -> list[str]:
         """Return the tensors' names, sorted as in the file."""
         return list(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -168,7 +332,7 @@ class TensorBundle:
         code = self._entry(name).dtype
         if code not in _DTYPES:
             raise ElmoError(
-                f"{self.prefix}.index: tensor {quoted(name)} must be {_SUPPORTED}, got TensorFlow type {code} "
+                f"{self.prefix}.index: tensor {_quoted(name)} must be {_SUPPORTED}, got TensorFlow type {code} "
                 "(leave this tensor out, or convert it in TensorFlow)"
             )
         return np.dtype(_DTYPES[code])
@@ -178,20 +342,10 @@ class TensorBundle:
         with self._open_shard(self._entry(name).shard) as (where, file):
             return self._read_from(where, file, name)
 
-    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Yield each name with its tensor in the order of the data files, so that a zip is unpacked once."""
-        shards: dict[int, list[str]] = {}
-        for name in sorted(names, key=lambda name: self._entry(name).offset):
-            shards.setdefault(self._entry(name).shard, []).append(name)
-        for shard in sorted(shards):
-            with self._open_shard(shard) as (where, file):
-                for name in shards[shard]:
-                    yield name, self._read_from(where, file, name)
-
     def _parse_header(self, where: str, value: bytes) -> int:
         """Read a BundleHeaderProto (1 number of data files, 2 byte order); return the number of data files."""
         numbers = {1: 0, 2: 0}
-        for number, field in _fields(Cursor(where, value)):
+        for number, field in _fields(_Cursor(where, value)):
             if number in numbers:
                 numbers[number] = _number(where, field)
         if numbers[2] != 0:
@@ -200,13 +354,13 @@ class TensorBundle:
                 "(save the checkpoint again on a little-endian machine)"
             )
         if not 0 < numbers[1] < 100_000:
-            raise damaged(where, "a checkpoint must have 1 to 99999 data files", numbers[1])
+            raise _damaged(where, "a checkpoint must have 1 to 99999 data files", numbers[1])
         return numbers[1]
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
             raise ElmoError(
-                f"{self.prefix}.index: a tensor must be one of the {len(self)} in the checkpoint, got {quoted(name)} "
+                f"{self.prefix}.index: a tensor must be one of the {len(self)} in the checkpoint, got {_quoted(name)} "
                 "(names() lists them)"
             )
         return self._entries[name]
@@ -247,19 +401,19 @@ class TensorBundle:
         entry, dtype = self._entry(name), self.dtype(name)
         if entry.partitioned:
             raise ElmoError(
-                f"{self.prefix}.index: tensor {quoted(name)} must be stored in one piece, got a partitioned one "
+                f"{self.prefix}.index: tensor {_quoted(name)} must be stored in one piece, got a partitioned one "
                 "(save the checkpoint again without a partitioner)"
             )
-        where = f"{where}: tensor {quoted(name)}"
+        where = f"{where}: tensor {_quoted(name)}"
         if entry.dtype == _BFLOAT16:
             dtype = np.dtype("<u2")
         expected = math.prod(entry.shape) * dtype.itemsize
         if entry.size != expected:
-            raise damaged(where, f"shape {entry.shape} must take {expected} bytes", entry.size)
+            raise _damaged(where, f"shape {entry.shape} must take {expected} bytes", entry.size)
         available = self._shard_sizes[entry.shard]
         if entry.offset + entry.size > available:
             end = entry.offset + entry.size
-            raise damaged(where, f"bytes {entry.offset} to {end} must lie in the file", f"{available} bytes")
+            raise _damaged(where, f"bytes {entry.offset} to {end} must be in the file", f"{available} bytes")
         try:
             array: npt.NDArray[Any] = np.empty(entry.shape, dtype)
             self._fill(where, file, entry, array.reshape(-1).view(np.uint8))
@@ -281,9 +435,9 @@ class TensorBundle:
         while filled < raw.size:
             chunk = file.read(min(_CHUNK, raw.size - filled))
             if not chunk:
-                raise damaged(where, f"the data must have {raw.size} bytes", filled)
+                raise _damaged(where, f"the data must have {raw.size} bytes", filled)
             raw[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
             filled += len(chunk)
         actual = masked_crc32c(raw)
         if actual != entry.crc:
-            raise damaged(where, f"the checksum must be {entry.crc:#010x} as stored", f"{actual:#010x}")
+            raise _damaged(where, f"the checksum must be {entry.crc:#010x} as stored", f"{actual:#010x}")

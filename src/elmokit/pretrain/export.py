@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,8 @@ from torch import Tensor
 
 from elmokit import __version__
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.card import earlier_section, training_section
-from elmokit.formats.native import write_native
+from elmokit.formats.save import write_checkpoint
 from elmokit.pretrain.start import Start
 
 
@@ -24,10 +24,11 @@ def export(
     checkpoint = start.checkpoint(str(folder), weights)
     checkpoint.notes = training_section(facts) + earlier_section(start.notes)
     checkpoint.text = dict(text)
-    write_native(checkpoint, folder)
+    write_checkpoint(checkpoint, folder)
     told = [f"model: {folder} (Elmo.load opens it)"]
     try:
-        write_bilm(checkpoint, folder / "bilm")
+        # Without `text`, which the folder above has: no warning that this format cannot store it.
+        write_checkpoint(replace(checkpoint, text={}), folder / "bilm", "bilm")
         told.append(f"for older systems: {folder / 'bilm'}")
     except ElmoError as error:
         told.append(f"no bilm files: {error}")

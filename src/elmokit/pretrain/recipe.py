@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.options import read_options
+from elmokit.formats.bilm_options import read_options
 
 Preset = Literal["tiny", "small", "medium", "original"]
 RecipeName = Literal["modern", "paper"]

@@ -11,7 +11,7 @@ from typing import Any
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import write_text
-from elmokit.formats.bilm import read_vocabulary
+from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.source import FolderSource
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.run_files import VERSION, RunFolder

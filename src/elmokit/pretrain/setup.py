@@ -16,7 +16,6 @@ from elmokit.corpus.showing import preparing
 from elmokit.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.word_vectors import align
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.initial import start_from_frequencies
 from elmokit.pretrain.loop import Data
@@ -27,6 +26,7 @@ from elmokit.pretrain.start import Start, new_start, start_from
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.updates import choose_precision, choose_sampled
 from elmokit.pretrain.windows import Sentences
+from elmokit.text.word_vectors import align
 
 Say = Callable[[str], None]
 _MOST_HELD_OUT = 10_000

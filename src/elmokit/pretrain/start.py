@@ -11,6 +11,7 @@ from torch import Tensor
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
 from elmokit.pretrain.initial import initialise
@@ -47,7 +48,7 @@ class Start:
         if self.network.tied:
             head["weight"] = bilm["token_encoder.words.weight"][1:]
         return Checkpoint(
-            self.config, bilm, kind="elmokit", where=where, vocab=self.vocab, symbols=self.symbols, head=head
+            self.config, bilm, kind=DEFAULT_FORMAT, where=where, vocab=self.vocab, symbols=self.symbols, head=head
         )
 
 

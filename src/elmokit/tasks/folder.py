@@ -22,7 +22,7 @@ from torch import Tensor
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import making, replacing, write_text
-from elmokit.formats.native import write_native
+from elmokit.formats.save import write_checkpoint
 from elmokit.placement import choose_device
 from elmokit.tasks.answers import Answers
 from elmokit.tasks.model import TaskModel
@@ -52,7 +52,7 @@ def write_model(model: TaskModel, folder: Path) -> None:
     if model.elmo is not None:
         checkpoint = model.elmo.checkpoint()
         compact = {name: _halved(value) for name, value in checkpoint.weights.items()}
-        write_native(replace(checkpoint, weights=compact, head={}, optimizer={}), folder / "elmo")
+        write_checkpoint(replace(checkpoint, weights=compact, head={}, optimizer={}), folder / "elmo")
     facts = {
         "format": FORMAT,
         "version": VERSION,

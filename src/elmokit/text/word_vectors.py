@@ -1,8 +1,8 @@
-"""Static word vectors for a model that reads words: aligned to its vocabulary by word, with what was found."""
+"""Static word vectors for a model with a word table: aligned to its vocabulary by word, with a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.formats.vector_file import Format, Row, VectorFile
+from elmokit.text.vector_file import Floats, VectorFile, VectorFormat
 from elmokit.text.vocab import Vocabulary
 
-# What other systems call `<S>`, `</S>` and `<UNK>`; the first that the file has is taken.
+# What other systems call `<S>`, `</S>` and `<UNK>`; the first one in the file is used.
 _OTHER_NAMES = (
     ("<S>", "<s>", "<bos>", "<BOS>", "[BOS]"),
     ("</S>", "</s>", "<eos>", "<EOS>", "[EOS]"),
@@ -24,56 +24,29 @@ _NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
-class WordVectors:
-    """The vectors of the words that were asked for, in file order."""
-
-    size: int
-    """Numbers in a vector."""
-    format: Format
-    """What the file is."""
-    n_words_in_file: int
-    """Words in the whole file, wanted or not."""
-    n_unreadable: int
-    """Words of the file that are not UTF-8 and so are nobody's."""
-    rows: dict[str, Row]
-    """float32 [size] by word."""
-
-
-def read_word_vectors(path: Path, wanted: Callable[[str], bool] | Container[str]) -> WordVectors:
-    """The vectors of the wanted words; memory grows with these alone, not with the file.
-
-    >>> read_word_vectors(Path("glove.6B.100d.txt"), {"bank", "river"}).rows["bank"].shape  # doctest: +SKIP
-    (100,)
-    """
-    with VectorFile(path) as file:
-        rows = dict(file.rows(wanted))
-        return WordVectors(file.size, file.format, file.n_words, file.n_unreadable, rows)
-
-
-@dataclass(frozen=True)
 class Alignment:
     """Word vectors in the order of a vocabulary. Coverage counts words, not `<S>`, `</S>` and `<UNK>`."""
 
-    matrix: Row
-    """float32 [V, size]; zeros where the file has nothing for the word."""
+    matrix: Floats
+    """float32 [V, size]; zeros for words that are not in the file."""
     found: NDArray[np.bool_]
     """[V]: which rows come from the file."""
-    format: Format
-    """What the file is."""
+    format: VectorFormat
+    """The format of the file."""
     n_words_in_file: int
     """Words in the whole file."""
     n_unreadable: int
     """Words of the file that are not UTF-8."""
     n_words: int
-    """Words of the vocabulary, the three specials aside."""
+    """Words of the vocabulary, without the three specials."""
     n_found: int
-    """Those of them that have a row, in whatever case it was found."""
+    """Those of them that have a row, in their own case or another."""
     n_other_case: int
-    """Those of n_found that only a word in another case had a row for."""
+    """Those of n_found whose row comes from the word in another case."""
     specials: dict[str, str]
     """The specials that have a row, and the name under which the file has it."""
     token_coverage: float | None
-    """The share of the text's words that have a row; None where no counts were given."""
+    """The share of the text's words that have a row; None without counts."""
     missing: tuple[str, ...]
     """The first few words of the vocabulary without a row, the most frequent ones."""
 
@@ -83,7 +56,7 @@ class Alignment:
         return self.n_found / self.n_words
 
     def report(self) -> str:
-        """What was found, in a sentence for people."""
+        """One sentence that says how many words were found."""
         shares = _percent(self.coverage) + " of the words"
         if self.token_coverage is not None:
             shares += f", {_percent(self.token_coverage)} of the text"
@@ -110,9 +83,9 @@ def align(
 ) -> Alignment:
     """The file's vectors as rows [V, size] of the vocabulary's words.
 
-    A special under another usual name (`<unk>` for `<UNK>`) counts as found. With fallback_case a word that the file
-    lacks takes the vector of its lower-cased, capitalised or upper-cased form, the first of these that there is.
-    counts [V] are the words' numbers of occurrences; size_option is what an error about the size tells to change.
+    A special under another usual name (`<unk>` for `<UNK>`) counts as found. With `fallback_case` a word that is not in
+    the file takes the vector of its lower-cased, capitalised or upper-cased form, the first of these in the file.
+    `counts` [V] are the words' numbers of occurrences; `size_option` is the option that an error about the size names.
     """
     if counts is not None and len(counts) != len(vocab):
         raise ElmoError(f"counts must be one for each of the {len(vocab):,} words, got {len(counts):,}")
@@ -152,7 +125,7 @@ def _summed_up(
     vocab: Vocabulary,
     path: Path,
     file: VectorFile,
-    matrix: Row,
+    matrix: Floats,
     nearest: NDArray[np.int8],
     counts: Sequence[int] | None,
 ) -> Alignment:

@@ -1,4 +1,4 @@
-"""options.json of bilm-tf, AllenNLP and NLPL ↔ ElmoConfig."""
+"""The text files of bilm-tf, AllenNLP and NLPL models: options.json ↔ ElmoConfig, and vocab.txt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
+from elmokit.formats.source import Source, read_text
+from elmokit.text.vocab import Vocabulary
 
 _KINDS: dict[type, str] = {int: "a whole number", str: "a word", list: "a list", Mapping: "an object with named values"}
 
@@ -23,7 +25,7 @@ def _get(options: Mapping[str, Any], key: str, kind: type, where: str) -> Any:  
 
 
 def read_clip(lstm: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - checked by LstmConfig
-    """A bound, or None where there is none: the older systems also say so with 0."""
+    """A bound, or None for no bound, which the older systems also write as 0."""
     return None if lstm.get(key) in (None, 0) else lstm[key]
 
 
@@ -33,7 +35,7 @@ def read_options(
     """The configuration that options.json describes.
 
     `bidirectional`, `n_words` (rows of `embedding` in a token model) and `projections` (of a token, of a cell, even
-    where they change no size) are what the weights say, since options.json does not.
+    where they change no size) come from the weights, since options.json does not state them.
     """
     lstm = _get(options, "lstm", Mapping, where)
     cell, output = _get(options, "lstm.dim", int, where), _get(options, "lstm.projection_dim", int, where)
@@ -78,7 +80,7 @@ def _read_characters(options: Mapping[str, Any], where: str) -> CharacterConfig:
 
 
 def write_options(config: ElmoConfig) -> dict[str, Any]:
-    """options.json for inference with the older systems; keys that AllenNLP insists on are always there."""
+    """options.json for inference with the older systems, with all keys that AllenNLP requires."""
     lstm = config.lstm
     options: dict[str, Any] = {
         "lstm": {
@@ -105,3 +107,12 @@ def write_options(config: ElmoConfig) -> dict[str, Any]:
     if config.words is not None:
         options["n_tokens_vocab"] = config.words.n_words
     return options
+
+
+def read_vocabulary(source: Source, name: str) -> Vocabulary:
+    """The words of a vocab.txt."""
+    text = read_text(source, name)
+    try:
+        return Vocabulary.from_text(text)
+    except ElmoError as error:
+        raise ElmoError(f"{source.describe(name)}: {error}") from error

@@ -8,6 +8,8 @@ import os
 import threading
 import tracemalloc
 import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
-from elmokit.formats.vector_file import VectorFile
-from elmokit.formats.word_vectors import align, read_word_vectors
+from elmokit.text.vector_file import VectorFile
 from elmokit.text.vocab import Vocabulary
+from elmokit.text.word_vectors import align
+
+
+def read_word_vectors(path: Path, wanted) -> SimpleNamespace:
+    with VectorFile(path) as file:
+        rows = dict(file.rows(wanted))
+    return SimpleNamespace(
+        rows=rows, size=file.size, format=file.format, n_words=file.n_words, n_unreadable=file.n_unreadable
+    )
+
 
 VECTORS = {
     "the": [0.25, -1.5, 3.0],
@@ -92,7 +103,7 @@ def same(rows, vectors):
 def test_every_format_in_every_packing(tmp_path, writer, kind, packing):
     path = saved(tmp_path, PACKERS[packing](WRITERS[writer](VECTORS)))
     vectors = read_word_vectors(path, lambda word: True)
-    assert (vectors.format, vectors.size, vectors.n_words_in_file, vectors.n_unreadable) == (kind, 3, 7, 0)
+    assert (vectors.format, vectors.size, vectors.n_words, vectors.n_unreadable) == (kind, 3, 7, 0)
     same(vectors.rows, VECTORS)
 
 
@@ -100,7 +111,7 @@ def test_every_format_in_every_packing(tmp_path, writer, kind, packing):
 def test_only_wanted_words_are_kept(tmp_path, writer):
     vectors = read_word_vectors(saved(tmp_path, WRITERS[writer](VECTORS)), {"银行", "the", "absent"})
     same(vectors.rows, {word: VECTORS[word] for word in ("the", "银行")})
-    assert vectors.n_words_in_file == 7
+    assert vectors.n_words == 7
 
 
 @pytest.mark.parametrize("writer", [glove, text, text_of_word2vec])
@@ -143,7 +154,7 @@ def test_of_equal_words_the_first_counts(tmp_path, data):
 
 def test_words_that_are_not_utf8_are_counted(tmp_path):
     vectors = read_word_vectors(saved(tmp_path, b"caf\xe9 1 2\nthe 3 4\n"), lambda word: True)
-    assert (list(vectors.rows), vectors.n_words_in_file, vectors.n_unreadable) == (["the"], 2, 1)
+    assert (list(vectors.rows), vectors.n_words, vectors.n_unreadable) == (["the"], 2, 1)
 
 
 @given(
@@ -212,7 +223,7 @@ def test_a_pipe_that_delivers_in_pieces(tmp_path):
 
 
 DAMAGED = {
-    "empty": (b"", "any.name holds no word vectors, it is empty: get it again"),
+    "empty": (b"", "any.name contains no word vectors, it is empty: get it again"),
     "blank": (b"\n \n", "it is empty"),
     "prose": (b"The bank raised rates .\nIt rained .\n", "is no file of word vectors"),
     "one number": (b"12\n", "is no file of word vectors"),
@@ -224,18 +235,18 @@ DAMAGED = {
     "joined lines": (glove({f"w{n}": [float(n)] * 30 for n in range(20)}).replace(b"\nw7", b"w7"), "line 7 is damaged"),
     "a word among the numbers": (b"a 1 2 3\nb 1 x 3\n", "line 2 is damaged"),
     "decimal commas": (b"a 1 2 3\nb 1 2 0,5\n", "line 2 is damaged"),
-    "nan": (b"a 1 2 3\nb 1 nan 3\n", "line 2: the vector of 'b' holds a value that is not a finite number"),
+    "nan": (b"a 1 2 3\nb 1 nan 3\n", "line 2: the vector of 'b' has a value that is not a finite number"),
     "infinite": (b"a 1 2 3\nb 1 -inf 3\n", "not a finite number"),
     "beyond float32": (b"a 1 2 3\nb 1 2 1e60\n", "not a finite number"),
-    "nan in binary": (binary({"a": [1, 2], "b": [3, float("nan")]}), "word 2: the vector of 'b' holds"),
-    "too few lines": (b"3 2\na 1 2\nb 3 4\n", "promises 3 words and it holds 2: get it again"),
-    "too few records": (binary(VECTORS).replace(b"7 3", b"9 3"), "promises 9 words and it holds 7"),
+    "nan in binary": (binary({"a": [1, 2], "b": [3, float("nan")]}), "word 2: the vector of 'b' has"),
+    "too few lines": (b"3 2\na 1 2\nb 3 4\n", "announces 3 words and it has 2: get it again"),
+    "too few records": (binary(VECTORS).replace(b"7 3", b"9 3"), "announces 9 words and it has 7"),
     "cut in a vector": (binary(VECTORS, line_ends=False)[:-1], "cut short or damaged at word 7 of 7"),
     "cut in a word": (binary(VECTORS, line_ends=False)[:-14], "cut short or damaged at word 7 of 7"),
     "another width": (binary(VECTORS).replace(b"7 3", b"7 2"), "cut short or damaged at word"),
     "packed and cut": (gzip.compress(glove(VECTORS))[:-12], "cannot be read"),
     "packed and flipped": (gzip.compress(glove(VECTORS) * 100)[:-9] + b"x" * 9, "cannot be read"),
-    "zip of two": (None, "must hold one file of word vectors, got 2: unpack it"),
+    "zip of two": (None, "must contain one file of word vectors, got 2: unpack it"),
     "broken zip": (b"PK\x03\x04 nothing", "cannot be read"),
     "fastText .bin": (b"\xba\x16\x4f\x2f\x0c\0\0\0", "a fastText .bin model in .*: give the .vec"),
     "pickle": (b"\x80\x04\x95", "save_word2vec_format"),

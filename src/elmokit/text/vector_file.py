@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 from elmokit.text.packed import BOM, DAMAGE, open_packed
 
-Format = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
-Row = NDArray[np.float32]
+VectorFormat = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
+Floats = NDArray[np.float32]
 
 _PEEK = 1 << 20
 _BLOCK = 1 << 22
@@ -58,7 +58,7 @@ class VectorFile:
         self._open = ExitStack()
         try:
             self._file = self._unpacked()
-            self.format, self.size, self._promised = self._detect()
+            self.format, self.size, self._announced = self._detect()
         except _DAMAGED as error:
             self._open.close()
             raise _unreadable(path, error) from error
@@ -66,7 +66,7 @@ class VectorFile:
             self._open.close()
             raise
 
-    def rows(self, wanted: Callable[[str], bool] | Container[str]) -> Iterator[tuple[str, Row]]:
+    def rows(self, wanted: Callable[[str], bool] | Container[str]) -> Iterator[tuple[str, Floats]]:
         """Each wanted word with its vector [size], in file order and once."""
         want = wanted if callable(wanted) else wanted.__contains__
         binary = self.format == "word2vec binary"
@@ -87,22 +87,22 @@ class VectorFile:
                 row = row_of(number, data, at)
                 if not np.isfinite(row).all():
                     raise ElmoError(
-                        f"{self.path}, {'word' if binary else 'line'} {number:,}: the vector of {word!r} holds a value "
+                        f"{self.path}, {'word' if binary else 'line'} {number:,}: the vector of {word!r} has a value "
                         "that is not a finite number: remove the word, or get the file again"
                     )
                 done.add(word)
                 yield word, row
         except _DAMAGED as error:
             raise _unreadable(self.path, error) from error
-        if self._promised is not None and self.n_words < self._promised:
+        if self._announced is not None and self.n_words < self._announced:
             raise ElmoError(
-                f"{self.path} is cut short: its first line promises {self._promised:,} words and it holds "
+                f"{self.path} is cut short: its first line announces {self._announced:,} words and it has "
                 f"{self.n_words:,}: get it again, or correct that line"
             )
 
     def _unpacked(self) -> io.BufferedReader:
         packed: Any = self._only_member() if _is_zip(self.path) else open_packed(self.path, self._open)
-        # A buffer over a buffer fills itself to the brim, so that peek shows a whole MiB even of a pipe.
+        # A buffer over a buffer is filled completely, so that peek shows a whole MiB even of a pipe.
         return self._open.enter_context(io.BufferedReader(packed, _PEEK))
 
     def _only_member(self) -> IO[bytes]:
@@ -110,11 +110,11 @@ class VectorFile:
         members = [info for info in archive.infolist() if not info.is_dir()]
         if len(members) != 1:
             raise ElmoError(
-                f"{self.path} must hold one file of word vectors, got {len(members)}: unpack it and name one of them"
+                f"{self.path} must contain one file of word vectors, got {len(members)}: unpack it and name one of them"
             )
         return self._open.enter_context(archive.open(members[0]))
 
-    def _detect(self) -> tuple[Format, int, int | None]:
+    def _detect(self) -> tuple[VectorFormat, int, int | None]:
         """The format, the size of a vector, and the number of words where the file states it."""
         head = self._file.peek()
         for start, kind, remedy in _REFUSED:
@@ -124,12 +124,12 @@ class VectorFile:
                 )
         head = head.removeprefix(BOM)
         if not head.strip():
-            raise ElmoError(f"{self.path} holds no word vectors, it is empty: get it again")
+            raise ElmoError(f"{self.path} contains no word vectors, it is empty: get it again")
         if header := _HEADER.match(head):
             n_words, size = int(header[1]), int(header[2])
             if not (n_words and 0 < size <= _MOST_NUMBERS):
                 raise ElmoError(
-                    f"{self.path}: the first line must promise words of 1 to {_MOST_NUMBERS} numbers, got "
+                    f"{self.path}: the first line must announce words of 1 to {_MOST_NUMBERS} numbers, got "
                     f"{n_words} words of {size}: it is no file of word vectors"
                 )
             if _is_binary(head[header.end() :], size):
@@ -152,7 +152,7 @@ class VectorFile:
         for number, line in enumerate(self._file, 1):
             if number == 1:
                 line = line.removeprefix(BOM)
-                if self._promised is not None:
+                if self._announced is not None:
                     continue
             line = line.rstrip()
             spaces = line.count(b" ")
@@ -161,7 +161,7 @@ class VectorFile:
                 spaces = line.count(b" ")
             if spaces == size:
                 end = line.find(b" ")
-            elif spaces > size:  # some stand within the word, or several in a row
+            elif spaces > size:  # some are within the word, or there are several in a row
                 word, *numbers = line.rsplit(None, size)
                 end = len(word)
                 # A word of so many pieces is two lines that ran together.
@@ -173,7 +173,7 @@ class VectorFile:
                 raise self._damaged_line(number)
             yield number, line[:end], line, end
 
-    def _text_row(self, number: int, line: bytes, at: int) -> Row:
+    def _text_row(self, number: int, line: bytes, at: int) -> Floats:
         try:
             numbers = [float(field) for field in line[at:].split()]
         except ValueError as error:
@@ -191,11 +191,11 @@ class VectorFile:
 
     def _binary_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
         """Each record's number, its word, a block of the file, and where in it the numbers begin."""
-        assert self._promised is not None
+        assert self._announced is not None
         self._file.readline()
         width = 4 * self.size
         block, start = b"", 0
-        for number in range(1, self._promised + 1):
+        for number in range(1, self._announced + 1):
             end = block.find(b" ", start)
             while end < 0 or end + 1 + width > len(block):
                 more = self._file.read(max(_BLOCK, width))
@@ -212,12 +212,12 @@ class VectorFile:
             yield number, word, block, end + 1
             start = end + 1 + width
 
-    def _binary_row(self, number: int, block: bytes, at: int) -> Row:
+    def _binary_row(self, number: int, block: bytes, at: int) -> Floats:
         return np.frombuffer(block, dtype="<f4", count=self.size, offset=at).astype(np.float32)
 
     def _damaged_record(self, number: int) -> ElmoError:
         return ElmoError(
-            f"{self.path} is cut short or damaged at word {number:,} of {self._promised:,}: each must be a word, a "
+            f"{self.path} is cut short or damaged at word {number:,} of {self._announced:,}: each must be a word, a "
             f"space and {self.size} float32 numbers: get the file again"
         )
 
@@ -242,7 +242,7 @@ def _is_binary(body: bytes, size: int) -> bool:
     # More than a vector, for a small one may happen to look like text.
     start = body[: max(4 * size, 1 << 12)]
     try:
-        getincrementaldecoder("utf-8")().decode(start)  # a character that the cut took apart is no matter
+        getincrementaldecoder("utf-8")().decode(start)  # the last character may be incomplete
     except UnicodeDecodeError:
         return True
     return _NOT_TEXT.search(start) is not None

@@ -1,0 +1,170 @@
+"""The registry of model formats: an ordered list of `Format`, asked one after the other what is at a path.
+
+Each format of this package is a module with a `FORMAT`, imported when it is first asked: a bundled model opens without
+h5py. `register_format` adds a format from outside the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elmokit.errors import ElmoError
+from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource
+
+if TYPE_CHECKING:  # neither this module nor the names of the formats wait for torch
+    from elmokit.formats.checkpoint import Checkpoint
+    from elmokit.text.vocab import Vocabulary
+
+DEFAULT_FORMAT = "elmokit"
+"""The format that is written unless another one is named."""
+_BUILT_IN = {
+    "elmokit": "native",
+    "manylangs": "manylangs",
+    "tensorflow": "tensorflow",  # before bilm: a training folder may also have weights.hdf5, which contains less
+    "bilm": "bilm",
+    "tokens": "token_embeddings",
+}
+"""The modules of our own formats by the formats' names, in the order in which they are asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """One way to store a model in files: how it is detected, read and written.
+
+    `detect(source, name)` returns the main file of a model of this format, or None. It looks at contents where it can.
+    `name` is None for a whole folder or zip. Otherwise it is the file that the user named, or a name without a file,
+    since some formats name a model by the common beginning of its files. An ElmoError says that the files are clearly
+    of this format and damaged.
+
+    `read(files)` returns the model; `write(checkpoint, target)` writes it, and is None for a format that is only read.
+    """
+
+    name: str
+    """What `Checkpoint.kind`, `elmo info`, `elmo convert --to` and `Elmo.save(format=)` call it."""
+    description: str
+    """Its place in the sentence "a model is …"; empty for files that are not a model on their own."""
+    detect: Callable[[Source, str | None], str | None]
+    read: Callable[[ModelFiles], Checkpoint]
+    write: Callable[[Checkpoint, Path], None] | None = None
+    files: Sequence[str] = ()
+    """The names of its files, as patterns; these are fetched from the Hub."""
+    suffixes: Sequence[str] = ()
+    """What the target of `write` may end in, for a format that is one file; empty for a folder."""
+    takes_options: bool = False
+    """Whether it has an options file that the user may name with `options`."""
+    dtypes: Sequence[str] = ("float32",)
+    """The dtypes that `write` can store."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFiles:
+    """A model on disk whose format is known, and how the user wants it read."""
+
+    format: Format
+    source: Source
+    main: str
+    """What `Format.detect` returned: the file to open first, or the common beginning of the files' names."""
+    options: tuple[Source, str] | None = None
+    """The options file, if the user named one."""
+    vocab: Vocabulary | None = None
+    """The vocabulary, if the user gave one; it replaces the one beside the weights."""
+    int8: bool = False
+    """Whether the matrices are wanted in int8; a reader that quantises them one by one saves memory."""
+
+    @property
+    def where(self) -> str:
+        """How a message names the model."""
+        return self.source.describe(self.main)
+
+
+_registered: dict[str, Format | None] = dict.fromkeys(_BUILT_IN)  # None: its module is not imported yet
+
+
+def register_format(format: Format, *, before: str | None = None) -> None:
+    """Add a format, asked after all others or right before the one named `before`."""
+    if format.name in _registered:
+        raise ElmoError(f"a format named {format.name} is registered: unregister_format({format.name!r}) removes it")
+    if before is not None:
+        _check_name(before)
+    order = list(_registered)
+    later = {name: _registered.pop(name) for name in (order[order.index(before) :] if before is not None else ())}
+    _registered[format.name] = format
+    _registered.update(later)
+
+
+def unregister_format(name: str) -> None:
+    """Remove a format from the registry."""
+    _check_name(name)
+    del _registered[name]
+
+
+def formats() -> Iterator[Format]:
+    """All formats in the order in which they are asked, each imported when its turn comes."""
+    for name in list(_registered):
+        yield format_named(name)
+
+
+def format_named(name: str) -> Format:
+    """The format of this name."""
+    _check_name(name)
+    found = _registered[name]
+    if found is None:
+        found = import_module(f"elmokit.formats.{_BUILT_IN[name]}").FORMAT
+        assert isinstance(found, Format)
+        _registered[name] = found
+    return found
+
+
+def find(path: Path) -> ModelFiles | None:
+    """The model at a path, which is a folder, a zip or any one file of a model; None if no format knows it."""
+    if path.is_dir():
+        return _ask(FolderSource(path), None)
+    if path.exists() and not path.is_file():
+        return None  # a pipe or a device: opening it could wait forever
+    folder = FolderSource(path.parent)
+    if not path.is_file():
+        return _ask(folder, path.name) if path.parent.is_dir() else None
+    found = _ask(folder, path.name)
+    if found is not None:
+        return found
+    if is_zip(path):  # asked last: the pickles of ELMoForManyLangs are zips too
+        return _ask(ZipSource(path), None)
+    if first_bytes(folder, path.name).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        # A JSON file stands for the model beside it, and is its options file if the format has one.
+        found = _ask(folder, None)
+        if found is not None and found.format.takes_options:
+            return replace(found, options=(folder, path.name))
+    return found
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a file is a zip, by its contents or else by its name."""
+    return first_bytes(FolderSource(path.parent), path.name).startswith(ZIP_MAGIC) or path.suffix.lower() == ".zip"
+
+
+def first_bytes(source: Source, name: str) -> bytes:
+    """The first 64 bytes of a file, by which many formats are known."""
+    with source.open(name) as file:
+        return file.read(64)
+
+
+def either(words: Sequence[str]) -> str:
+    """Words for a sentence: "a, b or c"."""
+    return " or ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
+
+
+def _ask(source: Source, name: str | None) -> ModelFiles | None:
+    for format in formats():
+        main = format.detect(source, name)
+        if main is not None:
+            return ModelFiles(format, source, main)
+    return None
+
+
+def _check_name(name: str) -> None:
+    if name not in _registered:
+        raise ElmoError(f"a format is {either(list(_registered))}, got {name!r}")
