@@ -205,3 +205,15 @@ def test_too_few_workers():
 def test_small_pieces_travel_together():
     chunks = list(chunks_of(chunk(number)[0] for number in range(600)))
     assert [len(each) for each in chunks] == [256, 256, 88]
+
+
+def test_jieba_gives_the_same_in_workers_and_in_this_process(tmp_path):
+    pytest.importorskip("jieba", reason="jieba is an extra")
+    path = tmp_path / "text.txt"
+    text = "小明硕士毕业于中国科学院计算所，后在日本京都大学深造！李小福是创新办主任 iPhone 3.5%。"
+    path.write_text("".join(f"{text[start:]}{text[:start]}\n" for start in range(len(text))), encoding="utf-8")
+    contents = {
+        prepare([str(path)], segment="jieba", split="line", folder=tmp_path / str(count), workers=count).content
+        for count in (1, 2)
+    }
+    assert len(contents) == 1

@@ -16,8 +16,9 @@ from elmokit.corpus import reading
 from elmokit.corpus.files import find_inputs
 from elmokit.corpus.reading import read_pieces
 from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import Reading, read_sentences, sentences_of, tokeniser
+from elmokit.corpus.sentences import Reading, read_sentences, sentences_of
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.text.tokens import word_splitter
 
 HAS_ZSTD = sys.version_info >= (3, 14) or find_spec("zstandard") is not None
 
@@ -157,7 +158,7 @@ def parts(path, size, how):
     """All sentences and the report of a file that is read in pieces of a size."""
     tally = Tally()
     pieces = read_pieces(find_inputs([str(path)], tally), paragraphs=how.paragraphs, size=size)
-    tokenise = tokeniser(how.segment)
+    tokenise = word_splitter(how.segment)
     sentences = [tokens for piece in pieces for tokens in sentences_of(piece, how, tokenise, tally)]
     return sentences, tally.report()
 

@@ -14,7 +14,7 @@ from elmokit.corpus.encoding import Encoded
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.report import Tally
 from elmokit.output.strings import counted
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.tokens import SegmenterName, word_splitter
 
 
 def write_text(
@@ -56,7 +56,7 @@ def in_pieces(word: str, segment: str | None) -> str | None:
     >>> in_pieces("银行", "chars")
     'as the text is read (--segment chars) it is 2 tokens, 银 行: ask for one of them'
     """
-    pieces = words(segmenter(cast(SegmenterName, segment or "none"))(word))
+    pieces = word_splitter(cast(SegmenterName, segment or "none"))(word)
     if len(pieces) < 2:
         return None
     read = f"as the text is read (--segment {segment or 'none'})"

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from elmokit.corpus.reading import PIECE_BYTES, Piece
 from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import Reading, sentences_of, tokeniser
+from elmokit.corpus.sentences import Reading, sentences_of
+from elmokit.text.tokens import word_splitter
 
 _MOST_PIECES = 256
 
@@ -51,7 +52,7 @@ class Encoder:
 
     def __init__(self, how: Reading) -> None:
         self._how = how
-        self._tokenise = tokeniser(how.segment)
+        self._tokenise = word_splitter(how.segment)
 
     def __call__(self, pieces: Sequence[Piece]) -> Encoded:
         """The sentences of some pieces."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -10,10 +10,9 @@ from elmokit.corpus import reading
 from elmokit.corpus.files import find_inputs
 from elmokit.corpus.reading import Piece, read_pieces, unit_size
 from elmokit.corpus.report import Tally
-from elmokit.corpus.splitting import split_sentences
 from elmokit.errors import ElmoError
-from elmokit.text.english import english_spans
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.splitting import split_sentences
+from elmokit.text.tokens import SegmenterName, WordSplitter, segmenter, word_splitter
 
 SplitMode = Literal["none", "line", "paragraph"]
 """A line is a sentence; a line is a paragraph to split; paragraphs to split stand between blank lines."""
@@ -68,22 +67,12 @@ def read_sentences(
 
 
 def _sentences(pieces: Iterator[Piece], how: Reading, tally: Tally) -> Iterator[list[str]]:
-    tokenise = tokeniser(how.segment)
+    tokenise = word_splitter(how.segment)
     for piece in pieces:
         yield from sentences_of(piece, how, tokenise, tally)
 
 
-def tokeniser(segment: SegmenterName) -> Callable[[str], list[str]]:
-    """Text in, the texts of its tokens out, without the objects of `segmenter` where they only cost time."""
-    if segment == "none":
-        return str.split
-    if segment == "english":
-        return lambda text: [text[start:end] for start, end in english_spans(text)]
-    named = segmenter(segment)
-    return lambda text: words(named(text))
-
-
-def sentences_of(piece: Piece, how: Reading, tokenise: Callable[[str], list[str]], tally: Tally) -> Iterator[list[str]]:
+def sentences_of(piece: Piece, how: Reading, tokenise: WordSplitter, tally: Tally) -> Iterator[list[str]]:
     """The sentences of one piece; what they are and what was skipped is counted."""
     tally.bytes += len(piece.data) + piece.dropped_bytes
     tally.lines += piece.data.count(b"\n") + (not piece.data.endswith(b"\n") and bool(piece.data)) + piece.dropped_lines

@@ -20,10 +20,10 @@ from queue import SimpleQueue
 from typing import IO
 
 from elmokit.corpus.encoding import Encoded, Encoder
-from elmokit.corpus.quick_jieba import quicken
 from elmokit.corpus.reading import Piece
 from elmokit.corpus.sentences import Reading
 from elmokit.errors import ElmoError
+from elmokit.text.fast_jieba import speed_up_jieba
 
 _WAITING_CHUNKS = 2  # for each worker: one in work, one ready
 
@@ -157,7 +157,7 @@ def serve() -> None:
 
 def _encoder(how: Reading) -> Encoder:
     if how.segment == "jieba":
-        quicken()
+        speed_up_jieba()
     return Encoder(how)
 
 
