@@ -24,7 +24,7 @@ from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.showing import preparing
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.text.tokens import SegmenterName
 from elmokit.unknown_tokens import UnknownTokens
 

@@ -13,7 +13,7 @@ from elmokit.corpus.building import CorpusBuilder
 from elmokit.corpus.encoding import Encoded
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.report import Tally
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.text.tokens import SegmenterName, word_splitter
 
 

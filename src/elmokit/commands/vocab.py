@@ -12,7 +12,7 @@ from elmokit.corpus.prepare import prepare
 from elmokit.corpus.showing import preparing
 from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 
 @dataclass(frozen=True)

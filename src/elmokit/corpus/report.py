@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 # What a person reads for one and for many; {limit} is a setting of the run.
 _SKIPPED = {

@@ -15,7 +15,7 @@ from elmokit.cache import cache_folder
 from elmokit.corpus.building import VERSION
 from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, is_prepared, listed
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 NAMES = "[0-9a-f]" * 32
 """A pattern for the names, which nothing else in the folder has."""

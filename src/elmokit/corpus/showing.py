@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from elmokit.corpus.prepare import Progress
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 
