@@ -303,7 +303,7 @@ def test_from_sentences(tmp_path):
     empty = PreparedCorpus.from_sentences([], tmp_path / "empty")
     assert (empty.n_sentences, empty.n_tokens, empty.n_types) == (0, 0, 3)
     assert sentences(empty) == []
-    with pytest.raises(ElmoError, match="UTF-8 can hold"):
+    with pytest.raises(ElmoError, match="UTF-8 can encode"):
         PreparedCorpus.from_sentences([["\ud800"]], tmp_path / "surrogate")
     assert not (tmp_path / "surrogate").exists()
 

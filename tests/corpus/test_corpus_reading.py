@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from elmokit.corpus import reading
 from elmokit.corpus.files import find_inputs
-from elmokit.corpus.reading import read_pieces
+from elmokit.corpus.reading import ReadingOptions, read_pieces, read_sentences, sentences_of
 from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import Reading, read_sentences, sentences_of
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text.tokens import word_splitter
 
@@ -169,8 +168,8 @@ def test_pieces_of_any_size_give_the_same(tmp_path_factory, data, split, size, l
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "LARGEST_UNIT", largest)
-        whole = parts(path, 1 << 20, Reading(split=split))
-        assert parts(path, size, Reading(split=split)) == whole
+        whole = parts(path, 1 << 20, ReadingOptions(split=split))
+        assert parts(path, size, ReadingOptions(split=split)) == whole
     assert whole[1].n_lines == data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
     assert whole[1].bytes == len(data)
 
