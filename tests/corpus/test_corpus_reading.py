@@ -9,7 +9,7 @@ import tracemalloc
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import reading
@@ -162,6 +162,11 @@ def parts(path, size, how):
     return sentences, tally.report()
 
 
+@example(b"aaaaaaa\na", "paragraph", 1, 3)  # a piece ends where a line of a paragraph that is too large ends
+@example(b"aaaa\n   \na", "paragraph", 1, 3)
+@example(b"aaaa\n   ", "paragraph", 1, 3)
+@example(b"aaaa\naaa", "paragraph", 1, 3)
+@settings(max_examples=300)
 @given(text_files, st.sampled_from(["none", "line", "paragraph"]), st.integers(1, 9), st.sampled_from([3, 5, 1 << 24]))
 def test_pieces_of_any_size_give_the_same(tmp_path_factory, data, split, size, largest):
     path = tmp_path_factory.getbasetemp() / "pieces.txt"

@@ -109,32 +109,33 @@ def _pieces_of(source: Input, paragraphs: bool, size: int, on_bytes: Callable[[i
         data = carry + block
         if dropped is not None:
             end = _first_end(data, paragraphs)
-            # Before the end is found, the last line is incomplete and may be the blank line that ends the paragraph.
-            cut = end or (data.rfind(b"\n") + 1 if paragraphs and len(data) < LARGEST_UNIT else len(data))
-            dropped = dropped[0], dropped[1] + cut
-            line += data.count(b"\n", 0, cut)
-            data = data[cut:]
+            line += data.count(b"\n", 0, end or len(data))
             if not end:
-                carry = data
+                carry = _last_line_stub(data)
+                dropped = dropped[0], dropped[1] + len(data) - len(carry)
                 continue
-            yield Piece(name, dropped[0], b"", line - dropped[0], dropped[1])
-            dropped = None
+            yield Piece(name, dropped[0], b"", line - dropped[0], dropped[1] + end)
+            data, dropped = data[end:], None
         end = _last_end(data, paragraphs)
         if end:
             yield Piece(name, line, data[:end])
             line += data.count(b"\n", 0, end)
         carry = data[end:]
         if len(carry) > LARGEST_UNIT and _unit_size(carry, paragraphs) > LARGEST_UNIT:
-            cut = carry.rfind(b"\n") + 1
-            cut = cut if paragraphs and cut else len(carry)
-            dropped = line, cut
-            line += carry.count(b"\n", 0, cut)
-            carry = carry[cut:]
+            unit, carry = carry, _last_line_stub(carry)
+            dropped = line, len(unit) - len(carry)
+            line += unit.count(b"\n")
     if dropped is not None:
         last = line + bool(carry)
         yield Piece(name, dropped[0], b"", max(last - dropped[0], 1), dropped[1] + len(carry))
     elif carry:
         yield Piece(name, line, carry)
+
+
+def _last_line_stub(data: bytes) -> bytes:
+    """One byte of the incomplete last line: enough to decide later whether it is the blank line after a paragraph."""
+    line = data[data.rfind(b"\n") + 1 :]
+    return line.strip()[:1] or line[:1]
 
 
 def _unit_size(unit: bytes, paragraphs: bool) -> int:
