@@ -235,7 +235,7 @@ def test_a_file_that_changes_while_it_is_read(source, cache):
 
 
 def test_standard_input_needs_a_folder():
-    with pytest.raises(ElmoError, match=r"standard input needs a folder .*--cache"):
+    with pytest.raises(ElmoError, match="standard input needs a folder"):
         prepare(["-"])
 
 

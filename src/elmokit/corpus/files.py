@@ -14,12 +14,11 @@ from pathlib import Path
 
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.text.packed import DAMAGE, open_packed
+from elmokit.text.packed import DAMAGE, PACKED_ENDINGS, open_packed
 
 STANDARD_INPUT = "-"
 DESCRIPTION = "corpus.json"
 """The file that marks the folder of a prepared corpus."""
-_PACKED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
 _SNIFFED = 8192
 _SHOWN = 40
 _ADVICE = "a corpus is files, folders, patterns in quotes, or - for standard input"
@@ -206,7 +205,7 @@ def _is_text(path: Path) -> bool:
         raise
     except (ElmoError, *DAMAGE):
         # Another kind of file is not text; a damaged packed file is added, since reading it reports the damage.
-        return path.name.endswith(_PACKED_ENDINGS)
+        return path.name.endswith(PACKED_ENDINGS)
     return not head.startswith(b"%PDF-") and not _is_binary(head)
 
 

@@ -71,7 +71,7 @@ def prepare(
     tally.files = len(inputs)
     fingerprint, origin = _fingerprint(inputs, settings), _origin(sources, settings)
     if folder is None and fingerprint is None:
-        raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder (option --cache)")
+        raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder")
     shared = (cache_folder() / "corpora" if folder is None else Path(folder)).expanduser().resolve()
     target = shared / (fingerprint or secrets.token_hex(16))
     if corpus := _open_complete(target, fingerprint):

@@ -9,9 +9,8 @@ from pathlib import Path
 from elmokit.corpus.lines import byte_lines
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import TaggedExample
-from elmokit.text.packed import open_packed
+from elmokit.text.packed import PACKED_ENDINGS, open_packed
 
-PACKINGS = (".gz", ".xz", ".bz2", ".zst")
 _SHOWN_CHARACTERS = 40
 
 
@@ -22,8 +21,8 @@ def suffix_of(path: str | Path) -> str:
     '.tsv'
     """
     name = Path(path).name.lower()
-    for packing in PACKINGS:
-        name = name.removesuffix(packing)
+    for ending in PACKED_ENDINGS:
+        name = name.removesuffix(ending)
     return Path(name).suffix
 
 
