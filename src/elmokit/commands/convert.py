@@ -47,8 +47,7 @@ def convert_model(
         write_native(checkpoint, target)
     elif to == "bilm":
         write_bilm(checkpoint, target)
-        if checkpoint.text.get("segment", "none") != "none":
-            segment = checkpoint.text["segment"]
+        if (segment := checkpoint.text.get("segment", "none")) not in ("none", "whitespace"):
             log.warning("the format bilm does not hold how text becomes tokens: use it with --segment %s", segment)
     else:
         if checkpoint.vocab is None:

@@ -12,7 +12,7 @@ from elmokit.corpus.reading import Piece, read_pieces, unit_size
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
 from elmokit.text.splitting import split_sentences
-from elmokit.text.tokens import SegmenterName, WordSplitter, segmenter, word_splitter
+from elmokit.text.tokens import SegmenterName, WordSplitter, name_in_files, word_splitter
 
 SplitMode = Literal["none", "line", "paragraph"]
 """A line is a sentence; a line is a paragraph to split; paragraphs to split stand between blank lines."""
@@ -30,7 +30,8 @@ class Reading:
     """Longer sentences are skipped."""
 
     def __post_init__(self) -> None:
-        segmenter(self.segment)("")  # a missing package has to show before anything is read
+        object.__setattr__(self, "segment", name_in_files(self.segment))
+        word_splitter(self.segment)("")  # a missing package has to show before anything is read
         if self.split not in get_args(SplitMode):
             raise ElmoError(f"split must be one of {', '.join(get_args(SplitMode))}, got {self.split!r}")
         if self.max_tokens < 1:
