@@ -27,8 +27,8 @@ from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.storing import guarding
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
 from elmokit.output.disk import FULL, replace_text
-from elmokit.output.strings import counted
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo

@@ -21,10 +21,10 @@ from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
 from elmokit.cache import cache_folder
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.showing import preparing
+from elmokit.corpus.report import progress_display
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 from elmokit.unknown_tokens import UnknownTokens
@@ -122,7 +122,7 @@ def _corpus(request: IndexRequest, elmo: Elmo, stack: ExitStack) -> PreparedCorp
     folder = None
     if "-" in request.corpus:  # nothing by which to find it again
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-index-"))) / "corpus"
-    with preparing("corpus") as on_progress:
+    with progress_display("corpus") as on_progress:
         return prepare(
             request.corpus,
             segment=policy_of(request, elmo).name_in_files,

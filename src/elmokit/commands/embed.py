@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError
-from elmokit.output import InputLines, check_output, embed_lines, read_lines, writer_for
+from elmokit.messages import counted
+from elmokit.output import check_output, embed_lines, writer_for
 from elmokit.output.spool import partial_folder
-from elmokit.output.strings import counted
 from elmokit.pooling import Pool
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, WordSplitter
@@ -158,7 +159,7 @@ def _lines(request: EmbedRequest) -> Iterator[Iterable[str]]:
     closed = request.input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
     if closed or (request.input is None and sys.stdin.isatty()):
         raise ElmoError("nothing to embed: give sentences as arguments, or --input FILE, or - for standard input")
-    with read_lines(request.input or "-") as lines:
+    with InputLines(request.input or "-") as lines:
         yield lines
 
 

@@ -21,7 +21,7 @@ from elmokit.analyse.probes.wsd import WsdResult, probe_wsd
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import write_text
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.tasks.reading.columns import read_tagged
 
 _LOG_EVERY = 5_000

@@ -15,7 +15,7 @@ from elmokit.analyse.showing import in_context, terminal_width
 from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import check_making, making
 from elmokit.formats.bundled import DEFAULT
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.placement import choose_device
 from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample
 from elmokit.tasks.folder import LAST, load, write_model

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
 from elmokit.output import lock
 from elmokit.output.disk import OffsetFile, explained, replace_text
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
-from elmokit.output.strings import counted
 
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
