@@ -11,7 +11,6 @@ from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, FOLDER, bundled_models
 from elmokit.output import read_vectors
-from elmokit.text.sentences import splitter_of
 
 # Two senses of a word, two sentences each. Words that do come apart, chosen as such: they keep the models from getting
 # worse and say nothing of how often it is so, which benchmarks/quality/two_senses.py does.
@@ -114,10 +113,6 @@ def test_a_chinese_string_is_read_by_character_everywhere(chinese, tmp_path):
     np.testing.assert_array_equal(vectors, found)
 
 
-def test_an_english_string_is_split_at_white_space(english):
-    assert len(english.encode("The bank's rates.")[0]) == 3
-
-
 def test_what_the_chinese_model_does_not_know_is_said(capsys):
     assert run("embed", "龘是一个字", "--model", "zh", "--device", "cpu") == 0
     told = capsys.readouterr().err
@@ -130,8 +125,7 @@ def test_what_the_chinese_model_does_not_know_is_said(capsys):
 def test_senses_come_apart_in_context_and_not_before(english, chinese, word):
     elmo, senses = (english, SENSES) if word in SENSES else (chinese, CHINESE_SENSES)
     sentences = [sentence for sense in senses[word] for sentence in sense]
-    split = splitter_of(elmo.text["segment"])
-    places = [split(sentence).index(word) for sentence in sentences]
+    places = [[token.text for token in elmo.tokenize(sentence)].index(word) for sentence in sentences]
 
     def cosines(layer):
         vectors = np.stack([v[at] for v, at in zip(elmo.encode(sentences, layer=layer), places, strict=True)])

@@ -175,7 +175,7 @@ def test_segmentation(make_elmo):
     elmo = make_elmo()
     english = ElmoVectorizer(elmo, segment="english").transform(["The bank, of money."])
     np.testing.assert_array_equal(english, elmo.encode([["The", "bank", ",", "of", "money", "."]], output="sentence"))
-    elmo.text = {"segment": "chars"}
+    elmo = make_elmo(segment="chars")
     np.testing.assert_array_equal(
         ElmoVectorizer(elmo).transform(["河岸"]), elmo.encode([["河", "岸"]], output="sentence")
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ from elmokit.model.scalar_mix import LayerNorm, ScalarMix
 from elmokit.model.type_cache import TypeCache
 from elmokit.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.pooling import Pool, check_pool, pool_tokens
-from elmokit.text.sentences import Sentence, Splitter, many, padded, splitter_of, tokens_of
+from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, padded
+from elmokit.text.tokens import SegmenterName, Token, name_in_files
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Elmo(nn.Module):
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
         type_cache_mb: float = 64,
+        segment: SegmenterName | None = None,
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` does so from a file.
 
@@ -68,7 +70,9 @@ class Elmo(nn.Module):
         gradients; the mixes always do. `dropout`: on the mixes, in training mode. `layer_norm`: see `ScalarMix`.
         `state`: "zero" starts every sentence afresh, "carry" goes on where the last call left each batch slot.
         `boundaries`: keep the vectors of the sentence's begin and end. `type_cache_mb`: the size of `type_cache`, which
-        keeps vectors of words without context from batch to batch; 0 is off.
+        keeps vectors of words without context from batch to batch; 0 is off. `segment`: how strings become tokens
+        ("english", "jieba", "chars" or "whitespace"), by default as the model's training text did; for a model that
+        does not say, this says it, and is saved with the model.
         """
         super().__init__()
         if state not in ("zero", "carry"):
@@ -79,9 +83,21 @@ class Elmo(nn.Module):
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
         self.kind, self.where = checkpoint.kind, checkpoint.where
-        self.notes, self.text, self.about = checkpoint.notes, checkpoint.text, checkpoint.about
+        self.notes, self.about = checkpoint.notes, checkpoint.about
+        self.text = dict(checkpoint.text)
+        if segment is not None:
+            self.text.setdefault("segment", name_in_files(segment))
+        try:
+            stated = cast(SegmenterName | None, self.text.get("segment"))
+            self.text_policy = TextPolicy(segment or stated, model=self.where)
+        except ElmoError as error:
+            raise ElmoError(f"{self.where}: {error}") from error
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
+        self.character_pieces: CharacterPieces | None = None
+        if self.text.get("segment") == "chars":
+            specials = () if self.vocab is None else self.vocab.specials
+            self.character_pieces = CharacterPieces([self.indexer.begin, self.indexer.end, *specials])
         self.type_cache = TypeCache(type_cache_mb)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
@@ -113,6 +129,7 @@ class Elmo(nn.Module):
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
         type_cache_mb: float = 64,
+        segment: SegmenterName | None = None,
     ) -> Self:
         """Load a model of any format in docs/formats.md, detected from its files.
 
@@ -139,13 +156,25 @@ class Elmo(nn.Module):
             state=state,
             boundaries=boundaries,
             type_cache_mb=type_cache_mb,
+            segment=segment,
         )
         floats = torch.float32 if checkpoint.int8 or chosen_dtype is None else chosen_dtype
         return elmo.to(device=chosen_device, dtype=floats)
 
     @property
-    def _split(self) -> Splitter:
-        return splitter_of(self.text.get("segment"))
+    def segment(self) -> PolicyName:
+        """How strings become tokens: english, jieba, chars or whitespace."""
+        return self.text_policy.name
+
+    def tokenize(self, text: str, *, segment: SegmenterName | None = None) -> list[Token]:
+        """The tokens of a string with their character offsets: exactly what `encode` sees.
+
+        >>> Elmo.load().tokenize("A bank.")  # doctest: +SKIP
+        [Token(text='A', start=0, end=1), Token(text='bank', start=2, end=6), Token(text='.', start=6, end=7)]
+        """
+        if not isinstance(text, str):
+            raise ElmoError(f"tokenize takes a string, got {type(text).__name__}")
+        return self.text_policy.override(segment).tokenize(text)
 
     @property
     def device(self) -> torch.device:
@@ -172,8 +201,9 @@ class Elmo(nn.Module):
         *,
         tokens: Sequence[Sequence[str]] | None = None,
         sequence_len: Sequence[int] | Tensor | None = None,
+        segment: SegmenterName | None = None,
     ) -> dict[str, Any]:
-        """Sentences → padded tensors by TF-Hub's names, differentiable.
+        """Sentences → padded tensors by TF-Hub's names, differentiable; strings and tokens as in `encode`.
 
         `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D], `default` [B, D] (the mean over tokens),
         `sequence_len` [B]; and `layers` [L+1, B, T, D], `mask` [B, T], `mixes` (a list of [B, T, D]).
@@ -181,12 +211,13 @@ class Elmo(nn.Module):
         if (sentences is None) == (tokens is None):
             raise ElmoError("Elmo takes sentences or tokens=, one of the two")
         if tokens is not None:
-            rows = many(tokens) if sequence_len is None else padded(tokens, sequence_len)
+            whole = TextPolicy("whitespace").sentences_of
+            rows = whole(tokens) if sequence_len is None else padded(tokens, sequence_len)
         elif sequence_len is not None:
             raise ElmoError("sequence_len goes with tokens=, not with sentences")
         else:
             assert sentences is not None
-            rows = many(sentences, self._split)
+            rows = self.text_policy.override(segment).sentences_of(sentences)
         layers = self.layers_of(rows)
         if not self.boundaries:
             layers = layers.without_boundaries()
@@ -217,10 +248,12 @@ class Elmo(nn.Module):
         layer: Layer = "mix",
         pool: Pool | None = None,
         batch_tokens: int | None = None,
+        segment: SegmenterName | None = None,
     ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
-        """Sentences → a list of float32 arrays [T, D]; a string is split on white space, a list is taken as tokens.
+        """Sentences → a list of float32 arrays [T, D]; a string is tokenised, a list is taken as tokens.
 
-        The strings of a model that was trained on characters or on jieba's words are split as its text was.
+        Strings are tokenised as the model's training text was (`tokenize` shows it), or by `segment`. A model of
+        characters reads a token of several characters one by one and gives the mean of their vectors.
         `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
         or a number from 0; `pool` ("mean", the default, "max", "first", "last") never counts padding.
         """
@@ -229,7 +262,7 @@ class Elmo(nn.Module):
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
         self._check_layer(layer)
-        rows = many(sentences, self._split)
+        rows = self.text_policy.override(segment).sentences_of(sentences)
         pooling = (pool or "mean") if output == "sentence" else None
         stream = self.stream(
             rows, layer="all" if output == "layers" else layer, pool=pooling, batch_tokens=batch_tokens
@@ -247,6 +280,7 @@ class Elmo(nn.Module):
         layer: Layer = "mix",
         pool: Pool | None = None,
         batch_tokens: int | None = None,
+        segment: SegmenterName | None = None,
     ) -> Iterator[Vectors]:
         """Any number of sentences → their arrays one by one, in order, with bounded memory.
 
@@ -262,7 +296,8 @@ class Elmo(nn.Module):
             raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
-        rows = (tokens_of(sentence, self._split) for sentence in sentences)
+        policy = self.text_policy.override(segment)
+        rows = (policy.tokens_of(sentence) for sentence in sentences)
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
@@ -270,18 +305,29 @@ class Elmo(nn.Module):
 
         if self.state == "carry":
             return iter(run(list(rows)))
-        return encode_stream(rows, run, batch_tokens)
+        return encode_stream(rows, run, batch_tokens, size=self._size)
 
-    def layers_of(self, sentences: Sequence[Sequence[str]], *, keep_state: bool = True) -> Layers:
-        """Lists of tokens → all layers with the boundaries in, each distinct word encoded once."""
+    def layers_of(self, sentences: Sequence[Sequence[str]]) -> Layers:
+        """Lists of tokens → all layers with the boundaries in, one vector per token.
+
+        In a model of characters the vector of a token is the mean of those of its characters.
+        """
+        pieces, counts = self._taken_apart(sentences)
+        layers = self._network_layers(pieces)
+        return layers if counts is None else layers.means(counts)
+
+    def _network_layers(self, sentences: Sequence[Sequence[str]]) -> Layers:
+        """What the network reads → all layers with the boundaries in."""
         tokens, lengths = self._tokens(sentences)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
-        if keep_state:
-            self._carry(last)
+        self._carry(last)
         return Layers(values, lengths)
 
     def _tokens(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        """Lists of tokens → token vectors [B, T, P] with the boundaries in, and lengths [B]."""
+        """What the network reads → token vectors [B, T, P] with the boundaries in, and lengths [B].
+
+        Each distinct word is encoded once.
+        """
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
         looked = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
@@ -300,8 +346,23 @@ class Elmo(nn.Module):
             # Rows that a smaller batch did not use keep the state they have.
             self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
 
+    def _taken_apart(
+        self, sentences: Sequence[Sequence[str]]
+    ) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
+        """What the network reads of each sentence, and how many pieces each token has; None: one each."""
+        return (sentences, None) if self.character_pieces is None else self.character_pieces.taken_apart(sentences)
+
+    def _size(self, tokens: Sequence[str]) -> int:
+        """How many tokens of the network a sentence has, without its boundaries."""
+        return len(tokens) if self.character_pieces is None else self.character_pieces.count(tokens)
+
     def encode_types(self, words: Sequence[str]) -> Tensor:
-        """Distinct words → their vectors without context, [U, P]."""
+        """Distinct words → their vectors without context, [U, P]; layer 0 of `layers_of`."""
+        if self.character_pieces is not None and self.character_pieces.count(words) > len(words):
+            pieces, counts = self.character_pieces.taken_apart([words])
+            inner = [self.indexer.begin, *pieces[0], self.indexer.end]
+            alone = Layers(self.encode_types(inner)[None, None], torch.tensor([len(inner)]))
+            return alone.means(counts).values[0, 0, 1:-1]
         ids = self.indexer(words)
         return self.bilm.encode_types(
             None if ids.characters is None else torch.from_numpy(ids.characters),
@@ -312,40 +373,64 @@ class Elmo(nn.Module):
         """Forget what `state="carry"` has carried: the next call starts from zero."""
         self._carried = None
 
-    def log_probs(self, sentences: Sentence | Iterable[Sentence]) -> list[LogProbs]:
-        """Log-probabilities of each token in both directions, full softmax."""
+    def log_probs(
+        self, sentences: Sentence | Iterable[Sentence], *, segment: SegmenterName | None = None
+    ) -> list[LogProbs]:
+        """Log-probabilities of each token in both directions, full softmax; strings and tokens as in `encode`.
+
+        In a model of characters the log-probability of a token is the sum of those of its characters.
+        """
         model = self._language_model()
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
-            tokens, lengths = self._tokens(batch)
+            pieces, counts = self._taken_apart(batch)
+            tokens, lengths = self._tokens(pieces)
             before = self._state_before(tokens)
-            scores = score(self.bilm, model.head.losses, tokens, lengths, model.words(batch), before)
+            scores = score(self.bilm, model.head.losses, tokens, lengths, model.words(pieces), before)
             self._carry(scores.state)
-            return model.log_probs(scores)
+            found = model.log_probs(scores)
+            return found if counts is None else [each.sums(of) for each, of in zip(found, counts, strict=True)]
 
-        rows = many(sentences, self._split)
-        return run(rows) if self.state == "carry" else list(encode_stream(rows, run))
+        rows = self.text_policy.override(segment).sentences_of(sentences)
+        return run(rows) if self.state == "carry" else list(encode_stream(rows, run, size=self._size))
 
-    def perplexity(self, sentences: Sentence | Iterable[Sentence]) -> Perplexity:
-        """exp of the mean negative log-probability; a float that also has `forward`, `backward` and `tokens`."""
-        return Perplexity.of(self.log_probs(sentences))
+    def perplexity(
+        self, sentences: Sentence | Iterable[Sentence], *, segment: SegmenterName | None = None
+    ) -> Perplexity:
+        """exp of the mean negative log-probability; a float that also has `forward`, `backward` and `tokens`.
+
+        The mean is over the tokens and the sentence ends: for a model of characters, tokens of several characters give
+        a perplexity per word, which is higher than the one per character that strings give.
+        """
+        return Perplexity.of(self.log_probs(sentences, segment=segment))
 
     @torch.no_grad()
-    def substitutes(self, tokens: Sentence, index: int, k: int = 10) -> list[tuple[str, float]]:
+    def substitutes(
+        self, tokens: Sentence, index: int, k: int = 10, *, segment: SegmenterName | None = None
+    ) -> list[tuple[str, float]]:
         """The k words that both directions expect most in place of token `index`, with probabilities.
 
         How frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the
         softmax's bias where the vocabulary is in another order.
         """
-        words = tokens_of(tokens, self._split)
+        words = self.text_policy.override(segment).tokens_of(tokens)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
             raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")
         if not isinstance(k, SupportsIndex) or k < 1:
             raise ElmoError(f"k must be a whole number of at least 1, got {k!r}")
+        place = index % len(words)
+        if self.character_pieces is not None:
+            asked = self.character_pieces.of(words[place])
+            if len(asked) > 1:
+                raise ElmoError(
+                    f"this model predicts characters, so substitutes takes the place of one, and {words[place]!r} has "
+                    f"{len(asked)}: give its characters as tokens of their own"
+                )
+            place = self.character_pieces.count(words[:place])
+            ((words,), _) = self.character_pieces.taken_apart([words])
         model, (vectors, lengths) = self._language_model(), self._tokens([words])
-        predictions = self.bilm.predict(vectors, lengths, self._state_before(vectors))
-        return model.substitutes(index % len(words), predictions, k)
+        return model.substitutes(place, self.bilm.predict(vectors, lengths, self._state_before(vectors)), k)
 
     def save(
         self,

@@ -33,17 +33,21 @@ def encode_stream(
     sentences: Iterable[Tokens],
     run: Callable[[Sequence[Tokens]], Iterable[Result]],
     batch_tokens: int = BATCH_TOKENS,
+    *,
+    size: Callable[[Tokens], int] = len,
 ) -> Iterator[Result]:
     """Yield one result a sentence, in order, reading ahead no more than a window and a few batches.
 
     `run` takes the sentences of a batch and returns a result for each, or what gives them when it is gone through,
     which happens when the next batches have been started; it is called again with half a batch when memory runs out.
+    `size` says how many tokens the network reads of a sentence, without its boundaries.
     """
     stream = iter(sentences)
     windows: deque[_Window[Result]] = deque()  # in order; those whose results are not all there yet
     started: deque[tuple[_Window[Result], list[int], Iterable[Result]]] = deque()
-    while sentences_here := _window(stream, batch_tokens * WINDOW_BATCHES):
-        plan = list(batches([len(tokens) + 2 for tokens in sentences_here], batch_tokens))
+    while window_of := _window(stream, batch_tokens * WINDOW_BATCHES, size):
+        sentences_here, sizes = zip(*window_of, strict=True)
+        plan = list(batches(sizes, batch_tokens))
         window = _Window[Result](len(sentences_here), {})
         windows.append(window)
         for batch in plan:
@@ -77,12 +81,13 @@ def _complete(windows: deque[_Window[Result]]) -> Iterator[Result]:
             yield window.results.pop(index)  # let go of it as soon as the caller has it
 
 
-def _window(stream: Iterator[Tokens], tokens: int) -> list[Tokens]:
-    window: list[Tokens] = []
+def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]) -> list[tuple[Tokens, int]]:
+    """The next sentences, each with its size, boundaries counted."""
+    window: list[tuple[Tokens, int]] = []
     total = 0
     for sentence in islice(stream, tokens):
-        window.append(sentence)
-        total += len(sentence) + 2
+        window.append((sentence, size(sentence) + 2))
+        total += window[-1][1]
         if total >= tokens:
             break
     return window

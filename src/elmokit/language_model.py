@@ -34,6 +34,14 @@ class LogProbs:
     backward: NDArray[np.float32] | None
     """[T + 1]: the beginning of the sentence, then each token, given what comes after it; None for one direction."""
 
+    def sums(self, counts: Sequence[int]) -> LogProbs:
+        """The same for groups of tokens, `counts` of them in each: log p(a, b) = log p(a) + log p(b | a)."""
+        starts = np.cumsum([0, *counts])
+        return LogProbs(
+            np.add.reduceat(self.forward, starts),
+            None if self.backward is None else np.add.reduceat(self.backward, [0, *(1 + starts[:-1])]),
+        )
+
 
 class Perplexity(float):
     """exp of the mean loss over both directions; `forward` and `backward` are those of one direction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +33,29 @@ class Layers:
         lengths = self.lengths - 2
         inner = Layers(self.values[:, :, 1:-1], lengths)
         return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
+
+    def means(self, counts: Sequence[Sequence[int]]) -> Layers:
+        """One vector for each group of tokens, the mean of theirs; the two boundaries stay as they are.
+
+        `counts`: for each sentence, how many tokens each of its groups has.
+        """
+        if all(count == 1 for row in counts for count in row):
+            return self
+        lengths = np.fromiter(map(len, counts), np.int64, len(counts)) + 2
+        sizes = np.zeros((len(counts), lengths.max(initial=2)), np.int64)  # [B, G], 0 at padding
+        sizes[np.arange(sizes.shape[1]) < lengths[:, None]] = [n for row in counts for n in (1, *row, 1)]
+        starts = np.cumsum(sizes, axis=1) - sizes + np.arange(len(counts))[:, None] * self.values.shape[2]
+        sizes, starts = sizes.ravel(), np.where(sizes > 0, starts, 0).ravel()
+        device, values = self.values.device, self.values.flatten(1, 2)  # [L+1, B·T, D]
+        sums = values[:, torch.from_numpy(starts).to(device)]
+        # One token of each group after the other, so that a sum does not depend on what else is in the batch.
+        for place in range(1, sizes.max()):
+            more = np.flatnonzero(sizes > place)
+            groups = torch.from_numpy(more).to(device)
+            sums[:, groups] += values[:, torch.from_numpy(starts[more] + place).to(device)]
+        divisors = torch.from_numpy(sizes).to(device).unsqueeze(1)
+        means = (sums / divisors.clamp(min=1).to(sums.dtype)).masked_fill(divisors == 0, 0)
+        return Layers(means.reshape(len(values), len(counts), -1, means.shape[-1]), torch.from_numpy(lengths))
 
     def widened(self, width: int) -> Layers:
         """The same with zeros up to so many positions."""

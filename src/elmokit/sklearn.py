@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,14 @@ from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.pooling import Pool, check_pool
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.policy import Sentence
+from elmokit.text.tokens import SegmenterName
 from elmokit.vector_memory import Opened, Stored, open_model, remembered
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin, clone
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
-
-Text = str | Sequence[str]
 
 
 class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not annotated
@@ -56,9 +55,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
         `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
         `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
-        `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens, "none" for white
-        space, "english", "jieba" or "chars"; None: as the model's training text was read. `cache`: a file that keeps
-        vectors for other processes.
+        `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens ("english",
+        "jieba", "chars" or "whitespace"); None: as in `Elmo.encode`. `cache`: a file of vectors for other processes.
         """
         self.model = model
         self.layer = layer
@@ -68,17 +66,16 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         self.device = device
         self.cache = cache
 
-    def fit(self, X: Iterable[Text], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
+    def fit(self, X: Iterable[Sentence], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Open the model and check the arguments and the texts; nothing is learned."""
         self._opened()
         _texts(X)
         return self
 
-    def transform(self, X: Iterable[Text]) -> NDArray[np.float32]:  # noqa: N803
+    def transform(self, X: Iterable[Sentence]) -> NDArray[np.float32]:  # noqa: N803
         """N texts → [N, D]; a text without tokens gets zeros."""
         opened = self._opened()
-        split = segmenter(self._segment(opened.elmo))
-        rows = [tuple(words(split(text))) if isinstance(text, str) else text for text in _texts(X)]
+        rows = opened.elmo.text_policy.override(self.segment).sentences_of(_texts(X))
         stored = Stored(self.cache) if self.cache is not None else None
 
         def embed(tokens: Iterable[Sequence[str]]) -> Iterable[NDArray[np.float32]]:
@@ -111,11 +108,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
                 "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
             )
         opened.elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
-        segmenter(self._segment(opened.elmo))
+        opened.elmo.text_policy.override(self.segment)
         return opened
-
-    def _segment(self, elmo: Elmo) -> SegmenterName:
-        return self.segment or cast(SegmenterName, elmo.text.get("segment", "none"))
 
     def _part(self, elmo: Elmo) -> slice:
         """Which numbers of a vector that is kept are asked for."""

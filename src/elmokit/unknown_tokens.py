@@ -18,6 +18,7 @@ class UnknownTokens:
 
     def __init__(self, elmo: Elmo) -> None:
         self._vocab = elmo.vocab if elmo.config.characters is None else None
+        self._pieces = elmo.character_pieces
         self.tokens = 0
         self.unknown = 0
         self._examples: dict[str, None] = {}
@@ -27,6 +28,8 @@ class UnknownTokens:
         """Look at some tokens, each of which stands in the text so many times."""
         if self._vocab is None:
             return
+        if self._pieces is not None:
+            ((tokens,), _) = self._pieces.taken_apart([list(tokens)])
         for token in tokens:
             self.tokens += times
             if token not in self._vocab:

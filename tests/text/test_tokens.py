@@ -12,6 +12,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text import english, graphemes, tokens
 from elmokit.text.tokens import (
     Token,
+    name_in_files,
     segmenter,
     split_chars,
     split_english,
@@ -52,7 +53,7 @@ def test_tokens_are_slices_of_the_text_and_only_white_space_is_lost(split, text)
     assert all(end <= token.start for end, token in zip(ends, found, strict=False))
 
 
-@pytest.mark.parametrize("name", ["none", "english", "chars", pytest.param("jieba", marks=needs_jieba)])
+@pytest.mark.parametrize("name", ["whitespace", "english", "chars", pytest.param("jieba", marks=needs_jieba)])
 @settings(deadline=None)
 @given(text=ANY_TEXT)
 def test_a_word_splitter_gives_the_words_of_the_segmenter(name, text):
@@ -185,14 +186,17 @@ def test_missing_jieba_names_the_command(monkeypatch):
 
 
 def test_segmenter_looks_up_by_name():
-    assert [segmenter(name) for name in ("none", "english", "jieba", "chars")] == [
-        split_spaces,
+    assert [segmenter(name) for name in ("english", "jieba", "chars", "whitespace", "none")] == [
         split_english,
         split_jieba,
         split_chars,
+        split_spaces,
+        split_spaces,
     ]
-    with pytest.raises(ElmoError, match="must be one of none, english, jieba, chars, got 'moses'"):
-        segmenter("moses")
+    assert [name_in_files(name) for name in ("whitespace", "none", "chars")] == ["none", "none", "chars"]
+    for look_up in (segmenter, word_splitter, name_in_files):
+        with pytest.raises(ElmoError, match="must be one of english, jieba, chars, whitespace, got 'moses'"):
+            look_up("moses")
 
 
 @pytest.mark.parametrize("module", [tokens, english, graphemes], ids=lambda module: module.__name__)

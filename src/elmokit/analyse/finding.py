@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -25,6 +25,7 @@ from elmokit.corpus.report import progress_display
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
+from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 from elmokit.unknown_tokens import UnknownTokens
 
@@ -40,7 +41,7 @@ class IndexRequest:
     """The folder of the index; None: one in the cache."""
     layer: str | None = None
     """mix, top or a number; None: that of an index that is there, top for a new one."""
-    segment: str | None = None
+    segment: SegmenterName | None = None
     """None: as the model's training text was read, or at white space where that is not known."""
     split: str | None = None
     max_tokens: int = 1000
@@ -52,9 +53,9 @@ class IndexRequest:
     workers: int | None = None
 
 
-def segment_of(request: IndexRequest, elmo: Elmo) -> SegmenterName:
+def policy_of(request: IndexRequest, elmo: Elmo) -> TextPolicy:
     """How text becomes tokens: as asked for, or as in the model's training."""
-    return cast(SegmenterName, request.segment or elmo.text.get("segment", "none"))
+    return elmo.text_policy.override(request.segment)
 
 
 def _layer(request: IndexRequest, elmo: Elmo) -> Literal["mix"] | int:
@@ -124,7 +125,7 @@ def _corpus(request: IndexRequest, elmo: Elmo, stack: ExitStack) -> PreparedCorp
     with progress_display("corpus") as on_progress:
         return prepare(
             request.corpus,
-            segment=segment_of(request, elmo),
+            segment=policy_of(request, elmo).name_in_files,
             split=request.split or elmo.text.get("split", "none"),
             max_tokens=request.max_tokens,
             folder=folder,

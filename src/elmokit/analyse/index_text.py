@@ -55,10 +55,11 @@ def in_pieces(word: str, segment: str | None) -> str | None:
     >>> in_pieces("银行", "chars")
     'as the text is read (--segment chars) it is 2 tokens, 银 行: ask for one of them'
     """
-    pieces = word_splitter(cast(SegmenterName, segment or "none"))(word)
+    name = cast(SegmenterName, segment or "none")
+    pieces = word_splitter(name)(word)
     if len(pieces) < 2:
         return None
-    read = f"as the text is read (--segment {segment or 'none'})"
+    read = f"as the text is read (--segment {name})"
     return f"{read} it is {len(pieces)} tokens, {' '.join(pieces)}: ask for one of them"
 
 

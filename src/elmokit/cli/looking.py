@@ -11,7 +11,6 @@ from elmokit.cli.shared import (
     Device,
     ModelOption,
     Options,
-    Segment,
     Split,
     Vocab,
     Workers,
@@ -21,6 +20,7 @@ from elmokit.cli.shared import (
     refuse_empty,
 )
 from elmokit.formats.bundled import DEFAULT
+from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
     from elmokit.analyse.finding import IndexRequest
@@ -51,7 +51,7 @@ MaxOccurrences = Annotated[
     int, typer.Option(metavar="N", min=0, help="Of each word so many are kept, evenly over the text; 0: all.")
 ]
 TextSegment = Annotated[
-    Segment | None, typer.Option(help="How lines become tokens [as in training].", show_default=False)
+    SegmenterName | None, typer.Option(help="How lines become tokens [as in training].", show_default=False)
 ]
 TextSplit = Annotated[Split | None, typer.Option(help="Raw text into sentences [as in training].", show_default=False)]
 IgnoreCase = Annotated[bool, typer.Option("--ignore-case", help="Upper and lower case are the same word.")]
@@ -67,7 +67,7 @@ def _where(
     corpus: list[str] | None,
     index: str | None,
     layer: str | None = None,
-    segment: Segment | None,
+    segment: SegmenterName | None,
     split: Split | None,
     words: list[str] | None = None,
     min_count: int = 1,

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from elmokit.cli.shared import Device, Model, ModelOption, Options, Segment, Vocab, app, refuse_empty
+from elmokit.cli.shared import Device, Model, ModelOption, Options, Vocab, app, refuse_empty
 from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.registry import DEFAULT_FORMAT
+from elmokit.text.tokens import SegmenterName
 
 
 @app.command()
@@ -32,9 +33,9 @@ def embed(
         Literal["elmokit", "bilm", "allennlp"], typer.Option(help="Layout of an HDF5 output.")
     ] = "elmokit",
     segment: Annotated[
-        Segment | None,
+        SegmenterName | None,
         typer.Option(
-            help="How lines become tokens; none splits on white space [as in training, where that is known].",
+            help="How lines become tokens; none: at white space [as in training, where that is known].",
             show_default=False,
         ),
     ] = None,

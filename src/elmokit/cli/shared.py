@@ -19,7 +19,6 @@ app = typer.Typer(
 typed: list[str] = []
 """The arguments of this call, for what is recorded of it."""
 
-Segment = Literal["none", "english", "jieba", "chars"]
 Split = Literal["none", "line", "paragraph"]
 
 Model = Annotated[

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from elmokit.cli.shared import Device, ModelOption, Options, Segment, Vocab, group, refuse_empty, typed
+from elmokit.cli.shared import Device, ModelOption, Options, Vocab, group, refuse_empty, typed
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.option_fields import shown_value, with_options_of
 from elmokit.tasks.examples import Kind
 from elmokit.tasks.options import TaskOptions
+from elmokit.text.tokens import SegmenterName
 
 task = group("task", "Train, score and use classifiers, taggers and sentence-pair models on ELMo vectors.")
 
@@ -45,7 +46,7 @@ def train(
     token_column: TokenColumn = None,
     tag_column: TagColumn = None,
     segment: Annotated[
-        Segment | None, typer.Option(help="How texts become tokens; none: at white space [as the model's were].")
+        SegmenterName | None, typer.Option(help="How texts become tokens; none: at white space [as the model's were].")
     ] = None,
     options: Options = None,
     vocab: Vocab = None,

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from elmokit.cli.shared import Device, Model, Options, Segment, Split, Vocab, Workers, app, refuse_empty, typed
+from elmokit.cli.shared import Device, Model, Options, Split, Vocab, Workers, app, refuse_empty, typed
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import resolved
 from elmokit.pretrain.options import with_recipe_options
 from elmokit.pretrain.recipe import Preset, RecipeName
+from elmokit.text.tokens import SegmenterName
 
 
 @app.command("vocab")
@@ -23,7 +24,7 @@ def vocabulary(
         int | None, typer.Option(metavar="N", help="Most words, the three special ones among them [default: all].")
     ] = None,
     min_count: Annotated[int, typer.Option(metavar="N", min=1, help="Least occurrences of a word.")] = 1,
-    segment: Annotated[Segment, typer.Option(help="How lines become tokens; none splits on white space.")] = "none",
+    segment: Annotated[SegmenterName, typer.Option(help="How lines become tokens; none: at white space.")] = "none",
     split: Annotated[Split, typer.Option(help="Raw text into sentences; as for elmo train.")] = "none",
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longer sentences are left out.")] = 1000,
     workers: Workers = None,
@@ -127,7 +128,7 @@ def evaluate(
     options: Options = None,
     vocab: Vocab = None,
     segment: Annotated[
-        Segment | None, typer.Option(help="How lines become tokens [as in training].", show_default=False)
+        SegmenterName | None, typer.Option(help="How lines become tokens [as in training].", show_default=False)
     ] = None,
     split: Annotated[
         Split | None, typer.Option(help="Raw text into sentences [as in training].", show_default=False)

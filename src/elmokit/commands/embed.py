@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,8 @@ from elmokit.messages import counted
 from elmokit.output import check_output, embed_lines, writer_for
 from elmokit.output.spool import partial_folder
 from elmokit.pooling import Pool
-from elmokit.text.tokens import SegmenterName, WordSplitter, word_splitter
+from elmokit.text.policy import TextPolicy
+from elmokit.text.tokens import SegmenterName, WordSplitter
 from elmokit.unknown_tokens import UnknownTokens
 
 _SHOWN_NUMBERS = 5
@@ -68,7 +69,7 @@ def run_embed(request: EmbedRequest) -> None:
 
 def _run(request: EmbedRequest) -> None:
     layer = parse_layer(request.layer)
-    word_splitter(request.segment or "none")("")  # a missing extra is reported before the model is loaded
+    TextPolicy(request.segment).split("")  # a missing extra is reported before the model is loaded
     if request.texts and request.input:
         raise ElmoError("give sentences as arguments or with --input, not both")
     if request.resume and not request.output:
@@ -80,11 +81,15 @@ def _run(request: EmbedRequest) -> None:
         raise ElmoError(f"--format {request.format} is the layout of a file: add --output FILE.h5")
     with _lines(request) as lines:
         elmo = Elmo.load(
-            request.model, options=request.options, vocab=request.vocab, device=request.device, dtype=request.dtype
+            request.model,
+            options=request.options,
+            vocab=request.vocab,
+            device=request.device,
+            dtype=request.dtype,
+            segment=request.segment,
         )
-        request = replace(request, segment=request.segment or cast(SegmenterName, elmo.text.get("segment", "none")))
         unknown = UnknownTokens(elmo)
-        tokenise = _counting(word_splitter(request.segment or "none"), unknown)
+        tokenise = _counting(elmo.text_policy.split, unknown)
         pool = None if request.pool == "none" else cast(Pool, request.pool)
 
         def encode(sentences: Iterable[list[str]]) -> Iterator[NDArray[np.float32]]:
@@ -170,7 +175,7 @@ def _to_file(
         "model": fingerprint(elmo),
         "layer": request.layer,
         "pool": request.pool,
-        "segment": request.segment,
+        "segment": elmo.text_policy.name_in_files,
         "dtype": elmo.dtype,
     }
     with _progress() as on_progress:
@@ -243,12 +248,14 @@ def _showable(character: str) -> bool:
 def fingerprint(elmo: Elmo) -> str:
     """A short name that two models share only if they give every word the same ids and all their numbers are equal."""
     vocab, symbols = elmo.vocab, elmo.symbols
-    facts = {
+    facts: dict[str, object] = {
         "config": elmo.config.to_dict(),
         "vocabulary": None if vocab is None else {"words": list(vocab), "specials": vocab.specials},
         "symbols": None if symbols is None or symbols.ids is None else dict(symbols.ids),
         "layer_norm": [mix.layer_norm for mix in elmo.mixes],
     }
+    if elmo.character_pieces is not None:
+        facts["tokens"] = "read by character"  # vectors of words from before that were all those of <UNK>
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     state: dict[str, Any] = {**elmo.bilm.state_dict(), **elmo.mixes.state_dict()}
     for name in sorted(state):

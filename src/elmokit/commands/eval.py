@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -29,7 +29,7 @@ from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.progress import perplexity
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences
-from elmokit.text.tokens import SegmenterName
+from elmokit.text.tokens import SegmenterName, name_in_files
 
 _SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 
@@ -62,7 +62,7 @@ def run_eval(request: EvalRequest) -> None:
         )
     _check_outputs(request)
     model = read_checkpoint(request.model, options=request.options, vocab=request.vocab).in_floats()
-    segment = request.segment or model.text.get("segment", "none")
+    segment = name_in_files(request.segment or cast(SegmenterName, model.text.get("segment", "none")))
     split = request.split or model.text.get("split", "none")
     network = _network(model, choose_device(request.device))
     if request.state != "zero" and not network.bilm.context.carries_state:

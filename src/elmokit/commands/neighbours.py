@@ -6,14 +6,14 @@ import json
 import sys
 from dataclasses import dataclass, field
 
-from elmokit.analyse.finding import IndexRequest, find_index, segment_of
+from elmokit.analyse.finding import IndexRequest, find_index, policy_of
 from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.nearest import Neighbour, neighbours
 from elmokit.analyse.showing import in_context, terminal_width
 from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.policy import PolicyName
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class NeighboursRequest:
 def run_neighbours(request: NeighboursRequest) -> None:
     """Find the index or build it, and print the nearest contexts, a line each."""
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    segment = segment_of(request.where, elmo)
-    tokens = words(segmenter(segment)(request.context))
-    place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=segment)
+    policy = policy_of(request.where, elmo)
+    tokens = policy.split(request.context)
+    place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=policy.name)
     index = find_index(
         request.where,
         elmo,
@@ -67,7 +67,7 @@ def find_word(
     position: int | None,
     *,
     ignore_case: bool = False,
-    segment: SegmenterName = "none",
+    segment: PolicyName = "whitespace",
 ) -> int:
     """Where in a sentence a word stands, from 0; refused where it is not there or which one is meant is not clear."""
     places = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from elmokit.analyse.figures import check_groups, check_picture
-from elmokit.analyse.finding import IndexRequest, find_index, segment_of
+from elmokit.analyse.finding import IndexRequest, find_index, policy_of
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.index import Occurrence
 from elmokit.analyse.index_text import in_pieces
@@ -18,7 +18,7 @@ from elmokit.analyse.words_picture import draw_words, place_words
 from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.text.tokens import segmenter, words
+from elmokit.text.tokens import SegmenterName
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SimilarityRequest:
     model: str
     options: str | None = None
     vocab: str | None = None
-    segment: str | None = None
+    segment: SegmenterName | None = None
     """None: as the model's training text was read, or at white space where that is not known."""
     font: Path | None = None
     device: str | None = None
@@ -63,9 +63,7 @@ def run_similarity(request: SimilarityRequest) -> None:
         add_font(request.font)
     families_for([request.first, request.second])
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    first, second = (
-        _tokens(text, IndexRequest(segment=request.segment), elmo) for text in (request.first, request.second)
-    )
+    first, second = elmo.text_policy.override(request.segment).sentences_of([request.first, request.second])
     if not first or not second:
         raise ElmoError("a heat map is of two sentences, and one of those given has no tokens")
     draw_similarity(similarities(elmo, first, second), first, second, request.output)
@@ -90,21 +88,18 @@ def run_words(request: WordsRequest) -> None:
     print(f"wrote {request.output}")
 
 
-def _tokens(text: str, where: IndexRequest, elmo: Elmo) -> list[str]:
-    return words(segmenter(segment_of(where, elmo))(text))
-
-
 def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
     found = []
+    policy = policy_of(request.where, elmo)
     for number, sentence in enumerate(request.sentences):
-        tokens = tuple(_tokens(sentence, request.where, elmo))
+        tokens = tuple(policy.split(sentence))
         for place, token in enumerate(tokens):
             for group, word in enumerate(asked):
                 if token == word or (request.ignore_case and token.casefold() == word.casefold()):
                     found.append((group, Occurrence(number, place, tokens)))
     for group, word in enumerate(asked):
         if group not in {number for number, _ in found}:
-            pieces = in_pieces(word, segment_of(request.where, elmo))
+            pieces = in_pieces(word, policy.name)
             raise ElmoError(
                 f"{word!r} is not a token of any --sentence: {pieces or 'give one that has it, or leave the word out'}"
             )

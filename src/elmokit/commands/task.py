@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from elmokit import __version__
 from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
@@ -26,6 +26,7 @@ from elmokit.tasks.scores import Scores
 from elmokit.tasks.sources import cut_note, is_cut
 from elmokit.tasks.training import Fitted, fit, with_layer_0, without_elmo
 from elmokit.tasks.writing import check_suffix, on_screen, write_answers
+from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 from elmokit.unknown_tokens import UnknownTokens
 
@@ -43,19 +44,19 @@ class Columns:
     token_column: str | None = None
     tag_column: str | None = None
 
-    def read(self, kind: Kind, path: str, segment: SegmenterName, *, labelled: bool = True) -> Iterator[Example]:
+    def read(self, kind: Kind, path: str, policy: TextPolicy, *, labelled: bool = True) -> Iterator[Example]:
         """The examples of a file, one by one."""
         if kind == "classify":
-            return stream_texts(path, text=self.text, label=self.label, segment=segment, labelled=labelled)
+            return stream_texts(path, text=self.text, label=self.label, segment=policy, labelled=labelled)
         if kind == "pair":
             return stream_pairs(
-                path, first=self.first, second=self.second, label=self.label, segment=segment, labelled=labelled
+                path, first=self.first, second=self.second, label=self.label, segment=policy, labelled=labelled
             )
         return stream_tagged(
             path,
             token_column=_column(self.token_column),
             tag_column=_column(self.tag_column),
-            segment=segment,
+            segment=policy,
             labelled=labelled,
         )
 
@@ -90,12 +91,18 @@ def run_task_train(request: TrainTaskRequest) -> None:
         _refuse_missing(path)
     device, elmo = choose_device(request.device), None
     if options.elmo != "none" or request.compare:
-        elmo = Elmo.load(request.model, options=request.model_options, vocab=request.vocab, device=device)
-    segment = request.segment or cast(SegmenterName, "none" if elmo is None else elmo.text.get("segment", "none"))
-    if request.segment is None and segment != "none":
-        log.info("texts are split as the training text of the model was, --segment %s", segment)
-    train = list(request.columns.read(request.kind, request.train, segment))
-    dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, segment))
+        elmo = Elmo.load(
+            request.model,
+            options=request.model_options,
+            vocab=request.vocab,
+            device=device,
+            segment=request.segment,
+        )
+    policy = TextPolicy(request.segment or "whitespace") if elmo is None else elmo.text_policy
+    if request.segment is None and policy.name != "whitespace":
+        log.info("texts are tokenised as the training text of the model was, --segment %s", policy.name)
+    train = list(request.columns.read(request.kind, request.train, policy))
+    dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, policy))
     told = f"{request.train}: {counted(len(train), 'example')}"
     say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
     _tell_unknown(elmo, train, request.train)
@@ -108,7 +115,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
                 dev,
                 chosen,
                 elmo=elmo,
-                segment=segment,
+                segment=policy,
                 cache=request.cache,
                 device=device,
                 watch=shown,
@@ -166,7 +173,7 @@ def run_task_eval(request: EvalTaskRequest) -> None:
     """Print a trained model's scores on a labelled file; write a report of them where one is asked for."""
     _refuse_missing(request.file)
     model = load(request.folder, device=request.device)
-    examples = list(request.columns.read(model.kind, request.file, model.segment))
+    examples = list(request.columns.read(model.kind, request.file, model.text_policy))
     for note in (*model.answers.check(examples, request.file), *cut_note(examples, model.options, request.file)):
         say(note)
     _tell_unknown(model.elmo, examples, request.file)
@@ -206,7 +213,7 @@ def run_task_predict(request: PredictTaskRequest) -> None:
         check_suffix(request.output, model.kind)
     examples: Iterable[Example]
     if request.input is not None:
-        examples = request.columns.read(model.kind, request.input, model.segment, labelled=False)
+        examples = request.columns.read(model.kind, request.input, model.text_policy, labelled=False)
     elif model.kind == "pair":
         if len(request.texts) % 2:
             raise ElmoError(f"pairs are given as FIRST SECOND FIRST SECOND …, got {len(request.texts)} texts")

@@ -13,7 +13,7 @@ from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
 from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed
 from elmokit.text.splitting import split_sentences
-from elmokit.text.tokens import SegmenterName, WordSplitter, segmenter, word_splitter
+from elmokit.text.tokens import SegmenterName, WordSplitter, name_in_files, word_splitter
 
 SplitMode = Literal["none", "line", "paragraph"]
 """none: a line is a sentence. line, paragraph: a line, or the lines between blank lines, is split into sentences."""
@@ -37,7 +37,8 @@ class ReadingOptions:
     """Longer sentences are skipped."""
 
     def __post_init__(self) -> None:
-        segmenter(self.segment)("")  # a missing package is reported before anything is read
+        object.__setattr__(self, "segment", name_in_files(self.segment))
+        word_splitter(self.segment)("")  # a missing package is reported before anything is read
         if self.split not in get_args(SplitMode):
             raise ElmoError(f"split must be one of {', '.join(get_args(SplitMode))}, got {self.split!r}")
         if self.max_tokens < 1:

@@ -302,7 +302,7 @@ def _warn_of_losses(checkpoint: Checkpoint, folder: Path) -> None:
     if any(bool(mix["weights"].any()) or float(mix["gamma"]) != 1 for mix in checkpoint.mixes):
         log.warning("the bilm format stores no mixes: the trained ones of this model are not in %s", folder)
     segment = checkpoint.text.get("segment", "none")
-    if segment != "none":
+    if segment not in ("none", "whitespace"):
         log.warning("the bilm format does not store how text becomes tokens: use it with --segment %s", segment)
 
 

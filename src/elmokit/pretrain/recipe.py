@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_options
+from elmokit.text.tokens import name_in_files
 
 Preset = Literal["tiny", "small", "medium", "original"]
 RecipeName = Literal["modern", "paper"]
@@ -51,7 +52,9 @@ class Recipe:
     train_word_vectors: bool = option(True, "Whether --word-vectors go on learning.")
 
     # What it reads.
-    segment: Literal["none", "english", "jieba", "chars"] = option("none", "How lines become tokens.")
+    segment: Literal["english", "jieba", "chars", "whitespace", "none"] = option(
+        "none", "How lines become tokens; none: at white space."
+    )
     split: Literal["none", "line", "paragraph"] = option(
         "none", "Raw text into sentences: each line a paragraph, or blank lines between paragraphs."
     )
@@ -112,6 +115,7 @@ class Recipe:
         hints = get_type_hints(type(self))
         for item in fields(self):
             object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), hints[item.name], item))
+        object.__setattr__(self, "segment", name_in_files(self.segment))
         if self.tie_softmax and self.input != "words":
             raise ElmoError("tie_softmax needs --input words: the softmax of a character model has no table to share")
         if self.tie_softmax and self.word_size not in (0, self.output_size):

@@ -130,6 +130,8 @@ def fingerprint(elmo: Elmo, dtype: torch.dtype = torch.float16) -> str:
         facts["words"], facts["specials"] = list(elmo.vocab), elmo.vocab.specials
     if elmo.symbols is not None:
         facts["symbols"] = dict(elmo.symbols.ids)
+    if elmo.character_pieces is not None:
+        facts["tokens"] = "read by character"  # vectors of words from before that were all those of <UNK>
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, value in sorted(elmo.bilm.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
@@ -169,19 +171,13 @@ def _after(progress: Progress, done: int, total: int) -> Callable[[int], None]:
 def _block(elmo: Elmo, group: dict[bytes, Tokens], dtype: torch.dtype, progress: Callable[[int], None] | None) -> Block:
     """The vectors of some sentences, each different word encoded once."""
     numbers, rows = _numbered(group.values())
-    begin, end = len(numbers), len(numbers) + 1
-    table = elmo.encode_types([*numbers, elmo.indexer.begin, elmo.indexer.end])  # [U+2, P]
+    table = elmo.encode_types(list(numbers))  # [U, P]
     context = torch.zeros(len(rows), elmo.config.context.n_layers, elmo.config.vector_size, dtype=dtype)
     done = start = 0
 
     def run(batch: Sequence[Sequence[str]]) -> list[Tensor]:
         nonlocal done
-        lengths = torch.tensor([len(tokens) + 2 for tokens in batch])
-        width = int(lengths.max())
-        places = [[begin, *(numbers[token] for token in tokens), end] for tokens in batch]
-        padded = torch.tensor([row + [end] * (width - len(row)) for row in places])  # [B, T]
-        values, _ = elmo.bilm.contextualise(table[padded.to(elmo.device)], lengths)
-        kept = _rounded(values[1:], dtype)
+        kept = _rounded(elmo.layers_of(batch).values[1:], dtype)
         done += len(batch)
         if progress is not None:
             progress(done)
@@ -190,7 +186,7 @@ def _block(elmo: Elmo, group: dict[bytes, Tokens], dtype: torch.dtype, progress:
     for vectors in encode_stream(group.values(), run):
         context[start : start + vectors.shape[1]] = vectors.transpose(0, 1)
         start += vectors.shape[1]
-    return block_of(_lengths(group), _rounded(table[:begin], dtype), rows, context)
+    return block_of(_lengths(group), _rounded(table, dtype), rows, context)
 
 
 @torch.no_grad()

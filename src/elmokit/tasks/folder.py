@@ -29,7 +29,7 @@ from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.static import StaticVectors
-from elmokit.text.tokens import segmenter
+from elmokit.text.policy import TextPolicy
 
 FORMAT, VERSION = "elmokit-task", 1
 LAST = "task.json"
@@ -58,7 +58,7 @@ def write_model(model: TaskModel, folder: Path) -> None:
         "version": VERSION,
         "answers": model.answers.to_dict(),
         "options": model.options.to_dict(),
-        "segment": model.segment,
+        "segment": model.text_policy.name_in_files,
         "static": static and {"size": static.size, "n_trained": static.n_trained, "frozen": static.frozen},
     }
     write_text(folder / LAST, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
@@ -78,8 +78,8 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
         stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
         if unknown := sorted(stored.keys() - {item.name for item in fields(TaskOptions)}):
             raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
-        answers, options, segment = Answers.from_dict(facts["answers"]), TaskOptions(**stored), facts["segment"]
-        segmenter(segment)
+        answers, options = Answers.from_dict(facts["answers"]), TaskOptions(**stored)
+        policy = TextPolicy(facts["segment"])
         if (answers.labels is None) != (options.target == "score"):
             raise ElmoError(f"a task with the target {options.target} must have labels where it gives them")
         static = None if words is None else StaticVectors(words, **facts["static"])
@@ -103,7 +103,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
         lines = str(error).splitlines() or [type(error).__name__]
         reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
         raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
-    return TaskModel(network.to(chosen), answers, elmo, segment=segment, device=chosen)
+    return TaskModel(network.to(chosen), answers, elmo, segment=policy, device=chosen)
 
 
 def _facts(folder: Path) -> dict[str, Any]:

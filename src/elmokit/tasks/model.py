@@ -21,7 +21,8 @@ from elmokit.tasks.schemes import spans
 from elmokit.tasks.scores import Scores
 from elmokit.tasks.sources import Source
 from elmokit.text.graphemes import HAN, KANA
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.policy import PolicyName, TextPolicy
+from elmokit.text.tokens import SegmenterName
 
 _UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
 _BATCH = 64
@@ -116,12 +117,18 @@ class TaskModel:
         answers: Answers,
         elmo: Elmo | None,
         *,
-        segment: SegmenterName = "none",
+        segment: SegmenterName | TextPolicy = "whitespace",
         device: torch.device | None = None,
     ) -> None:
         """`segment`: how a string becomes tokens, as the training texts did."""
-        self.network, self.answers, self.elmo, self.segment = network.eval(), answers, elmo, segment
+        self.network, self.answers, self.elmo = network.eval(), answers, elmo
+        self.text_policy = TextPolicy.of(segment)
         self.device = device or torch.device("cpu")
+
+    @property
+    def segment(self) -> PolicyName:
+        """How strings become tokens: english, jieba, chars or whitespace."""
+        return self.text_policy.name
 
     @property
     def kind(self) -> Kind:
@@ -213,7 +220,7 @@ class TaskModel:
     def tokens(self, text: Text) -> Tokens:
         """A string as the training texts were split; tokens as they are."""
         if isinstance(text, str):
-            return tuple(words(segmenter(self.segment)(text)))
+            return tuple(self.text_policy.split(text))
         tokens = tuple(text) if isinstance(text, Iterable) else (text,)
         if not all(isinstance(token, str) for token in tokens):
             raise ElmoError(f"a text is a string or a list of tokens, got {text!r}")

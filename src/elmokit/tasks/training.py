@@ -30,12 +30,17 @@ from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.scores import Scores
 from elmokit.tasks.sources import Source, cut_note, sentences_of
 from elmokit.tasks.static import StaticVectors
-from elmokit.text.tokens import SegmenterName
+from elmokit.text.policy import TextPolicy
+from elmokit.text.tokens import SegmenterName, word_splitter
 
 Given = tuple[Sequence[str], NDArray[np.float32]]
 """Static vectors that are in memory: words, and vectors [V, size]."""
 _DEV_SHARE = 10
 """Without dev data one example in so many is held out."""
+_LOOKED_AT = 1000
+"""Sentences that tell how texts were tokenised."""
+_OTHER_TOKENS = 0.05
+"""The share of tokens that may be tokenised in another way, by chance."""
 _SLOWER = 0.5
 """What the learning rate is multiplied with after an epoch that was not the best."""
 
@@ -100,7 +105,7 @@ def fit(
     *,
     elmo: Elmo | None = None,
     static: Given | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy | None = None,
     cache: Path | None = None,
     device: str | torch.device | None = None,
     watch: Watcher | None = None,
@@ -109,8 +114,9 @@ def fit(
     """Train a classifier, a tagger or a pair model on examples.
 
     Without `dev`, one example in ten is held out. `elmo` stays as it is: where it is to be fine-tuned, a copy is.
-    `static`: vectors in memory, which go before `options.static`. `segment`: how the model will split strings. `cache`:
-    where frozen ELMo vectors are kept. `paths`: the names of the two files in messages.
+    `static`: vectors in memory, which go before `options.static`. `segment`: how the task model will tokenise strings,
+    by default as `elmo` does; texts should be read in the same way (`read_texts(path, segment=elmo.segment)`).
+    `cache`: the folder of frozen ELMo vectors. `paths`: the names of the two files in messages.
     """
     options, watch = options or TaskOptions(), watch or Unwatched()
     if options.elmo != "none" and elmo is None:
@@ -130,7 +136,8 @@ def fit(
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         used = None if elmo is None or options.elmo == "none" else _to_train(elmo) if options.fine_tune else elmo
         torch.manual_seed(options.seed)
-        training = _Training(kind, train, dev, options, used, static, segment, chosen, watch, cache, paths, is_held_out)
+        policy = elmo.text_policy if segment is None and elmo is not None else TextPolicy.of(segment or "whitespace")
+        training = _Training(kind, train, dev, options, used, static, policy, chosen, watch, cache, paths, is_held_out)
         return training.run()
 
 
@@ -165,7 +172,7 @@ class _Training:
         options: TaskOptions,
         elmo: Elmo | None,
         static: Given | None,
-        segment: SegmenterName,
+        policy: TextPolicy,
         device: torch.device,
         watch: Watcher,
         cache: Path | None,
@@ -179,6 +186,8 @@ class _Training:
         self.notes += self.answers.check(dev, paths[1], held_out=is_held_out)
         self.notes += [*cut_note(train, options, paths[0]), *cut_note(dev, options, paths[1])]
         sentences = [tokens for side in sentences_of(train, options) for tokens in side]
+        if kind != "tag":
+            self.notes += _other_tokens(sentences[:_LOOKED_AT], policy)
         table = _static(options, static, sentences)
         if table is not None and table.note:
             self.notes.append(table.note)
@@ -200,7 +209,7 @@ class _Training:
         ).to(device)
         if self.answers.labels is None:
             network.standardise(torch.tensor(scores_of(cast(Sequence[PairExample], train))))
-        self.model = TaskModel(network, self.answers, elmo, segment=segment, device=device)
+        self.model = TaskModel(network, self.answers, elmo, segment=policy, device=device)
         self.learned: list[nn.Parameter] = [p for p in network.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [{"params": list(self.learned), "lr": options.learning_rate}]
         if elmo is not None and options.fine_tune:
@@ -288,6 +297,20 @@ class _Training:
         with self.averages.in_use():
             answers = self.model.answer(self.dev, self.dev_source)
         return self.answers.score(self.dev, [answer.answer for answer in answers])
+
+
+def _other_tokens(sentences: Sequence[Sequence[str]], policy: TextPolicy) -> list[str]:
+    """A sentence if the texts were tokenised in another way than `predict` will tokenise strings."""
+    split = word_splitter(policy.name)
+    tokens = [token for sentence in sentences for token in sentence]
+    other = [token for token in tokens if split(token) != [token]]
+    if len(other) <= _OTHER_TOKENS * len(tokens):
+        return []
+    return [
+        f"{len(other):,} of {counted(len(tokens), 'token')}, such as {other[0]!r}, would be several in a string that "
+        f"predict gets (segment={policy.name!r}): read the texts with that segment, or give fit the one they were read "
+        "with"
+    ]
 
 
 def without_elmo(options: TaskOptions) -> TaskOptions:

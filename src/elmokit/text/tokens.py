@@ -4,20 +4,18 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text.english import english_spans
 from elmokit.text.graphemes import BOPOMOFO, EMOJI, HAN, HANGUL, JAMO, KANA, marks, word_characters
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token and its place: `source[token.start:token.end] == token.text` for every tokenizer here."""
+class Token(NamedTuple):
+    """A token and its place in a text; no tokenizer here rewrites a character, so `text[start:end]` is the token."""
 
     text: str
     start: int
@@ -29,7 +27,8 @@ class Token:
 Segmenter = Callable[[str], list[Token]]
 """Text in, its tokens out: all of its characters but white space, in order."""
 
-SegmenterName = Literal["none", "english", "jieba", "chars"]
+SegmenterName = Literal["english", "jieba", "chars", "whitespace", "none"]
+"""The names of the tokenizers; "none" is the name that files have for "whitespace", and means the same everywhere."""
 
 WordSplitter = Callable[[str], list[str]]
 """Text in, the texts of its tokens out."""
@@ -95,7 +94,7 @@ def segmenter(name: SegmenterName) -> Segmenter:
     ['你', '好']
     """
     if name not in _SEGMENTERS:
-        allowed = ", ".join(get_args(SegmenterName))
+        allowed = ", ".join(shown for shown in _SEGMENTERS if shown != "none")
         raise ElmoError(f"the segmenter must be one of {allowed}, got {name!r}")
     return _SEGMENTERS[name]
 
@@ -106,12 +105,13 @@ def word_splitter(name: SegmenterName) -> WordSplitter:
     >>> word_splitter("english")("It's done.")
     ['It', "'s", 'done', '.']
     """
-    if name == "none":
-        return str.split
-    if name == "english":
-        return lambda text: [text[start:end] for start, end in english_spans(text)]
-    segment = segmenter(name)
-    return lambda text: words(segment(text))
+    return _FAST_SPLITTERS.get(segmenter(name)) or _jieba_words
+
+
+def name_in_files(name: SegmenterName) -> SegmenterName:
+    """The name under which files store a tokenizer: "none" for white space, as in the first models."""
+    segmenter(name)
+    return "none" if name == "whitespace" else name
 
 
 def words(tokens: Iterable[Token]) -> list[str]:
@@ -119,11 +119,29 @@ def words(tokens: Iterable[Token]) -> list[str]:
     return [token.text for token in tokens]
 
 
+def _english_words(text: str) -> list[str]:
+    return [text[start:end] for start, end in english_spans(text)]
+
+
+def _chars_words(text: str) -> list[str]:
+    return _characters().findall(text)
+
+
+def _jieba_words(text: str) -> list[str]:
+    return words(split_jieba(text))
+
+
 _SEGMENTERS: dict[str, Segmenter] = {
-    "none": split_spaces,
     "english": split_english,
     "jieba": split_jieba,
     "chars": split_chars,
+    "whitespace": split_spaces,
+    "none": split_spaces,
+}
+_FAST_SPLITTERS: dict[Segmenter, WordSplitter] = {
+    split_spaces: str.split,
+    split_english: _english_words,
+    split_chars: _chars_words,
 }
 
 _NON_SPACE = re.compile(r"\S+")

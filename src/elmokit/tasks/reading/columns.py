@@ -11,7 +11,8 @@ from pathlib import Path
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import TaggedExample
 from elmokit.tasks.reading.lines import numbered_lines, place, shown, suffix_of
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.policy import TextPolicy
+from elmokit.text.tokens import SegmenterName
 
 Column = int | str
 """A column by its number from 1 or, in CoNLL-U, by its name."""
@@ -33,7 +34,7 @@ def read_tagged(
     token_column: Column | None = None,
     tag_column: Column | None = None,
     segment_digits: bool | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> list[TaggedExample]:
     """The sentences of a file and their tags, as the file spells them.
@@ -61,12 +62,12 @@ def stream_tagged(
     token_column: Column | None = None,
     tag_column: Column | None = None,
     segment_digits: bool | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> Iterator[TaggedExample]:
     """What `read_tagged` gives, one by one, so that a file may be larger than the memory."""
     if not labelled and token_column is None and suffix_of(path) == ".txt":
-        yield from _read_text(path, segment)
+        yield from _read_text(path, TextPolicy.of(segment))
         return
     if suffix_of(path) == ".conllu":
         sentences = _read_conllu(path, token_column, tag_column, labelled)
@@ -88,10 +89,10 @@ class _Sentence:
     tags: list[str]
 
 
-def _read_text(path: str | Path, segment: SegmenterName) -> Iterator[TaggedExample]:
-    split, empty = segmenter(segment), True
+def _read_text(path: str | Path, policy: TextPolicy) -> Iterator[TaggedExample]:
+    empty = True
     for number, line in numbered_lines(path):
-        if tokens := tuple(words(split(line))):
+        if tokens := tuple(policy.split(line)):
             empty = False
             yield TaggedExample(tokens, line=number)
     if empty:

@@ -14,7 +14,8 @@ from elmokit.errors import ElmoError
 from elmokit.tasks.examples import PairExample, TextExample, Tokens
 from elmokit.tasks.reading.headers import Names, Role, columns_by_header, columns_by_order, is_header
 from elmokit.tasks.reading.lines import numbered_lines, place, shown, suffix_of
-from elmokit.text.tokens import Segmenter, SegmenterName, segmenter, words
+from elmokit.text.policy import TextPolicy
+from elmokit.text.tokens import SegmenterName
 
 Fields = dict[Role, str]
 _TABLES = (".tsv", ".csv", ".txt")
@@ -29,12 +30,13 @@ def read_texts(
     *,
     text: str | None = None,
     label: str | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> list[TextExample]:
     """The texts of a table and their classes; `text` and `label` are columns by name or by number from 1.
 
     Without them, usual names in a header are known, and a file of two columns without a header is `label TAB text`.
+    `segment`: how a text becomes tokens; for a model's own way give `elmo.segment`.
     With labelled=False no label is read, and a .txt file or one of a single column is a text a line.
     """
     return list(stream_texts(path, text=text, label=label, segment=segment, labelled=labelled))
@@ -45,14 +47,14 @@ def stream_texts(
     *,
     text: str | None = None,
     label: str | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> Iterator[TextExample]:
     """What `read_texts` gives, one by one, so that a file may be larger than the memory."""
     names: Names = {"text": text, "label": label} if labelled else {"text": text}
-    split = segmenter(segment)
+    policy = TextPolicy.of(segment)
     for line, fields in _read(path, names):
-        yield TextExample(_tokens(path, line, fields, "text", split), fields.get("label"), line)
+        yield TextExample(_tokens(path, line, fields, "text", policy), fields.get("label"), line)
 
 
 def read_pairs(
@@ -61,7 +63,7 @@ def read_pairs(
     first: str | None = None,
     second: str | None = None,
     label: str | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> list[PairExample]:
     """The sentence pairs of a table and their labels; the columns are named as in `read_texts`.
@@ -77,16 +79,16 @@ def stream_pairs(
     first: str | None = None,
     second: str | None = None,
     label: str | None = None,
-    segment: SegmenterName = "none",
+    segment: SegmenterName | TextPolicy = "whitespace",
     labelled: bool = True,
 ) -> Iterator[PairExample]:
     """What `read_pairs` gives, one by one."""
     names: Names = {"first": first, "second": second}
     if labelled:
         names = {**names, "label": label}
-    split = segmenter(segment)
+    policy = TextPolicy.of(segment)
     for line, fields in _read(path, names):
-        first_tokens, second_tokens = (_tokens(path, line, fields, role, split) for role in _SIDES)
+        first_tokens, second_tokens = (_tokens(path, line, fields, role, policy) for role in _SIDES)
         yield PairExample(first_tokens, second_tokens, fields.get("label"), line)
 
 
@@ -107,8 +109,8 @@ def _read(path: str | Path, names: Names) -> Iterator[tuple[int, Fields]]:
         yield line, fields
 
 
-def _tokens(path: str | Path, line: int, fields: Fields, role: Role, split: Segmenter) -> Tokens:
-    tokens = tuple(words(split(fields[role])))
+def _tokens(path: str | Path, line: int, fields: Fields, role: Role, policy: TextPolicy) -> Tokens:
+    tokens = tuple(policy.split(fields[role]))
     if not tokens:
         name = "text" if role == "text" else f"{role} sentence"
         raise ElmoError(f"{place(path, line)}: the {name} is empty: fill it in or remove the example")

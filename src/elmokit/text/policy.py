@@ -1,0 +1,167 @@
+"""The text policy of a model: how strings become tokens, the same in Python, on the command line and in every adapter.
+
+A string is tokenised as the model's training text was; a list of tokens is taken as it is. A model of characters also
+takes whole words: each is read character by character (`CharacterPieces`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, SupportsInt
+
+from elmokit.errors import ElmoError
+from elmokit.text.english import english_spans
+from elmokit.text.graphemes import HAN, KANA
+from elmokit.text.tokens import SegmenterName, Token, name_in_files, segmenter, word_splitter
+
+log = logging.getLogger(__name__)
+
+Sentence = str | Sequence[str]
+"""A string, or a list of tokens."""
+PolicyName = Literal["english", "jieba", "chars", "whitespace"]
+
+_WORD_AND_MARK = re.compile(r"\w[.,;:!?)。，、；：？！]+(?=\s|\Z)")
+_UNSPACED = re.compile(f"[{HAN}{KANA}]")
+
+
+class TextPolicy:
+    """How strings become tokens: `name` is english, jieba, chars or whitespace.
+
+    >>> policy = TextPolicy("english")
+    >>> policy.split("A river bank."), policy.tokenize("A bank.")[1]
+    (['A', 'river', 'bank', '.'], Token(text='bank', start=2, end=6))
+    """
+
+    def __init__(self, segment: SegmenterName | None = None, *, model: str = "this model") -> None:
+        """`segment`: the name of the tokenizer; None: `model` does not say how its training text was tokenised.
+
+        Such a model splits strings at white space, and a warning is logged once if punctuation sticks to words.
+        """
+        segmenter("whitespace" if segment is None else segment)  # refuses an unknown name
+        self.name: PolicyName = "whitespace" if segment in (None, "none") else segment  # type: ignore[assignment]
+        self.model = model
+        self._watches = segment is None
+
+    @classmethod
+    def of(cls, segment: SegmenterName | TextPolicy) -> TextPolicy:
+        """A policy as it is, or the policy of that name."""
+        return segment if isinstance(segment, TextPolicy) else cls(segment)
+
+    def __repr__(self) -> str:
+        return f"TextPolicy({self.name!r})"
+
+    @property
+    def name_in_files(self) -> SegmenterName:
+        """The name that model files, prepared corpora and task folders have for it."""
+        return name_in_files(self.name)
+
+    def override(self, segment: SegmenterName | None) -> TextPolicy:
+        """This policy, or that of `segment` if one is given."""
+        return self if segment is None else TextPolicy(segment, model=self.model)
+
+    def tokenize(self, text: str) -> list[Token]:
+        """The tokens of a string with their character offsets."""
+        self._look(text)
+        return segmenter(self.name)(text)
+
+    def split(self, text: str) -> list[str]:
+        """The texts of the tokens of a string, which is faster than `tokenize`."""
+        self._look(text)
+        return word_splitter(self.name)(text)
+
+    def tokens_of(self, sentence: Sentence) -> list[str]:
+        """The tokens of a sentence: a string is split, a list of tokens is taken as it is."""
+        if isinstance(sentence, str):
+            return self.split(sentence)
+        if not isinstance(sentence, Iterable):
+            raise ElmoError(f"a sentence must be a string or a list of tokens, got {type(sentence).__name__}")
+        tokens = list(sentence)
+        if wrong := [token for token in tokens if not isinstance(token, str)]:
+            raise ElmoError(f"a token must be a string, got {wrong[0]!r}")
+        return tokens
+
+    def sentences_of(self, sentences: Sentence | Iterable[Sentence]) -> list[list[str]]:
+        """The tokens of any number of sentences; one string is one sentence."""
+        if isinstance(sentences, str):
+            return [self.split(sentences)]
+        if not isinstance(sentences, Iterable):
+            raise ElmoError(f"sentences must be a list of strings or of token lists, got {type(sentences).__name__}")
+        return [self.tokens_of(sentence) for sentence in sentences]
+
+    def _look(self, text: str) -> None:
+        """Log a warning, once, if the model does not say how it was trained and punctuation sticks to words."""
+        if not self._watches or (stuck := _stuck_word(text)) is None:
+            return
+        self._watches = False
+        better = "jieba" if _UNSPACED.search(stuck) else "english"
+        shown = stuck if len(stuck) <= _SHOWN else f"{stuck[: _SHOWN - 1]}…"
+        log.warning(
+            "%s does not say how its training text was tokenised, so strings are split at white space and punctuation "
+            'sticks to words (%r): give segment="%s" (--segment %s), or lists of tokens',
+            self.model,
+            shown,
+            better,
+            better,
+        )
+
+
+_SHOWN = 20
+
+
+def _stuck_word(text: str) -> str | None:
+    """A word of the text that white space alone does not separate from its punctuation; abbreviations do not count."""
+    if not (found := _WORD_AND_MARK.search(text)):  # most text that is tokenised already ends here
+        return None
+    starts = {start for start, _ in english_spans(text)}
+    for match in _WORD_AND_MARK.finditer(text, found.start()):
+        if match.start() + 1 in starts:
+            return text[: match.end()].split()[-1]
+    return None
+
+
+def padded(tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt]) -> list[list[str]]:
+    """Rows of tokens that were padded to one length, cut to their true lengths (TF-Hub's `tokens` signature)."""
+    rows = TextPolicy("whitespace").sentences_of(tokens)
+    if not isinstance(sequence_len, Iterable):
+        raise ElmoError(f"sequence_len must be a list of lengths, got {sequence_len!r}")
+    lengths = [int(length) for length in sequence_len]
+    if len(rows) != len(lengths):
+        raise ElmoError(f"sequence_len must have a length for each of the {len(rows)} sentences, got {len(lengths)}")
+    for row, length in zip(rows, lengths, strict=True):
+        if not 0 <= length <= len(row):
+            raise ElmoError(f"sequence_len must lie between 0 and the {len(row)} tokens of its row, got {length}")
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+class CharacterPieces:
+    """What a model of characters reads of each token: the tokens that `chars` finds in it.
+
+    >>> CharacterPieces().of("2020年"), CharacterPieces().of("银行"), CharacterPieces().of("GPU")
+    (('2020', '年'), ('银', '行'), ('GPU',))
+    """
+
+    def __init__(self, specials: Iterable[str] = ()) -> None:
+        """`specials`: tokens such as `<UNK>` that stay whole."""
+        self._specials = frozenset(specials)
+
+    def of(self, token: str) -> tuple[str, ...]:
+        """The pieces of a token, at least one."""
+        return (token,) if len(token) == 1 or token in self._specials else _pieces(token)
+
+    def count(self, tokens: Iterable[str]) -> int:
+        """The number of pieces of all tokens."""
+        return sum(1 if len(token) == 1 else len(self.of(token)) for token in tokens)
+
+    def taken_apart(self, sentences: Iterable[Sequence[str]]) -> tuple[list[list[str]], list[list[int]]]:
+        """The pieces of each sentence, and for each sentence how many of them each of its tokens has."""
+        apart = [[self.of(token) for token in sentence] for sentence in sentences]
+        return [[*chain.from_iterable(pieces)] for pieces in apart], [[*map(len, pieces)] for pieces in apart]
+
+
+@lru_cache(1 << 16)
+def _pieces(token: str) -> tuple[str, ...]:
+    return tuple(word_splitter("chars")(token)) or (token,)
