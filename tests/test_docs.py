@@ -12,6 +12,9 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.cli import main
+from elmokit.config import CONTEXTS
+from elmokit.formats import formats, unregister_format
+from elmokit.model.context import unregister_context
 from model_files import make_manylangs, write_manylangs
 from tiny_models import tiny_checkpoint
 
@@ -58,10 +61,22 @@ def write_task_files(folder: Path) -> None:
     (folder / "pairs.tsv").write_text(f"premise\thypothesis\tlabel\n{pairs}", encoding="utf-8")
 
 
+@pytest.fixture
+def _registries():
+    """What a page registers is forgotten afterwards."""
+    contexts, known = set(CONTEXTS), {each.name for each in formats()}
+    yield
+    for kind in set(CONTEXTS) - contexts:
+        unregister_context(kind)
+    for name in {each.name for each in formats()} - known:
+        unregister_format(name)
+
+
+@pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_and_command_runs(page, user_folder):
     """In the order of the page: a command may write what an example reads."""
-    namespace: dict[str, object] = {}
+    namespace: dict[str, object] = {"__name__": "example"}
     for number, (kind, body) in enumerate(blocks(page)):
         if kind == "python":
             exec(compile(body, f"{page.name} block {number}", "exec"), namespace)
@@ -120,3 +135,15 @@ def test_links_between_pages_lead_somewhere():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_files_that_the_architecture_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    named = set(re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", text))
+    assert len(named) > 30
+    for name in named:
+        base = ROOT if name.startswith("tests/") else ROOT / "src" / "elmokit"
+        assert (base / name).exists(), f"docs/architecture.md names {name}"
+    steps = re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)
+    assert 5 <= len(steps) <= 10

@@ -30,16 +30,6 @@ class BigramConfig(ContextConfig):
     def token_size(self) -> int:
         return self.size
 
-    @property
-    def prediction_size(self) -> int:
-        return self.size
-
-    def vector_size(self, n_directions: int) -> int:
-        return n_directions * self.size
-
-    def describe(self, n_directions: int) -> list[tuple[str, str]]:
-        return [("bigram", f"{self.size} numbers, {n_directions} directions")]
-
     @classmethod
     def from_options(cls, options: Any) -> BigramConfig:
         return cls(options["output_size"])
@@ -155,7 +145,7 @@ def test_it_is_saved_and_loaded_in_every_dtype(trained, tmp_path, capsys):
     np.testing.assert_allclose(small.encode([["a", "river"]])[0], elmo.encode([["a", "river"]])[0], rtol=0.1, atol=0.05)
     capsys.readouterr()
     assert elmo_command("info", trained) == 0
-    assert "16 numbers, 2 directions" in capsys.readouterr().out
+    assert "size 16, n_layers 1; both directions" in capsys.readouterr().out
 
 
 def test_what_needs_an_lstm_is_refused(trained, tmp_path, capsys):

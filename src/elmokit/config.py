@@ -139,17 +139,18 @@ class ContextConfig(ABC):
         """P: numbers per token that it reads."""
 
     @property
-    @abstractmethod
     def prediction_size(self) -> int:
         """S: numbers per token that the softmax reads."""
+        return self.token_size
 
-    @abstractmethod
     def vector_size(self, n_directions: int) -> int:
-        """D: numbers per token that it gives."""
+        """D: numbers per token that it gives; the vectors of the directions next to each other."""
+        return n_directions * self.token_size
 
-    @abstractmethod
     def describe(self, n_directions: int) -> list[tuple[str, str]]:
         """Names and values for `elmo info` and the model card."""
+        values = ", ".join(f"{item.name} {getattr(self, item.name)}" for item in fields(self))  # type: ignore[arg-type]
+        return [(self.kind, f"{values}; {'both directions' if n_directions > 1 else 'forward only'}")]
 
     @classmethod
     @abstractmethod
@@ -203,15 +204,6 @@ class LstmConfig(ContextConfig):
     def token_size(self) -> int:
         """P: a token has as many numbers as an output, so that every layer can have the same shape."""
         return self.output_size
-
-    @property
-    def prediction_size(self) -> int:
-        """P: the softmax reads the output of one direction."""
-        return self.output_size
-
-    def vector_size(self, n_directions: int) -> int:
-        """D: the outputs of the directions next to each other."""
-        return n_directions * self.output_size
 
     def describe(self, n_directions: int) -> list[tuple[str, str]]:
         """Names and values for `elmo info` and the model card."""
