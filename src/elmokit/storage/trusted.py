@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from elmokit.errors import ElmoError
@@ -25,6 +26,11 @@ _MOST_LINKS = 40
 
 class UntrustedError(ElmoError):
     """Another user could have made, or could change, what is at a path."""
+
+
+def no_link(path: str | Path, flags: int) -> int:
+    """Open a file as os.open does, but follow no link at its end and wait for no pipe; an opener for open()."""
+    return os.open(path, flags | _SAFELY, 0o666)
 
 
 def open_file(
@@ -80,7 +86,7 @@ class WorkFolder:
             self.close()
             raise
         with suppress(OSError):  # not every system has such paths
-            path = Path(f"/proc/self/fd/{self._fd}")
+            path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")  # not self: a program started here may use it too
             if os.path.samestat(path.stat(), os.fstat(self._fd)):
                 self.path = path
 
@@ -97,10 +103,11 @@ class WorkFolder:
         _check(facts, folder, owners, rights=rights)
         for inner, folders, files, fd in os.fwalk(".", dir_fd=self._fd):
             for name in (*folders, *files):
-                found, path = os.lstat(name, dir_fd=fd), folder / inner / name
-                if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
-                    raise UntrustedError(f"{path} must be an ordinary file with one name: remove {folder}")
-                _check(found, path, owners, rights=False)
+                with suppress(FileNotFoundError):  # removed at this moment by the process that worked here
+                    found, path = os.lstat(name, dir_fd=fd), folder / inner / name
+                    if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
+                        raise UntrustedError(f"{path} must be an ordinary file with one name: remove {folder}")
+                    _check(found, path, owners, rights=False)
 
     def _new_file(self) -> os.stat_result:
         name = f".{secrets.token_hex(8)}.tmp"
@@ -118,6 +125,23 @@ class WorkFolder:
             self._fd = -1
 
 
+@contextmanager
+def hidden_file(path: Path) -> Iterator[Path]:
+    """A path for a new file near `path` that no other user can replace; what is there at the end is removed."""
+    folder = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    folder.mkdir(0o700)
+    try:
+        with closing(WorkFolder(folder)) as work:
+            hidden = work.path / path.name
+            try:
+                yield hidden
+            finally:
+                hidden.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # another user may have renamed it
+            folder.rmdir()
+
+
 def follow_links(path: Path) -> Path:
     """The path without links; a link at its end is refused unless this user or root made it."""
     for _ in range(_MOST_LINKS):
@@ -132,22 +156,17 @@ def follow_links(path: Path) -> Path:
     return path.resolve()  # raises what the system says of a loop
 
 
-def check_path(path: Path) -> None:
-    """Refuse a path on which another user could put a different folder in the place of one."""
-    path = path.resolve()
-    for folder in (path, *path.parents) if _HAS_OWNERS else ():
-        facts = folder.lstat()
-        _check(facts, folder, _trusted(), rights=not facts.st_mode & stat.S_ISVTX)
-
-
 def _open_folder(path: Path) -> int:
-    with suppress(FileExistsError):
-        path.mkdir(0o755)  # never writable by others, whatever the umask
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
-    except OSError:
-        _refuse_link(path)
-        raise
+    while True:
+        with suppress(FileExistsError):
+            path.mkdir(0o755)  # never writable by others, whatever the umask
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+        except FileNotFoundError:
+            continue  # another process has removed it just now
+        except OSError:
+            _refuse_link(path)
+            raise
 
 
 def _refuse_link(path: str | Path, dir_fd: int | None = None) -> None:
