@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,32 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return drawn
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make files belong to another user: truly where the tests run as root, and by what is said of them otherwise."""
+    given: set[tuple[int, int]] = set()
+
+    def foreign(plain: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def look(*arguments, **named):
+            facts = plain(*arguments, **named)
+            is_given = (facts.st_dev, facts.st_ino) in given
+            return os.stat_result((*facts[:4], 65534, *facts[5:10])) if is_given else facts
+
+        return look
+
+    def give(*paths: Path) -> None:
+        for path in paths:
+            facts = path.lstat()
+            given.add((facts.st_dev, facts.st_ino))
+            if os.geteuid() == 0:
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        if os.geteuid() != 0:
+            for name in ("stat", "lstat", "fstat"):
+                monkeypatch.setattr(os, name, foreign(getattr(os, name)))
+
+    return give
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ MODULES = sorted(
 )
 # From the bottom to the top; a module imports from its own floor and from those below.
 FLOORS = [
-    {"errors", "config", "durable", "cache", "messages", "option_fields"},
+    {"errors", "config", "durable", "cache", "messages", "option_fields", "storage"},
     {"text"},
     {"ops"},
     {"model"},

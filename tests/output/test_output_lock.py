@@ -36,3 +36,10 @@ def test_a_file_that_is_removed_after_it_was_locked(tmp_path, monkeypatch, momen
 def test_a_folder_that_is_gone(tmp_path):
     with pytest.raises(FileNotFoundError):
         acquire(tmp_path / "gone" / "lock")
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "new")
+    with pytest.raises(OSError, match="lock"):
+        acquire(tmp_path / "lock")
+    assert not (tmp_path / "new").exists()

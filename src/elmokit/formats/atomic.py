@@ -12,28 +12,23 @@ from pathlib import Path
 
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
+from elmokit.storage.trusted import hidden_file
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place, flushed to disk, once the block has ended well."""
-    # Not mkstemp, whose files only their owner can read.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode
+        with hidden_file(path) as temporary:
+            temporary.touch(exist_ok=False)
+            mode = temporary.stat().st_mode
+            yield temporary
+            temporary.chmod(mode)  # a writer that makes the file anew may have hidden it from other users
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    try:
-        yield temporary
-        temporary.chmod(mode)  # a writer that makes the file anew may have hidden it from other users
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -29,11 +29,12 @@ from elmokit.errors import ElmoError
 from elmokit.formats.atomic import filling, write_text
 from elmokit.formats.bilm_options import read_options, read_vocabulary, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
-from elmokit.formats.hdf5 import MAGIC, Hdf5Tensors, names_at_top, write_datasets
+from elmokit.formats.hdf5 import Hdf5Tensors, names_at_top, write_datasets
 from elmokit.formats.registry import Format, ModelFiles, first_bytes
 from elmokit.formats.source import Source, read_json
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
+from elmokit.storage.hostile_hdf5 import MAGIC
 from elmokit.text.vocab import Vocabulary
 
 log = logging.getLogger(__name__)

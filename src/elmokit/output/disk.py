@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
+from elmokit.storage.trusted import no_link
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -16,7 +17,7 @@ class OffsetFile:
     """A file written only at offsets the caller names, so that a write that broke off is simply written over."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        self._fd = no_link(path, os.O_RDWR | os.O_CREAT)
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Write all of data at offset and return the offset after it."""
@@ -48,7 +49,8 @@ class OffsetFile:
 def replace_text(path: Path, text: str) -> None:
     """Write a small file so that it holds the old or the new text after a crash, never a mixture."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="ascii", newline="\n") as file:
+    temporary.unlink(missing_ok=True)  # of a run that was killed
+    with temporary.open("x", encoding="ascii", newline="\n") as file:  # "x" makes the file and follows no link
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from elmokit.storage.trusted import no_link
+
 
 def acquire(path: Path) -> int | None:
     """Lock a file, made if need be, and return its descriptor; None where locks are not to be had.
@@ -17,7 +19,7 @@ def acquire(path: Path) -> int | None:
     import fcntl
 
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fd = no_link(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder before us may have removed the file between our open and our lock, which then guards nothing.

@@ -33,6 +33,7 @@ from elmokit.output.disk import OffsetFile, explained, replace_text
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
+from elmokit.storage.trusted import WorkFolder
 
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
@@ -81,19 +82,23 @@ class Spool:
     def _acquire(self) -> int | None:
         while True:
             try:
-                self.folder.mkdir(exist_ok=True)
-            except FileExistsError:
+                self._work = WorkFolder(self.folder)
+            except NotADirectoryError:
                 raise ElmoError(
                     f"{self.folder} must be a folder or absent, got a file: move it away, vectors are collected there"
                 ) from None
             try:
-                return lock.acquire(self.folder / LOCK)
+                return lock.acquire(self._work.path / LOCK)
             except FileNotFoundError:
-                continue  # the run before us has removed the folder just now
+                self._work.close()  # the run before us has removed the folder just now
             except BlockingIOError:
+                self._work.close()
                 raise ElmoError(
                     f"another process is writing {self.output}: wait until it ends or choose another --output"
                 ) from None
+            except BaseException:
+                self._work.close()
+                raise
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()
@@ -121,21 +126,21 @@ class Spool:
             self._texts.truncate(self._state.text_bytes)
         if earlier and not last:
             self._write_settings()
-        sync(self.folder)
+        sync(self._work.path)
         sync(self.folder.parent)
 
     def _file(self, name: str) -> OffsetFile:
-        file = OffsetFile(self.folder / name)
+        file = OffsetFile(self._work.path / name)
         self._files.append(file)
         return file
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        replace_text(self.folder / SETTINGS, json.dumps(whole, indent=1))
+        replace_text(self._work.path / SETTINGS, json.dumps(whole, indent=1))
 
     def _read_settings(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / SETTINGS).read_text(encoding="ascii"))
+            found = json.loads((self._work.path / SETTINGS).read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             found = None
         if isinstance(found, dict) and found.get("format") == FORMAT:
@@ -145,7 +150,7 @@ class Spool:
                     f"elmokit: finish it with that release or delete the folder"
                 )
             return found
-        if any(path.name not in (LOCK, SETTINGS + ".tmp") for path in self.folder.iterdir()):
+        if any(path.name not in (LOCK, SETTINGS + ".tmp") for path in self._work.path.iterdir()):
             raise ElmoError(
                 f"{self.folder} is not the folder of an unfinished run: move it away, the vectors for {self.output} "
                 f"are collected there"
@@ -155,7 +160,7 @@ class Spool:
     def _last_record(self) -> Record | None:
         """The last record whose data are all there; sets where the journal goes on, and finished."""
         last = None
-        for record, end in read_records(self.folder / JOURNAL):
+        for record, end in read_records(self._work.path / JOURNAL):
             if record.output_bytes is not None:
                 with suppress(OSError):
                     self.finished = self.output.stat().st_size == record.output_bytes
@@ -263,12 +268,13 @@ class Spool:
     def stored(self) -> Stored:
         """The committed sentences, for a writer."""
         record = self._committed
-        return Stored(self.folder, record, Shape(self.pooled, record.layers, record.dim or 0), self.settings)
+        shape = Shape(self.pooled, record.layers, record.dim or 0)
+        return Stored(self._work.path, self.folder, record, shape, self.settings)
 
     def publish(self, write: Callable[[Stored, Path], None]) -> None:
         """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
         self.commit()
-        result = self.folder / RESULT
+        result = self._work.path / RESULT
         with self._explained():
             try:
                 write(self.stored(), result)
@@ -289,7 +295,7 @@ class Spool:
             file.close()
         with self._explained():
             for name in FILES:
-                (self.folder / name).unlink(missing_ok=True)
+                (self._work.path / name).unlink(missing_ok=True)
             with suppress(OSError):  # a file of somebody else's keeps the folder
                 self.folder.rmdir()
         self._removed = True
@@ -300,6 +306,7 @@ class Spool:
             file.close()
         held, self._lock = self._lock, None
         lock.release(held)
+        self._work.close()
 
     def __enter__(self) -> "Spool":
         return self

@@ -13,6 +13,7 @@ drops the lines of later steps and writes them again.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from typing import Any
 from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import replacing
+from elmokit.storage.trusted import no_link
 
 
 class MetricsLog:
@@ -46,7 +48,7 @@ class MetricsLog:
                 temporary.write_bytes(kept)
         try:
             # Nothing may wait in memory for a run that is killed.
-            self._file = path.open("ab", buffering=0)
+            self._file = io.FileIO(path, "ab", opener=no_link)
         except OSError as error:
             raise _cannot_write(path, error) from error
         self._end = len(kept)

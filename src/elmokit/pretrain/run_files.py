@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -76,7 +77,10 @@ class RunFolder:
             raise ElmoError(f"{self.folder} cannot be written: {error.strerror or error}") from error
         try:
             for left in self.checkpoints.glob(".*.tmp"):  # of a run that was killed
-                left.unlink(missing_ok=True)
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
             yield
         finally:
             if not self.started:  # stopped by a mistake: leave no trace in a folder of other things

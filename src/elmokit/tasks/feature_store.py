@@ -132,7 +132,7 @@ class FeatureStore:
             for leftover in self.folder.glob(".*.tmp"):
                 with suppress(OSError):
                     if fd is not None or time.time() - leftover.stat().st_mtime > _OLD_SECONDS:
-                        leftover.unlink()
+                        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield
         finally:
             release(fd)

@@ -1,0 +1,1 @@
+"""Files on the disk: opened safely, written whole or not at all."""
