@@ -102,7 +102,7 @@ def test_many_sentences_beside_a_model_are_not_walked(bilm, monkeypatch):
     plain = h5py.Group.__getitem__
     monkeypatch.setattr(h5py.Group, "__getitem__", lambda group, name: opened.append(name) or plain(group, name))
     detect(bilm)
-    assert not opened
+    assert set(opened) <= {"RNN_0"}
 
 
 def test_two_models_in_a_folder(bilm):
