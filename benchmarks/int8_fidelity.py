@@ -46,7 +46,7 @@ def main() -> None:
 
 def accuracy(elmo: Elmo, folder: Path) -> float:
     (texts, labels), (dev_texts, dev_labels) = (read(folder / f"{part}.tsv") for part in ("train", "dev"))
-    vectors = elmo.encode([*texts, *dev_texts], output="sentence")
+    vectors = elmo.encode([*texts, *dev_texts], output="sentence", segment="whitespace")  # SST is tokenised
     scaler = StandardScaler().fit(vectors[: len(texts)])
     scaled = scaler.transform(vectors)
     model = LogisticRegression(C=0.01, max_iter=1000).fit(scaled[: len(texts)], labels)

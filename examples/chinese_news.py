@@ -4,19 +4,19 @@
     python examples/chinese_news.py zh train.tsv dev.tsv --limit 3000           # `label TAB text`
     python examples/chinese_news.py --segment jieba                             # words: pip install 'elmokit[chinese]'
 
-The text must be cut as the model's training text was: the model remembers that, and a model of another origin is told
-with --segment. The bundled one reads characters, so for words a tiny model is trained first. What to see: accuracy by
-topic, and for a new headline the topics with their probabilities.
+Text is tokenised as the model's training text was, which the model knows, or by --segment. The bundled model reads
+characters; a word has the mean of the vectors of its characters. What to see: accuracy by topic, and for a new headline
+the topics with their probabilities.
 """
 
 from __future__ import annotations
 
 import random
 
-from start import arguments, open_model, segment_of
+from start import arguments
 
+from elmokit import Elmo
 from elmokit.tasks import TaskOptions, TextExample, fit, read_texts
-from elmokit.text.tokens import SegmenterName, segmenter, words
 
 TOPICS = {
     "体育": (["球队", "前锋", "主教练", "门将"], ["赢得比赛", "打进两球", "夺得冠军", "无缘决赛"]),
@@ -30,15 +30,12 @@ NEW = ["门将再次赢得比赛", "央行突然宣布降息", "机器人昨晚�
 def main() -> None:
     given = arguments(__doc__, epochs=5, segment=True)
     made = made_up(300) if given.train is None else []
-    bundled = None if given.segment in ("jieba", "none") else "zh"
-    elmo = open_model(given.model or bundled, (text for _, text in made), segment=given.segment or "chars")
-    cut: SegmenterName = given.segment or segment_of(elmo)
-    split = segmenter(cut)
-    examples = [TextExample(tuple(words(split(text))), topic) for topic, text in made]
-    train = examples[:240] or read_texts(given.train, segment=cut)[: given.limit]
-    dev = examples[240:] or read_texts(given.dev, segment=cut)[: given.limit]
-    print(f"cut by {cut}: {' | '.join(train[0].tokens)}")
-    fitted = fit("classify", train, dev, TaskOptions(epochs=given.epochs), elmo=elmo, segment=cut)
+    elmo = Elmo.load(given.model or "zh", segment=given.segment)
+    examples = [TextExample(tuple(token.text for token in elmo.tokenize(text)), topic) for topic, text in made]
+    train = examples[:240] or read_texts(given.train, segment=elmo.segment)[: given.limit]
+    dev = examples[240:] or read_texts(given.dev, segment=elmo.segment)[: given.limit]
+    print(f"tokenised by {elmo.segment}: {' | '.join(train[0].tokens)}")
+    fitted = fit("classify", train, dev, TaskOptions(epochs=given.epochs), elmo=elmo)
     print(*fitted.notes, *fitted.scores.table(), sep="\n")
     for headline, answer in zip(NEW, fitted.model.predict(NEW), strict=True):
         likely = sorted(answer.probabilities.items(), key=lambda item: -item[1])[:3]

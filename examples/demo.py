@@ -12,14 +12,14 @@ from elmokit.elmo import Layer
 
 HERE = Path(__file__).parent
 MONEY = [
-    "The bank lent the company two million dollars .",
-    "He borrowed money from the bank to buy a house .",
-    "The bank charges a fee for every loan .",
+    "The bank lent the company two million dollars.",
+    "He borrowed money from the bank to buy a house.",
+    "The bank charges a fee for every loan.",
 ]
 RIVER = [
-    "He sat on the bank of the river and fished .",
-    "We pulled the boat up on the grassy bank .",
-    "The river overflowed its bank after the rain .",
+    "He sat on the bank of the river and fished.",
+    "We pulled the boat up on the grassy bank.",
+    "The river overflowed its bank after the rain.",
 ]
 SENTENCES = MONEY + RIVER
 WORD = "bank"
@@ -66,7 +66,7 @@ def show_nearest(elmo: Elmo) -> None:
 def occurrences(elmo: Elmo, sentences: list[str], layer: Layer) -> NDArray[np.float32]:
     """The vector of the word in each sentence, at length 1, [N, D]."""
     arrays = elmo.encode(sentences, layer=layer)
-    places = [sentence.split().index(WORD) for sentence in sentences]
+    places = [[token.text for token in elmo.tokenize(sentence)].index(WORD) for sentence in sentences]
     vectors = np.stack([array[place] for array, place in zip(arrays, places, strict=True)])
     unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit

@@ -14,7 +14,7 @@ import random
 import time
 
 import torch
-from start import arguments, batches, open_model, segment_of, shown
+from start import arguments, batches, open_model, shown
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -56,9 +56,8 @@ def main() -> None:
     torch.manual_seed(1)
     made = made_up(500) if given.train is None else []
     elmo = open_model(given.model, (" ".join(example.tokens) for example in made))
-    cut = segment_of(elmo)
-    train = made[:400] or read_texts(given.train, segment=cut)[: given.limit]
-    dev = made[400:] or read_texts(given.dev, segment=cut)[: given.limit]
+    train = made[:400] or read_texts(given.train, segment=elmo.segment)[: given.limit]
+    dev = made[400:] or read_texts(given.dev, segment=elmo.segment)[: given.limit]
     labels = sorted({str(example.label) for example in train})
     model = SentimentLstm(elmo, len(labels)).to(elmo.device)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import classification_report
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
-from start import arguments, open_model, segment_of
+from start import arguments, open_model
 
 from elmokit.sklearn import ElmoVectorizer
 from elmokit.tasks import TextExample, read_texts
@@ -38,9 +38,8 @@ def main() -> None:
     given = arguments(__doc__)
     made = made_up(150) if given.train is None else []
     elmo = open_model(given.model, (" ".join(example.tokens) for example in made))
-    cut = segment_of(elmo)
-    train = made[:100] or read_texts(given.train, segment=cut)[: given.limit]
-    dev = made[100:] or read_texts(given.dev, segment=cut)[: given.limit]
+    train = made[:100] or read_texts(given.train, segment=elmo.segment)[: given.limit]
+    dev = made[100:] or read_texts(given.dev, segment=elmo.segment)[: given.limit]
     pipeline = Pipeline([("elmo", ElmoVectorizer(elmo)), ("classifier", LogisticRegression(max_iter=2000))])
     search = GridSearchCV(pipeline, GRID, cv=3).fit([example.tokens for example in train], labels(train))
     for cell, score in zip(search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True):

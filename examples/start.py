@@ -9,14 +9,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from elmokit import Elmo, ScalarMix
 from elmokit.commands.train import TrainRequest, run_train
-from elmokit.text.tokens import SegmenterName
 
 Item = TypeVar("Item")
 # Far too small for anything but showing how things go together.
@@ -43,7 +42,9 @@ def arguments(about: str | None, *, epochs: int | None = None, segment: bool = F
     if epochs:
         parser.add_argument("--epochs", type=int, metavar="N", default=epochs, help="[%(default)s]")
     if segment:
-        parser.add_argument("--segment", choices=["none", "chars", "jieba"], help="how text is cut [as for MODEL]")
+        parser.add_argument(
+            "--segment", choices=["whitespace", "chars", "jieba"], help="how text is tokenised [as for MODEL]"
+        )
     given = parser.parse_args()
     if (given.train is None) != (given.dev is None):
         parser.error("TRAIN and DEV are given together")
@@ -63,12 +64,7 @@ def shown(mix: nn.Module) -> str:
     return f"mix of the layers {shares}, gamma {mix.gamma.item():.3f}"
 
 
-def segment_of(elmo: Elmo) -> SegmenterName:
-    """How the model's training text was cut into tokens: other text should be cut in the same way."""
-    return cast(SegmenterName, elmo.text.get("segment", "none"))
-
-
-def open_model(path: str | None, text: Iterable[str], *, segment: str = "none", mixes: int | None = None) -> Elmo:
+def open_model(path: str | None, text: Iterable[str], *, mixes: int | None = None) -> Elmo:
     """`Elmo.load(path)`, or without a path a model trained on the text, a sentence each."""
     if path is not None:
         return Elmo.load(path, mixes=mixes)
@@ -77,6 +73,5 @@ def open_model(path: str | None, text: Iterable[str], *, segment: str = "none", 
     with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         corpus, output, prepared = Path(folder, "corpus.txt"), Path(folder, "model"), Path(folder, "prepared")
         corpus.write_text("".join(f"{sentence}\n" for sentence in text), encoding="utf-8")
-        changes = {**RECIPE, "segment": segment}
-        run_train(TrainRequest([str(corpus)], output, cache=prepared, device="cpu", changes=changes))
+        run_train(TrainRequest([str(corpus)], output, cache=prepared, device="cpu", changes=RECIPE))
         return Elmo.load(output, mixes=mixes, device="cpu")

@@ -180,7 +180,7 @@ def _tagged(path: Path) -> list[Any]:
 def _segment(row: Row, setting: Setting) -> str:
     """Chinese texts are cut as the model's own training text was; the English ones are tokenised or plain."""
     if row.language == "zh":
-        return str(_elmo(setting.models["zh"], setting.device).text.get("segment", "chars"))
+        return _elmo(setting.models["zh"], setting.device).segment
     return "english" if row.kind == "pair" else "none"
 
 

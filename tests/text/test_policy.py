@@ -43,7 +43,9 @@ def test_names():
         made.override("klingon")
 
 
-@pytest.mark.parametrize("text", ["The bank, they say", "A bank.", "Really?", "(a bank)", "Wait: no", "今天很好。"])
+@pytest.mark.parametrize(
+    "text", ["The bank, they say", "A river bank.", "Really?", "(a bank)", "Wait: no", "今天很好。"]
+)
 def test_a_model_that_does_not_say_warns_once_where_punctuation_sticks_to_words(text, caplog):
     made = TextPolicy(model="old.hdf5")
     made.split("The bank of the U.S. is Mr. Li 's . ( 3.5 % , etc. )")

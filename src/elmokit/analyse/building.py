@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from elmokit.analyse.choosing import Choice
 from elmokit.analyse.coarse import FROM_ROWS, SIZE, Projection
 from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, check_stateless, mapped
 from elmokit.analyse.index_text import nothing_kept, write_text
+from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.row_file import DONE, RowFile, sentences_done
 from elmokit.analyse.vectors import Packed
 from elmokit.corpus.prepared import PreparedCorpus
@@ -82,7 +84,7 @@ def build_index(
             return index
         _refuse_foreign(folder)
         with _explained(folder), _work_folder(folder) as partial:
-            _start(partial, folder, corpus, choice, plan)
+            _start(elmo, partial, folder, corpus, choice, plan)
             text = PreparedCorpus.open(partial / "text")
             tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
             _check_space(folder, partial, len(tokens), vector_size)
@@ -167,7 +169,9 @@ def _work_folder(folder: Path) -> Iterator[Path]:
                 named.rmdir()
 
 
-def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]) -> None:
+def _start(
+    elmo: Elmo, partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]
+) -> None:
     """Leave what an interrupted run with the same plan has done, or write the text and the places of all rows."""
     text = json.dumps(plan, sort_keys=True)
     try:
@@ -175,12 +179,17 @@ def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, 
             return
     except (OSError, ValueError):
         pass
-    kept = choice.kept(corpus)
-    if not kept.any():
-        raise ElmoError(nothing_kept(choice, corpus))
-    for left in partial.iterdir():  # of another plan
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    numbers, tokens = write_text(partial / "text", folder, corpus, kept)
+    joiner = WordJoiner(elmo, corpus.settings.get("segment"), choice.words, ignore_case=choice.ignore_case)
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
+    ) as joined:
+        source = joiner.joined_corpus(corpus, choice, Path(joined) / "text") if joiner else corpus
+        kept = choice.kept(source)
+        if not kept.any():
+            raise ElmoError(nothing_kept(choice, corpus))
+        for left in partial.iterdir():  # of another plan
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        numbers, tokens = write_text(partial / "text", folder, source, kept)
     starts = np.cumsum(kept) - kept
     words = np.stack([starts[numbers], kept[numbers]], axis=1)
     words[kept[numbers] == 0] = 0

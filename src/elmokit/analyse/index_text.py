@@ -50,14 +50,14 @@ def write_text(
 
 
 def in_pieces(word: str, segment: str | None) -> str | None:
-    """That a word is several tokens, as a sentence; None where it is one.
+    """That a word is several tokens, as a sentence; None where it is one, or its characters are joined to one.
 
-    >>> in_pieces("银行", "chars")
-    'as the text is read (--segment chars) it is 2 tokens, 银 行: ask for one of them'
+    >>> in_pieces("New York", "english")
+    'as the text is read (--segment english) it is 2 tokens, New York: ask for one of them'
     """
     name = cast(SegmenterName, segment or "none")
     pieces = word_splitter(name)(word)
-    if len(pieces) < 2:
+    if len(pieces) < 2 or (name == "chars" and len(word.split()) == 1):
         return None
     read = f"as the text is read (--segment {name})"
     return f"{read} it is {len(pieces)} tokens, {' '.join(pieces)}: ask for one of them"

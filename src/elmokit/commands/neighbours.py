@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from elmokit.analyse.finding import IndexRequest, find_index, policy_of
 from elmokit.analyse.index_text import in_pieces
+from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.nearest import Neighbour, neighbours
 from elmokit.analyse.showing import in_context, terminal_width
 from elmokit.commands.embed import fingerprint
@@ -37,9 +38,16 @@ class NeighboursRequest:
 
 def run_neighbours(request: NeighboursRequest) -> None:
     """Find the index or build it, and print the nearest contexts, a line each."""
-    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    elmo = Elmo.load(
+        request.model,
+        options=request.options,
+        vocab=request.vocab,
+        device=request.device,
+        segment=request.where.segment,
+    )
     policy = policy_of(request.where, elmo)
-    tokens = policy.split(request.context)
+    joiner = WordJoiner(elmo, policy.name, [request.word], ignore_case=request.ignore_case)
+    tokens = joiner.join(policy.split(request.context))
     place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=policy.name)
     index = find_index(
         request.where,

@@ -13,6 +13,7 @@ from elmokit.analyse.finding import IndexRequest, find_index, policy_of
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.index import Occurrence
 from elmokit.analyse.index_text import in_pieces
+from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.similarity_picture import draw_similarity, similarities
 from elmokit.analyse.words_picture import draw_words, place_words
 from elmokit.commands.embed import fingerprint
@@ -62,8 +63,10 @@ def run_similarity(request: SimilarityRequest) -> None:
     if request.font is not None:
         add_font(request.font)
     families_for([request.first, request.second])
-    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    first, second = elmo.text_policy.override(request.segment).sentences_of([request.first, request.second])
+    elmo = Elmo.load(
+        request.model, options=request.options, vocab=request.vocab, device=request.device, segment=request.segment
+    )
+    first, second = elmo.text_policy.sentences_of([request.first, request.second])
     if not first or not second:
         raise ElmoError("a heat map is of two sentences, and one of those given has no tokens")
     draw_similarity(similarities(elmo, first, second), first, second, request.output)
@@ -82,7 +85,13 @@ def run_words(request: WordsRequest) -> None:
         raise ElmoError("give the sentences with --sentence or a text with --corpus, not both")
     asked = list(dict.fromkeys(request.words))
     check_groups(len(asked), "words")
-    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    elmo = Elmo.load(
+        request.model,
+        options=request.options,
+        vocab=request.vocab,
+        device=request.device,
+        segment=request.where.segment,
+    )
     found = _in_sentences(request, asked, elmo) if request.sentences else _in_corpus(request, asked, elmo)
     draw_words(asked, place_words(elmo, asked, found), request.output)
     print(f"wrote {request.output}")
@@ -91,8 +100,9 @@ def run_words(request: WordsRequest) -> None:
 def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
     found = []
     policy = policy_of(request.where, elmo)
+    joiner = WordJoiner(elmo, policy.name, asked, ignore_case=request.ignore_case)
     for number, sentence in enumerate(request.sentences):
-        tokens = tuple(policy.split(sentence))
+        tokens = tuple(joiner.join(policy.split(sentence)))
         for place, token in enumerate(tokens):
             for group, word in enumerate(asked):
                 if token == word or (request.ignore_case and token.casefold() == word.casefold()):

@@ -49,7 +49,13 @@ def run_senses(request: SensesRequest) -> None:
         families_for([request.word])  # a missing font has to show before anything is read
     elif request.font is not None:
         raise ElmoError("--font is for the picture: add --output FILE.png")
-    elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
+    elmo = Elmo.load(
+        request.model,
+        options=request.options,
+        vocab=request.vocab,
+        device=request.device,
+        segment=request.where.segment,
+    )
     index = find_index(request.where, elmo, fingerprint(elmo), words=[request.word], ignore_case=request.ignore_case)
     senses = find_senses(
         index,
