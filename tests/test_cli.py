@@ -147,7 +147,7 @@ def start_and_stop(arguments: list[object], folder: Path, stop: signal.Signals) 
     process = subprocess.Popen(
         [sys.executable, "-m", "elmokit", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not folder.exists() or sum(path.stat().st_size for path in folder.glob("vectors*")) <= before:
         assert time.monotonic() < deadline, "nothing was written"
         assert process.poll() is None, process.stderr.read()

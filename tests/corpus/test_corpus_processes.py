@@ -143,7 +143,7 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path, source):
     assert len(children) == 2
     builder.kill()
     builder.communicate()
-    for _ in range(200):
+    for _ in range(12_000):
         if not any(is_alive(child) for child in children):
             return
         time.sleep(0.05)

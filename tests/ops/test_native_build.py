@@ -277,7 +277,7 @@ def test_processes_may_build_at_once(fresh):
         for _ in range(3)
     ]
     for process in started:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert out.strip() == "None", err
     assert len(list(fresh.iterdir())) == 1
 

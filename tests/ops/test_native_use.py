@@ -197,7 +197,7 @@ def test_forks_among_threads_leave_nobody_waiting(setting):
         env={**os.environ, **setting},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert (found.returncode, found.stdout) == (0, "went on\n"), found.stderr

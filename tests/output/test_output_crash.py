@@ -21,7 +21,7 @@ def crash(folder: Path, mode: str, name: str, layout: str) -> int:
         env={**os.environ, "PYTHONPATH": f"{here.parents[1] / 'src'}{os.pathsep}{here}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

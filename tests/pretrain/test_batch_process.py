@@ -140,7 +140,7 @@ def made(folder):
     return (folder / "made").stat().st_size if (folder / "made").exists() else 0
 
 
-def until(reached, seconds=30):
+def until(reached, seconds=600):
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, "it did not come"

@@ -40,7 +40,7 @@ def torchrun(tmp_path, *arguments: object, interrupt_at: str = "") -> tuple[str,
             if interrupt_at in line:
                 process.send_signal(signal.SIGINT)
                 break
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=600)
         return out, shown + err, process.returncode
     finally:
         if process.poll() is None:

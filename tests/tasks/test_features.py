@@ -243,9 +243,9 @@ def test_two_at_once_compute_once(make_elmo, tmp_path, caplog):
     def ask(number):
         def progress(done, total):
             told[number].append(done)
-            waiting.wait(timeout=20)  # until the other has found the lock taken
+            waiting.wait(timeout=600)  # until the other has found the lock taken
 
-        both.wait(timeout=20)
+        both.wait(timeout=600)
         return frozen_features(make_elmo(), sentences, cache=tmp_path, progress=progress).batch(range(50))[0]
 
     class Heard(logging.Handler):
