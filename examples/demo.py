@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit import Elmo
-from elmokit.elmo import Layer
+from elmokit.encode import Layer
 
 HERE = Path(__file__).parent
 MONEY = [

@@ -1,9 +1,13 @@
+import inspect
+from dataclasses import FrozenInstanceError, asdict
+
 import numpy as np
 import pytest
 import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.config import LstmConfig
+from elmokit.elmo import ElmoOptions
 from exactness import assert_same
 from tiny_models import WORDS, tiny_config, word_config
 
@@ -64,6 +68,41 @@ def test_call_has_every_key_of_tf_hub(make_elmo):
     torch.testing.assert_close(out["default"][1], out["elmo"][1, 0])
     for row, vectors in enumerate(elmo.encode(["the bank of the river .", "money"])):
         np.testing.assert_allclose(out["elmo"][row, : len(vectors)].detach(), vectors, rtol=1e-5, atol=1e-6)
+
+
+def test_the_outputs_are_a_dict(make_elmo):
+    out = make_elmo(mixes=2)(["the bank"])
+    names = {"word_emb", "lstm_outputs1", "lstm_outputs2", "elmo", "default", "sequence_len", "layers", "mask", "mixes"}
+    assert isinstance(out, dict)
+    assert set(out) == set(out.keys()) == names
+    assert out["mixes"] is dict(out)["mixes"]
+    assert out.get("nothing") is None
+    with pytest.raises(KeyError):
+        out["nothing"]
+    again = type(out)((name, value) for name, value in out.items())  # as torch puts the outputs of replicas together
+    assert again == out
+
+
+def test_a_short_repr(make_elmo):
+    assert repr(make_elmo()) == "Elmo('memory', 3 layers x 12, float32, cpu, segment='whitespace')"
+    assert repr(make_elmo(segment="chars").half()) == "Elmo('memory', 3 layers x 12, float16, cpu, segment='chars')"
+    assert repr(torch.nn.Sequential(make_elmo())).count("\n") == 2
+    assert repr(Elmo.load(device="cpu")) == "Elmo('en', 3 layers x 512, float32, cpu, segment='english')"
+
+
+def test_options_are_a_value():
+    assert ElmoOptions(mixes=2) == ElmoOptions(mixes=2)
+    with pytest.raises(FrozenInstanceError):
+        ElmoOptions().mixes = 2
+    with pytest.raises(TypeError, match="mixtures"):
+        ElmoOptions(mixtures=2)
+
+
+def test_load_and_the_options_have_the_same_arguments():
+    arguments = inspect.signature(Elmo.load).parameters
+    files = {"path", "options", "vocab", "token_embeddings", "device", "dtype"}
+    assert {name: value.default for name, value in arguments.items() if name not in files} == asdict(ElmoOptions())
+    assert all(f"`{name}`" in Elmo.load.__doc__ for name in arguments)
 
 
 def test_tokens_with_their_lengths(make_elmo):

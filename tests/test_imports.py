@@ -20,7 +20,7 @@ FLOORS = [
     {"text"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output"},
+    {"formats", "encode", "placement", "language_model", "fetch", "output"},
     {"corpus"},
     {"elmo", "unknown_tokens"},
     {"pretrain"},

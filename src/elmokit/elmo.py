@@ -7,40 +7,68 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from operator import index
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex, cast
+from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, encode_stream
+from elmokit.encode import (
+    ElmoOutput,
+    Layer,
+    Layers,
+    Pool,
+    Vectors,
+    arrays,
+    check_batch_tokens,
+    check_layer,
+    check_pool,
+    encode_stream,
+)
 from elmokit.errors import ElmoError
-from elmokit.formats.bundled import DEFAULT
+from elmokit.formats.bundled import DEFAULT, name_of
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import write_checkpoint
 from elmokit.formats.stored import Numbers, SoftmaxNumbers
 from elmokit.language_model import LanguageModel, LogProbs, Perplexity, score
-from elmokit.layers import Layers, aside, on_host, places
 from elmokit.model.bilm import BiLM, moved
 from elmokit.model.context import State
 from elmokit.model.lm_head import head_shell
-from elmokit.model.scalar_mix import LayerNorm, ScalarMix
+from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
+from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache
 from elmokit.placement import choose_device, choose_dtype, choose_int8_device
-from elmokit.pooling import Pool, check_pool, pool_tokens
-from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, padded
-from elmokit.text.tokens import SegmenterName, Token, name_in_files
+from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, rows_of_tokens
+from elmokit.text.tokens import SegmenterName, Token
 
 log = logging.getLogger(__name__)
 
-Vectors = NDArray[np.float32]
-Layer = Literal["mix", "top", "all"] | int
+
+@dataclass(frozen=True, kw_only=True)
+class ElmoOptions:
+    """How a model is used; `Elmo.load` has the same arguments and says what they mean."""
+
+    mixes: int | None = None
+    trainable: bool = False
+    dropout: float = 0.0
+    layer_norm: LayerNorm | None = None
+    state: Literal["zero", "carry"] = "zero"
+    boundaries: bool = False
+    type_cache_mb: float = 64
+    segment: SegmenterName | None = None
+
+    def __post_init__(self) -> None:
+        if self.state not in ("zero", "carry"):
+            raise ElmoError(f"state must be zero or carry, got {self.state!r}")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ElmoError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
+        if self.mixes is not None and (type(self.mixes) is not int or self.mixes < 1):
+            raise ElmoError(f"mixes must be at least 1, got {self.mixes!r}")
 
 
 class Elmo(nn.Module):
@@ -51,65 +79,33 @@ class Elmo(nn.Module):
     (5, 1024)
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        mixes: int | None = None,
-        trainable: bool = False,
-        dropout: float = 0.0,
-        layer_norm: LayerNorm | None = None,
-        state: Literal["zero", "carry"] = "zero",
-        boundaries: bool = False,
-        type_cache_mb: float = 64,
-        segment: SegmenterName | None = None,
-    ) -> None:
-        """Build the network from a checkpoint; `Elmo.load` does so from a file.
-
-        `mixes`: how many weighted sums of the layers (saved ones, or 1). `trainable`: whether the biLM's weights take
-        gradients; the mixes always do. `dropout`: on the mixes, in training mode. `layer_norm`: see `ScalarMix`.
-        `state`: "zero" starts every sentence afresh, "carry" goes on where the last call left each batch slot.
-        `boundaries`: keep the vectors of the sentence's begin and end. `type_cache_mb`: the size of `type_cache`, which
-        keeps vectors of words without context from batch to batch; 0 is off. `segment`: how strings become tokens
-        ("english", "jieba", "chars" or "whitespace"), by default as the model's training text did; for a model that
-        does not say, this says it, and is saved with the model.
-        """
+    def __init__(self, checkpoint: Checkpoint, options: ElmoOptions | None = None) -> None:
+        """Build the network from a checkpoint; `Elmo.load` does so from a file."""
         super().__init__()
-        if state not in ("zero", "carry"):
-            raise ElmoError(f"state must be zero or carry, got {state!r}")
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+        options = options or ElmoOptions()
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
         self.kind, self.where = checkpoint.kind, checkpoint.where
         self.notes, self.about = checkpoint.notes, checkpoint.about
-        self.text = dict(checkpoint.text)
-        if segment is not None:
-            self.text.setdefault("segment", name_in_files(segment))
-        try:
-            stated = cast(SegmenterName | None, self.text.get("segment"))
-            self.text_policy = TextPolicy(segment or stated, model=self.where)
-        except ElmoError as error:
-            raise ElmoError(f"{self.where}: {error}") from error
-        self.state, self.boundaries = state, boundaries
+        self.text, self.text_policy = TextPolicy.of_model(checkpoint.text, options.segment, self.where)
+        self.state, self.boundaries = options.state, options.boundaries
         self.indexer = checkpoint.indexer()
-        self.character_pieces: CharacterPieces | None = None
-        if self.text.get("segment") == "chars":
-            specials = () if self.vocab is None else self.vocab.specials
-            self.character_pieces = CharacterPieces([self.indexer.begin, self.indexer.end, *specials])
-        self.type_cache = TypeCache(type_cache_mb)
+        specials = [self.indexer.begin, self.indexer.end, *(self.vocab.specials if self.vocab else ())]
+        self.character_pieces = CharacterPieces(specials) if self.text.get("segment") == "chars" else None
+        self.type_cache = TypeCache(options.type_cache_mb)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
-        if state == "carry" and not self.bilm.context.carries_state:
+        if self.state == "carry" and not self.bilm.context.carries_state:
             kind = checkpoint.config.context.kind
             raise ElmoError(f"state='carry' needs an LSTM, and this model has the context encoder {kind}: leave it out")
         self.head = head_shell(checkpoint.head) if checkpoint.head else None
-        _fill(self.bilm, checkpoint.weights, trainable=trainable)
+        fill(self.bilm, checkpoint.weights, trainable=options.trainable)
         if self.head is not None:
-            _fill(self.head, checkpoint.head, trainable=trainable)
-        self.mixes = nn.ModuleList(_mixes(checkpoint, mixes, layer_norm))
-        self.dropout = nn.Dropout(dropout)
+            fill(self.head, checkpoint.head, trainable=options.trainable)
+        mixes = saved_mixes(checkpoint.mixes, checkpoint.config.n_outputs, options.mixes, options.layer_norm)
+        self.mixes = nn.ModuleList(mixes)
+        self.dropout = nn.Dropout(options.dropout)
         self.eval()
 
     @classmethod
@@ -133,22 +129,31 @@ class Elmo(nn.Module):
     ) -> Self:
         """Load a model of any format in docs/formats.md, detected from its files.
 
-        Where nothing lies at the path, it may be the name of a bundled model or `owner/name` on the Hugging Face Hub;
-        without one it is the bundled English model. `options`, `vocab` and `token_embeddings` name files that do not
-        lie beside the weights. Without `device`, a GPU is used where there is one. `dtype` is float32, float64,
-        float16, bfloat16 or, on the CPU, int8: matrices in 8 bits, a quarter of the memory and the quickest; without
-        it, a model saved in 8 bits stays so on the CPU, and others compute in float32. The other arguments are the
-        constructor's.
+        `path` is a folder or file, the name of a bundled model, or `owner/name` on the Hugging Face Hub.
+
+        - `options`, `vocab`, `token_embeddings`: files that are not next to the weights.
+        - `device`: "cpu", "cuda", …; by default a GPU if there is one.
+        - `dtype`: "float32", "float64", "float16", "bfloat16" or, on the CPU, "int8", which needs a quarter of the
+          memory and is the fastest. By default int8 for a model that was saved in int8, on the CPU; float32 otherwise.
+        - `mixes`: the number of weighted sums of the layers; by default those that were saved with the model, or 1.
+        - `trainable`: whether the network's weights take gradients; those of the mixes always do.
+        - `dropout`: on the mixes, in training mode.
+        - `layer_norm`: before a mix, see `ScalarMix`; by default as it was saved.
+        - `state`: "zero" starts every sentence from zero; "carry" starts each row of a batch from the state in which
+          the call before left that row, as the original systems do.
+        - `boundaries`: also give the vectors of the beginning and the end of the sentence.
+        - `type_cache_mb`: megabytes for `type_cache`, the vectors of words without context; 0 switches it off.
+        - `segment`: how strings become tokens: "english", "jieba", "chars" or "whitespace"; by default as the model's
+          training text did. For a model that does not say, the choice is saved with the model.
         """
         chosen_dtype = None if dtype is None else choose_dtype(dtype)
         int8 = chosen_dtype == torch.int8
         chosen_device = choose_int8_device(device) if int8 else choose_device(device)
         checkpoint = read_checkpoint(path, options=options, vocab=vocab, token_embeddings=token_embeddings, int8=int8)
         if checkpoint.int8 and not int8 and (chosen_dtype is not None or chosen_device.type != "cpu"):
-            log.info("dtype %s: the 8 bits of %s are for the CPU", chosen_dtype or torch.float32, checkpoint.where)
+            log.info("dtype %s: the int8 of %s is for the CPU", chosen_dtype or torch.float32, checkpoint.where)
             checkpoint = checkpoint.in_floats(softmax=False)
-        elmo = cls(
-            checkpoint,
+        use = ElmoOptions(
             mixes=mixes,
             trainable=trainable,
             dropout=dropout,
@@ -159,7 +164,11 @@ class Elmo(nn.Module):
             segment=segment,
         )
         floats = torch.float32 if checkpoint.int8 or chosen_dtype is None else chosen_dtype
-        return elmo.to(device=chosen_device, dtype=floats)
+        return cls(checkpoint, use).to(device=chosen_device, dtype=floats)
+
+    def __repr__(self) -> str:
+        size = f"{self.config.n_outputs} layers x {self.config.vector_size}"
+        return f"Elmo({name_of(self.where)!r}, {size}, {self.dtype}, {self.device}, segment={self.segment!r})"
 
     @property
     def segment(self) -> PolicyName:
@@ -178,7 +187,7 @@ class Elmo(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network lies."""
+        """The device of the network's weights."""
         return self.bilm.device
 
     @property
@@ -202,43 +211,52 @@ class Elmo(nn.Module):
         tokens: Sequence[Sequence[str]] | None = None,
         sequence_len: Sequence[int] | Tensor | None = None,
         segment: SegmenterName | None = None,
-    ) -> dict[str, Any]:
+    ) -> ElmoOutput:
         """Sentences → padded tensors by TF-Hub's names, differentiable; strings and tokens as in `encode`.
 
         `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D], `default` [B, D] (the mean over tokens),
-        `sequence_len` [B]; and `layers` [L+1, B, T, D], `mask` [B, T], `mixes` (a list of [B, T, D]).
+        `sequence_len` [B]; and `layers` [L+1, B, T, D], `mask` [B, T], `mixes` (a list of [B, T, D]). With `tokens`,
+        T is the length of the longest row, padding included, as in TF-Hub.
         """
-        if (sentences is None) == (tokens is None):
+        if tokens is not None and sentences is None:
+            rows, width = rows_of_tokens(tokens, sequence_len), max(map(len, tokens), default=0)
+        elif sentences is None or tokens is not None:
             raise ElmoError("Elmo takes sentences or tokens=, one of the two")
-        if tokens is not None:
-            whole = TextPolicy("whitespace").sentences_of
-            rows = whole(tokens) if sequence_len is None else padded(tokens, sequence_len)
         elif sequence_len is not None:
             raise ElmoError("sequence_len goes with tokens=, not with sentences")
         else:
-            assert sentences is not None
-            rows = self.text_policy.override(segment).sentences_of(sentences)
+            rows, width = self.text_policy.override(segment).sentences_of(sentences), 0
         layers = self.layers_of(rows)
-        if not self.boundaries:
-            layers = layers.without_boundaries()
-        if tokens is not None:  # as wide as the rows came, as in TF-Hub
-            layers = layers.widened(max((len(row) for row in tokens), default=0) + 2 * self.boundaries)
-        mask = layers.mask
-        kept = mask.unsqueeze(-1)
-        # A layer norm shifts padded positions as well; they are 0 in every output.
-        mixes = [self.dropout(mix(layers.values, mask) * kept) for mix in self.mixes]
-        lengths = layers.lengths.to(self.device)
-        outputs = {f"lstm_outputs{number}": layer for number, layer in enumerate(layers.values[1:], start=1)}
-        return {
-            "word_emb": layers.values[0, :, :, : self.config.token_size],
-            **outputs,
-            "elmo": mixes[0],
-            "default": mixes[0].sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
-            "sequence_len": lengths,
-            "layers": layers.values,
-            "mask": mask,
-            "mixes": mixes,
-        }
+        layers = layers if self.boundaries else layers.without_boundaries()
+        layers = layers.widened(width + 2 * self.boundaries)
+        return ElmoOutput.of(layers, self.mixes, self.dropout, self.config.token_size)
+
+    if TYPE_CHECKING:  # torch's own says Any
+        __call__ = forward
+
+    @overload
+    def encode(
+        self,
+        sentences: Sentence | Iterable[Sentence],
+        *,
+        output: Literal["tokens", "layers"] = "tokens",
+        layer: Layer = "mix",
+        pool: None = None,
+        batch_tokens: int | None = None,
+        segment: SegmenterName | None = None,
+    ) -> list[Vectors]: ...
+
+    @overload
+    def encode(
+        self,
+        sentences: Sentence | Iterable[Sentence],
+        *,
+        output: Literal["sentence"],
+        layer: Layer = "mix",
+        pool: Pool | None = None,
+        batch_tokens: int | None = None,
+        segment: SegmenterName | None = None,
+    ) -> Vectors: ...
 
     def encode(
         self,
@@ -249,7 +267,7 @@ class Elmo(nn.Module):
         pool: Pool | None = None,
         batch_tokens: int | None = None,
         segment: SegmenterName | None = None,
-    ) -> Any:  # noqa: ANN401 - a list of arrays, or one array for output="sentence"
+    ) -> list[Vectors] | Vectors:
         """Sentences → a list of float32 arrays [T, D]; a string is tokenised, a list is taken as tokens.
 
         Strings are tokenised as the model's training text was (`tokenize` shows it), or by `segment`. A model of
@@ -261,17 +279,14 @@ class Elmo(nn.Module):
             raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
-        self._check_layer(layer)
+        check_layer(layer, self.config.n_outputs)
         rows = self.text_policy.override(segment).sentences_of(sentences)
-        pooling = (pool or "mean") if output == "sentence" else None
-        stream = self.stream(
-            rows, layer="all" if output == "layers" else layer, pool=pooling, batch_tokens=batch_tokens
-        )
-        arrays = list(stream)
         if output != "sentence":
-            return arrays
-        empty = (0, self.config.n_outputs, self.config.vector_size) if layer == "all" else (0, self.config.vector_size)
-        return np.stack(arrays) if arrays else np.zeros(empty, np.float32)
+            layer = "all" if output == "layers" else layer
+            return list(self.stream(rows, layer=layer, batch_tokens=batch_tokens))
+        found = list(self.stream(rows, layer=layer, pool=pool or "mean", batch_tokens=batch_tokens))
+        layers = (self.config.n_outputs,) if layer == "all" else ()
+        return np.stack(found) if found else np.zeros((0, *layers, self.config.vector_size), np.float32)
 
     def stream(
         self,
@@ -288,12 +303,9 @@ class Elmo(nn.Module):
         `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
         the sentences are one batch, as in one call of the original systems.
         """
-        self._check_layer(layer)
+        check_layer(layer, self.config.n_outputs)
         check_pool(pool)
-        if batch_tokens is None:
-            batch_tokens = BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
-        if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
-            raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
+        budget = check_batch_tokens(batch_tokens, self.device)
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
         policy = self.text_policy.override(segment)
@@ -301,11 +313,13 @@ class Elmo(nn.Module):
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
-            return self._arrays(self.layers_of(batch), layer, pool)
+            mix = self.mixes[0]
+            assert isinstance(mix, ScalarMix)
+            return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
 
         if self.state == "carry":
             return iter(run(list(rows)))
-        return encode_stream(rows, run, batch_tokens, size=self._size)
+        return encode_stream(rows, run, budget, size=self._size)
 
     def layers_of(self, sentences: Sequence[Sequence[str]]) -> Layers:
         """Lists of tokens → all layers with the boundaries in, one vector per token.
@@ -469,75 +483,5 @@ class Elmo(nn.Module):
             about=self.about,
         )
 
-    def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
-        """A sentence's vectors each; from a GPU they are on their way, and waited for when they are asked for."""
-        lengths = layers.lengths.numpy() - (0 if self.boundaries else 2)
-        if len(lengths) == 1:
-            first = 0 if self.boundaries else 1
-            values = layers.values[:, 0, first : first + int(lengths[0])]
-        else:
-            kept = moved(places(layers, lengths, boundaries=self.boundaries), self.device)
-            values = layers.values.flatten(1, 2)[:, kept]
-        chosen = on_host(self._chosen(values, lengths, layer))  # [N, D] or [L+1, N, D]: no padding
-
-        def parts() -> Iterator[Vectors]:
-            packed, stop = chosen(), 0
-            for length in lengths.tolist():
-                start, stop = stop, stop + length
-                part = packed[..., start:stop, :]
-                yield (part if pool is None else pool_tokens(part, pool)).copy()  # nothing may keep the batch alive
-
-        return list(parts()) if self.device.type == "cpu" else aside(parts())
-
-    def _chosen(self, values: Tensor, lengths: NDArray[np.int64], layer: Layer) -> Tensor:
-        """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""
-        if layer == "all":
-            return values
-        if layer != "mix":
-            return values[-1 if layer == "top" else layer]
-        mix = self.mixes[0]
-        assert isinstance(mix, ScalarMix)
-        # With a layer norm sentence by sentence, so that the normalisation sees no neighbours.
-        alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
-        return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])
-
-    def _check_layer(self, layer: Layer) -> None:
-        if layer in ("mix", "top", "all"):
-            return
-        if (
-            isinstance(layer, bool | str)
-            or not isinstance(layer, SupportsIndex)
-            or not 0 <= layer < self.config.n_outputs
-        ):
-            raise ElmoError(f"layer must be mix, top, all or 0 to {self.config.n_outputs - 1}, got {layer!r}")
-
     def _language_model(self) -> LanguageModel:
         return LanguageModel(self.head, self.vocab)
-
-
-def _fill(module: nn.Module, weights: dict[str, Tensor], *, trainable: bool) -> None:
-    # Half precision is a way to store; double stays, so that what was saved in it comes back exactly.
-    kept = (torch.float64, torch.int8)
-    full = {name: value if value.dtype in kept else value.float() for name, value in weights.items()}
-    module.load_state_dict(full, assign=True)
-    module.requires_grad_(trainable)
-
-
-def _mixes(checkpoint: Checkpoint, count: int | None, layer_norm: LayerNorm | None) -> list[ScalarMix]:
-    """Saved mixes, or fresh ones where another number or another layer norm is asked for."""
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ElmoError(f"mixes must be at least 1, got {count!r}")
-    saved = checkpoint.mixes
-    wanted = count if count is not None else len(saved) or 1
-    mixes = []
-    for number in range(wanted):
-        known: dict[str, Any] = saved[number] if number < len(saved) else {"layer_norm": False}
-        mix = ScalarMix(
-            checkpoint.config.n_outputs, layer_norm=known["layer_norm"] if layer_norm is None else layer_norm
-        )
-        if "weights" in known:
-            with torch.no_grad():
-                mix.weights.copy_(known["weights"])
-                mix.gamma.copy_(known["gamma"].reshape(()))
-        mixes.append(mix)
-    return mixes

@@ -1,4 +1,4 @@
-"""Sentences in any number → vectors in the same order: batches by token budget, sorted inside a window.
+"""Sentences in any number → vectors in the same order: batches by token budget, layers, one array per sentence.
 
 Nothing here changes a vector: the network gives each sentence the same numbers in any batch.
 """
@@ -8,18 +8,28 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from operator import index
+from typing import Generic, Literal, SupportsIndex, TypeVar, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from elmokit.errors import ElmoError
+from elmokit.model.bilm import moved
+from elmokit.model.scalar_mix import ScalarMix
 
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048
 """Tokens in a batch, sentence boundaries counted."""
 GPU_BATCH_TOKENS = 8192
-"""The same on a GPU, which wants more at a time."""
+"""The same on a GPU, which is faster with more at a time."""
 WINDOW_BATCHES = 8
 """Batches' worth of sentences that are sorted by length together."""
 AHEAD = 2
@@ -27,6 +37,38 @@ AHEAD = 2
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
+Vectors = NDArray[np.float32]
+Layer = Literal["mix", "top", "all"] | int
+"""Which vectors: a mix of the layers, the top layer, all layers, or one by its number from 0."""
+Pool = Literal["mean", "max", "first", "last"]
+"""How the vectors of a sentence's tokens become one."""
+_POOLS = ("mean", "max", "first", "last")
+
+
+def check_layer(layer: Layer, n_layers: int) -> None:
+    """Refuse a layer that a model of so many layers does not have."""
+    if layer in ("mix", "top", "all"):
+        return
+    if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
+        raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}")
+
+
+def check_pool(pool: str | None) -> None:
+    """Refuse a pool that is none of the four."""
+    if pool is not None and pool not in _POOLS:
+        raise ElmoError(f"pool must be one of {', '.join(_POOLS)}, got {pool!r}")
+
+
+def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
+    """The token budget that was asked for, or the device's own."""
+    if batch_tokens is None:
+        return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
+    if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
+        raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
+    return batch_tokens
+
+
+# Batches
 
 
 def encode_stream(
@@ -36,14 +78,14 @@ def encode_stream(
     *,
     size: Callable[[Tokens], int] = len,
 ) -> Iterator[Result]:
-    """Yield one result a sentence, in order, reading ahead no more than a window and a few batches.
+    """Yield one result per sentence, in order, reading ahead no more than a window and a few batches.
 
-    `run` takes the sentences of a batch and returns a result for each, or what gives them when it is gone through,
-    which happens when the next batches have been started; it is called again with half a batch when memory runs out.
-    `size` says how many tokens the network reads of a sentence, without its boundaries.
+    `run` takes the sentences of a batch and returns a result for each, as a list or as an iterable that is read after
+    the next batches have been started; it is called again with half a batch when memory runs out. `size` gives the
+    number of tokens that the network reads of a sentence, without its boundaries.
     """
     stream = iter(sentences)
-    windows: deque[_Window[Result]] = deque()  # in order; those whose results are not all there yet
+    windows: deque[_Window[Result]] = deque()  # in order; those that lack some results
     started: deque[tuple[_Window[Result], list[int], Iterable[Result]]] = deque()
     while window_of := _window(stream, batch_tokens * WINDOW_BATCHES, size):
         sentences_here, sizes = zip(*window_of, strict=True)
@@ -52,7 +94,7 @@ def encode_stream(
         windows.append(window)
         for batch in plan:
             started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
-            if len(started) > AHEAD or isinstance(started[0][2], list):  # a list: there is nothing to wait for
+            if len(started) > AHEAD or isinstance(started[0][2], list):  # a list needs no waiting
                 _finish(started)
                 yield from _complete(windows)
     while started:
@@ -62,7 +104,7 @@ def encode_stream(
 
 @dataclass
 class _Window(Generic[Result]):
-    """Sentences that are sorted together: how many, and the results that there are by their places."""
+    """Sentences that are sorted together: how many, and the results so far by their places."""
 
     size: int
     results: dict[int, Result]
@@ -74,11 +116,11 @@ def _finish(started: deque[tuple[_Window[Result], list[int], Iterable[Result]]])
 
 
 def _complete(windows: deque[_Window[Result]]) -> Iterator[Result]:
-    """The results of the windows at the front that have them all."""
+    """The results of the first windows that are complete."""
     while windows and len(windows[0].results) == windows[0].size:
         window = windows.popleft()
-        for index in range(window.size):
-            yield window.results.pop(index)  # let go of it as soon as the caller has it
+        for place in range(window.size):
+            yield window.results.pop(place)  # the caller alone has it from here on
 
 
 def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]) -> list[tuple[Tokens, int]]:
@@ -94,21 +136,21 @@ def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of sentences, like lengths together; a batch exceeds the budget only where one sentence alone does."""
+    """Numbers of sentences, similar lengths together; a batch exceeds the budget only if one sentence alone does."""
     batch: list[int] = []
     total = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and total + lengths[index] > batch_tokens:
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and total + lengths[number] > batch_tokens:
             yield batch
             batch, total = [], 0
-        batch.append(index)
-        total += lengths[index]
+        batch.append(number)
+        total += lengths[number]
     if batch:
         yield batch
 
 
 def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], Iterable[Result]]) -> Iterable[Result]:
-    """Run a batch; where memory runs out, run its halves instead, down to single sentences."""
+    """Run a batch, or its halves if memory runs out, down to single sentences."""
     try:
         return run(batch)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -117,13 +159,186 @@ def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], Itera
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     half = len(batch) // 2
-    log.warning("memory ran out with %d sentences in a batch; going on with %d", len(batch), half)
+    log.warning("memory ran out with %d sentences in a batch; continuing with %d", len(batch), half)
     return chain(run_halving(batch[:half], run), run_halving(batch[half:], run))
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out; on the CPU torch says so only in words."""
+    """Whether an error means that memory ran out; on the CPU only torch's message says so."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = str(error).lower()
     return "can't allocate memory" in words or "not enough memory" in words or "out of memory" in words
+
+
+# Layers
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """All layers of a batch of sentences."""
+
+    values: Tensor  # [L+1, B, T, D]
+    lengths: Tensor  # [B], on the CPU
+
+    @property
+    def mask(self) -> Tensor:
+        """True where there is a token, [B, T]."""
+        columns = torch.arange(self.values.shape[2]) < self.lengths.unsqueeze(1)
+        return columns.to(self.values.device)
+
+    def without_boundaries(self) -> Layers:
+        """The same without the two boundary positions of each sentence."""
+        lengths = self.lengths - 2
+        inner = Layers(self.values[:, :, 1:-1], lengths)
+        return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
+
+    def means(self, counts: Sequence[Sequence[int]]) -> Layers:
+        """One vector for each group of tokens, the mean of theirs; the two boundaries stay as they are.
+
+        `counts`: for each sentence, how many tokens each of its groups has.
+        """
+        if all(count == 1 for row in counts for count in row):
+            return self
+        lengths = np.fromiter(map(len, counts), np.int64, len(counts)) + 2
+        sizes = np.zeros((len(counts), lengths.max(initial=2)), np.int64)  # [B, G], 0 at padding
+        sizes[np.arange(sizes.shape[1]) < lengths[:, None]] = [n for row in counts for n in (1, *row, 1)]
+        starts = np.cumsum(sizes, axis=1) - sizes + np.arange(len(counts))[:, None] * self.values.shape[2]
+        sizes, starts = sizes.ravel(), np.where(sizes > 0, starts, 0).ravel()
+        device, values = self.values.device, self.values.flatten(1, 2)  # [L+1, B·T, D]
+        sums = values[:, torch.from_numpy(starts).to(device)]
+        # One token of each group after the other, so that a sum does not depend on what else is in the batch.
+        for place in range(1, sizes.max()):
+            more = np.flatnonzero(sizes > place)
+            groups = torch.from_numpy(more).to(device)
+            sums[:, groups] += values[:, torch.from_numpy(starts[more] + place).to(device)]
+        divisors = torch.from_numpy(sizes).to(device).unsqueeze(1)
+        means = (sums / divisors.clamp(min=1).to(sums.dtype)).masked_fill(divisors == 0, 0)
+        return Layers(means.reshape(len(values), len(counts), -1, means.shape[-1]), torch.from_numpy(lengths))
+
+    def widened(self, width: int) -> Layers:
+        """The same, padded with zeros to at least so many positions."""
+        missing = width - self.values.shape[2]
+        return self if missing <= 0 else Layers(nn.functional.pad(self.values, (0, 0, 0, missing)), self.lengths)
+
+
+class ElmoOutput(dict[str, Tensor | list[Tensor]]):
+    """What `elmo(...)` returns: tensors by TF-Hub's names, and three more.
+
+    | key | |
+    | --- | --- |
+    | `word_emb` | [B, T, P]: layer 0, the tokens without context |
+    | `lstm_outputs1` … | [B, T, D]: the layers above it |
+    | `elmo` | [B, T, D]: the first mix of the layers |
+    | `default` | [B, D]: the mean of `elmo` over the tokens |
+    | `sequence_len` | [B]: the number of tokens |
+    | `layers` | [L+1, B, T, D]: all layers |
+    | `mask` | [B, T]: True where there is a token |
+    | `mixes` | a list of [B, T, D]: all mixes |
+    """
+
+    @overload
+    def __getitem__(self, key: Literal["mixes"], /) -> list[Tensor]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __getitem__(self, key: str, /) -> Tensor: ...
+    def __getitem__(self, key: str, /) -> Tensor | list[Tensor]:
+        return super().__getitem__(key)
+
+    @classmethod
+    def of(cls, layers: Layers, mixes: Iterable[nn.Module], dropout: nn.Module, token_size: int) -> ElmoOutput:
+        """The outputs of a batch: `token_size` is P."""
+        values, mask = layers.values, layers.mask
+        inside = mask.unsqueeze(-1)
+        # A layer norm shifts padded positions as well; they are 0 in every output.
+        mixed = [dropout(mix(values, mask) * inside) for mix in mixes]
+        lengths = layers.lengths.to(values.device)
+        return cls(
+            word_emb=values[0, :, :, :token_size],
+            **{f"lstm_outputs{number}": layer for number, layer in enumerate(values[1:], start=1)},
+            elmo=mixed[0],
+            default=mixed[0].sum(dim=1) / lengths.clamp(min=1).unsqueeze(1),
+            sequence_len=lengths,
+            layers=values,
+            mask=mask,
+            mixes=mixed,
+        )
+
+
+# From layers to arrays
+
+
+def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, boundaries: bool) -> Iterable[Vectors]:
+    """One array per sentence; from a GPU they are copied in the background, and waited for when they are read."""
+    lengths = layers.lengths.numpy() - (0 if boundaries else 2)
+    first, device = (0 if boundaries else 1), layers.values.device
+    if len(lengths) == 1:
+        values = layers.values[:, 0, first : first + int(lengths[0])]
+    else:
+        columns = np.arange(layers.values.shape[2])
+        inside = (columns >= first) & (columns < first + lengths[:, None])
+        values = layers.values.flatten(1, 2)[:, moved(torch.from_numpy(np.flatnonzero(inside)), device)]
+    chosen = _on_host(_chosen(values, lengths, layer, mix))  # [N, D] or [L+1, N, D]: no padding
+
+    def parts() -> Iterator[Vectors]:
+        packed, stop = chosen(), 0
+        for length in lengths.tolist():
+            start, stop = stop, stop + length
+            part = packed[..., start:stop, :]
+            yield (part if pool is None else pool_tokens(part, pool)).copy()  # a view would keep the batch in memory
+
+    return list(parts()) if device.type == "cpu" else _in_background(parts())
+
+
+def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: ScalarMix) -> Tensor:
+    """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""
+    if layer == "all":
+        return values
+    if layer != "mix":
+        return values[-1 if layer == "top" else layer]
+    # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
+    alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
+    return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])
+
+
+def pool_tokens(vectors: Vectors, pool: Pool) -> Vectors:
+    """[..., T, D] → [..., D]; a sentence without tokens gives zeros."""
+    if vectors.shape[-2] == 0:
+        return np.zeros((*vectors.shape[:-2], vectors.shape[-1]), np.float32)
+    if pool == "first":
+        return vectors[..., 0, :]
+    if pool == "last":
+        return vectors[..., -1, :]
+    pooled: Vectors = vectors.max(axis=-2) if pool == "max" else vectors.mean(axis=-2)
+    return pooled
+
+
+def _on_host(values: Tensor) -> Callable[[], Vectors]:
+    """Start the copy to the host as float32; the function that is returned waits for it."""
+    values = values.float()
+    if values.device.type != "cuda":
+        there = values.cpu().numpy()
+        return lambda: there
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Vectors:
+        arrived.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+def _in_background(parts: Iterator[Vectors]) -> Iterator[Vectors]:
+    """The same, made in another thread while this one prepares the next batches."""
+    made = _collector().submit(list, parts)
+
+    def results() -> Iterator[Vectors]:
+        yield from made.result()
+
+    return results()
+
+
+@cache
+def _collector() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="elmokit-collector")

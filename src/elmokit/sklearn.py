@@ -16,10 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.elmo import Elmo, Layer
+from elmokit.elmo import Elmo
+from elmokit.encode import Layer, Pool, check_pool
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
-from elmokit.pooling import Pool, check_pool
 from elmokit.text.policy import Sentence
 from elmokit.text.tokens import SegmenterName
 from elmokit.vector_memory import Opened, Stored, open_model, remembered

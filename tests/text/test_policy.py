@@ -7,7 +7,7 @@ from test_tokens import ANY_TEXT
 
 from elmokit.errors import ElmoError
 from elmokit.text import policy
-from elmokit.text.policy import CharacterPieces, TextPolicy, padded
+from elmokit.text.policy import CharacterPieces, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import split_chars, words
 
 
@@ -68,9 +68,9 @@ def test_a_model_that_says_does_not_warn(segment, caplog):
 
 
 def test_padded_rows_are_cut():
-    assert padded([["a", "b", ""], ["c", "", ""]], [2, 1]) == [["a", "b"], ["c"]]
+    assert rows_of_tokens([["a", "b", ""], ["c", "", ""]], [2, 1]) == [["a", "b"], ["c"]]
     with pytest.raises(ElmoError, match="got 1"):
-        padded([["a"], ["b"]], [1])
+        rows_of_tokens([["a"], ["b"]], [1])
 
 
 @given(text=ANY_TEXT)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from elmokit.corpus.lines import InputLines
-from elmokit.elmo import Elmo, Layer
+from elmokit.elmo import Elmo
+from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.output import check_output, embed_lines, writer_for
 from elmokit.output.spool import partial_folder
-from elmokit.pooling import Pool
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, WordSplitter
 from elmokit.unknown_tokens import UnknownTokens

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from elmokit.elmo import Elmo
+from elmokit.encode import ElmoOutput
 from elmokit.errors import ElmoError
 from elmokit.fetch import local_path
 
@@ -61,7 +62,7 @@ class Module(nn.Module):
         out = self._tokens(inputs) if signature == "tokens" else self._default(inputs)
         if not as_dict:
             return out["default"]
-        kept = {name: value for name, value in out.items() if name in _KEYS or name.startswith("lstm_outputs")}
+        kept = {name: out[name] for name in out if name in _KEYS or name.startswith("lstm_outputs")}
         return kept | {"sequence_len": out["sequence_len"].int()}
 
     @property
@@ -79,19 +80,19 @@ class Module(nn.Module):
 
         return {"default": default, "tokens": tokens}
 
-    def _default(self, inputs: object) -> dict[str, Any]:
+    def _default(self, inputs: object) -> ElmoOutput:
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()), None)
         # At spaces alone, as TF-Hub did: other white space stays inside a token.
         sentences = [[token for token in _text(sentence).split(" ") if token] for sentence in _items(inputs)]
-        return self.elmo(tokens=sentences)  # type: ignore[no-any-return]
+        return self.elmo(tokens=sentences)
 
-    def _tokens(self, inputs: object) -> dict[str, Any]:
+    def _tokens(self, inputs: object) -> ElmoOutput:
         if not isinstance(inputs, Mapping) or not {"tokens", "sequence_len"} <= set(inputs):
             raise ElmoError('the tokens signature takes {"tokens": [[…]], "sequence_len": […]}')
         rows = [[_text(token) for token in _items(row)] for row in _items(inputs["tokens"])]
         lengths = [int(length) for length in _items(inputs["sequence_len"])]
-        return self.elmo(tokens=rows, sequence_len=lengths)  # type: ignore[no-any-return]
+        return self.elmo(tokens=rows, sequence_len=lengths)
 
 
 class KerasLayer(Module):

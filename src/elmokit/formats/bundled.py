@@ -18,6 +18,11 @@ def bundled_models() -> list[str]:
     return sorted(config.parent.name for config in FOLDER.glob("*/config.json"))
 
 
+def name_of(where: str) -> str:
+    """The name of a bundled model by its folder; any other place as it is."""
+    return Path(where).name if Path(where).parent == FOLDER else where
+
+
 def resolved(path: str | Path) -> str | Path:
     """The folder of a model that is given by its name: a bundled one, or owner/name on the Hub.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,3 +62,22 @@ class ScalarMix(nn.Module):
         mean = (values * kept).sum(dim=over, keepdim=True) / count
         variance = ((values - mean) * kept).square().sum(dim=over, keepdim=True) / count
         return ((values - mean) / torch.sqrt(variance + 1e-12)).to(layers.dtype)
+
+
+def saved_mixes(
+    saved: Sequence[Mapping[str, Any]], n_layers: int, count: int | None, layer_norm: LayerNorm | None
+) -> list[ScalarMix]:
+    """Mixes as a model file stores them (`weights`, `gamma`, `layer_norm`), and new ones if `count` is higher.
+
+    `count`: None for the saved ones, or 1; `layer_norm`: None for what was saved.
+    """
+    mixes = []
+    for number in range(count or len(saved) or 1):
+        known: Mapping[str, Any] = saved[number] if number < len(saved) else {"layer_norm": False}
+        mix = ScalarMix(n_layers, layer_norm=known["layer_norm"] if layer_norm is None else layer_norm)
+        if "weights" in known:
+            with torch.no_grad():
+                mix.weights.copy_(known["weights"])
+                mix.gamma.copy_(known["gamma"].reshape(()))
+        mixes.append(mix)
+    return mixes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,3 +35,12 @@ class _NoDraws(TorchFunctionMode):
         if func in _DRAWS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor], *, trainable: bool) -> None:
+    """Give a network without memory its weights, float16 and bfloat16 ones as float32."""
+    # Half precision is a way to store; float64 stays, so that a model that was saved in it comes back exactly.
+    as_they_are = (torch.float64, torch.int8)
+    full = {name: value if value.dtype in as_they_are else value.float() for name, value in weights.items()}
+    module.load_state_dict(full, assign=True)
+    module.requires_grad_(trainable)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, SupportsInt
+from typing import Literal, SupportsInt, cast
 
 from elmokit.errors import ElmoError
 from elmokit.text.english import english_spans
@@ -45,6 +45,20 @@ class TextPolicy:
         self.name: PolicyName = "whitespace" if segment in (None, "none") else segment  # type: ignore[assignment]
         self.model = model
         self._watches = segment is None
+
+    @classmethod
+    def of_model(
+        cls, text: Mapping[str, str], segment: SegmenterName | None, where: str
+    ) -> tuple[dict[str, str], TextPolicy]:
+        """What a model says of its training text, and its policy, which `segment` overrides if it is given.
+
+        For a model that does not say how its text was tokenised, `segment` says it.
+        """
+        stated = {**text} if segment is None else {"segment": name_in_files(segment), **text}
+        try:
+            return stated, cls(segment or cast(SegmenterName | None, stated.get("segment")), model=where)
+        except ElmoError as error:
+            raise ElmoError(f"{where}: {error}") from error
 
     @classmethod
     def of(cls, segment: SegmenterName | TextPolicy) -> TextPolicy:
@@ -123,9 +137,13 @@ def _stuck_word(text: str) -> str | None:
     return None
 
 
-def padded(tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt]) -> list[list[str]]:
-    """Rows of tokens that were padded to one length, cut to their true lengths (TF-Hub's `tokens` signature)."""
+def rows_of_tokens(
+    tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt] | None = None
+) -> list[list[str]]:
+    """Rows of tokens; with `sequence_len`, padded rows are cut to their true lengths (TF-Hub's `tokens` signature)."""
     rows = TextPolicy("whitespace").sentences_of(tokens)
+    if sequence_len is None:
+        return rows
     if not isinstance(sequence_len, Iterable):
         raise ElmoError(f"sequence_len must be a list of lengths, got {sequence_len!r}")
     lengths = [int(length) for length in sequence_len]
