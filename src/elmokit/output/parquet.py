@@ -12,7 +12,7 @@ The file's metadata hold `elmokit` as JSON: format, version, pooled, settings. S
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,6 +26,7 @@ FORMAT, VERSION = "elmokit-vectors", 1
 GROUP_BYTES = 32 << 20
 GROUP_ROWS = 1 << 16
 READ_ROWS = 64
+_LONGEST = 1 << 24
 
 
 def load_pyarrow(purpose: str) -> tuple[Any, Any]:
@@ -106,7 +107,7 @@ def _read(path: Path, file: Any, pa: Any) -> Iterator[tuple[list[str], Vectors]]
     if len(dims) != 1 or schema.field("tokens").type != pa.list_(pa.string()):
         raise ValueError(f"columns of other types: {', '.join(f'{field.name} {field.type}' for field in schema)}")
     shape = Shape(pooled, layers, dims.pop())
-    _refuse_bomb(path, file.metadata)
+    _refuse_bomb(path)
     for batch in file.iter_batches(READ_ROWS, columns=["tokens", *names]):
         tokens = [as_tokens(words) for words in batch.column("tokens").to_pylist()]
         columns = []
@@ -132,9 +133,61 @@ def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
     return int(kind.list_size)
 
 
-def _refuse_bomb(path: Path, metadata: Any) -> None:  # noqa: ANN401
-    """Refuse a file that unpacks to far too much: packed, or as one value that counts for many."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    unpacked = sum(max(column.total_uncompressed_size, 4 * column.num_values) for column in columns)
-    check_unpacked(unpacked, path.stat().st_size, str(path))
+def _refuse_bomb(path: Path) -> None:
+    """Refuse a file that unpacks to far too much: it is packed, and a value that is repeated is stored once.
+
+    pyarrow gives these numbers too, but ends the process where the footer is damaged.
+    """
+    with path.open("rb") as file:
+        size = file.seek(-8, 2) + 8
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - 8 - length))
+        footer = _thrift(file, _STRUCT, 0)
+    columns = [column.get(3, {}) for group in footer.get(4, []) for column in group.get(1, [])]
+    unpacked = sum(max(0, column.get(6, 0), 4 * column.get(5, 0)) for column in columns)
+    check_unpacked(unpacked, size, str(path))
+
+
+_STRUCT = 12
+
+
+def _thrift(file: BinaryIO, kind: int, depth: int) -> Any:  # noqa: ANN401 - numbers, bytes, lists, and dicts by field
+    """A value of Thrift's compact protocol, in which parquet's footer is."""
+    if depth > 16:
+        raise ValueError("a footer deeper than any")
+    match kind:
+        case 3:
+            return _byte(file)
+        case 4 | 5 | 6:
+            number = _varint(file)
+            return number >> 1 ^ -(number & 1)
+        case 7:
+            return file.read(8)
+        case 8:
+            return file.read(min(_varint(file), _LONGEST))
+        case 9 | 10:
+            head = _byte(file)
+            count = head >> 4 if head < 0xF0 else _varint(file)
+            return [_thrift(file, 3 if head & 15 < 3 else head & 15, depth + 1) for _ in range(count)]
+        case 12:
+            fields, number = {}, 0
+            while head := _byte(file):
+                number = number + (head >> 4) if head >> 4 else _thrift(file, 4, depth)
+                fields[number] = head & 15 == 1 if head & 15 < 3 else _thrift(file, head & 15, depth + 1)
+            return fields
+    raise ValueError(f"a footer with a value of type {kind}")
+
+
+def _byte(file: BinaryIO) -> int:
+    return file.read(1)[0]
+
+
+def _varint(file: BinaryIO) -> int:
+    value = shift = 0
+    while shift < 70:
+        byte = _byte(file)
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
+    raise ValueError("a number of more than 64 bits")
