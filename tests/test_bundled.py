@@ -183,15 +183,19 @@ def test_what_a_conversion_loses_is_said(tmp_path, caplog, capsys):
     assert "--segment chars --split line" in capsys.readouterr().out
 
 
-def test_a_word_of_several_characters_is_explained(tmp_path, capsys, monkeypatch):
+def test_a_word_of_several_characters(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text("我去银行取钱。\n他在中国银行工作。\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("我去银行取钱。\n他在中国银行工作。\n他行。\n", encoding="utf-8")
     asked = ["--model", "zh", "--device", "cpu", "--corpus", str(tmp_path / "text.txt")]
     for command in (["senses", "银行"], ["neighbours", "银行", "--context", "银行很大"]):
-        assert run(*command, *asked) == 2
-        assert "(--segment chars) it is 2 tokens, 银 行: ask for one of them" in capsys.readouterr().err
+        assert run(*command, *asked) == 0
+        assert capsys.readouterr().out.count("[银行]") == 2
     assert run("neighbours", "行", "--context", "银行很大", *asked) == 0
-    assert "[行]" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("[行]") == 3
+    index = ["--index", str(tmp_path / "index")]
+    assert run("neighbours", "行", "--context", "银行很大", *asked, *index) == 0
+    assert run("senses", "银行", *asked[:4], *index) == 2
+    assert "--words 银行" in capsys.readouterr().err
 
 
 def test_the_command_line_uses_it(capsys, english):

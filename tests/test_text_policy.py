@@ -14,7 +14,6 @@ from elmokit.elmo import ElmoOptions
 from elmokit.output import read_vectors
 from elmokit.tasks import TaskOptions, TextExample, fit, load, read_texts
 from elmokit.text.tokens import segmenter, words
-from elmokit.unknown_tokens import UnknownTokens
 from tiny_models import WORDS, tiny_checkpoint, word_config
 
 MODELS = {"en": "english", "zh": "chars", "old": "whitespace"}
@@ -379,6 +378,6 @@ def test_words_without_context(characters):
 
 
 def test_unknown_characters_are_counted_not_words(make_elmo):
-    unknown = UnknownTokens(make_elmo(word_config(), segment="chars"))
+    unknown = make_elmo(word_config(), segment="chars").unknown_tokens()
     unknown.add(["the银", ".", WORDS[2]])
     assert (unknown.tokens, unknown.unknown) == (4, 1)

@@ -35,16 +35,17 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import write_checkpoint
 from elmokit.formats.stored import Numbers, SoftmaxNumbers
-from elmokit.language_model import LanguageModel, LogProbs, Perplexity, score
 from elmokit.model.bilm import BiLM, moved
 from elmokit.model.context import State
+from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, score
 from elmokit.model.lm_head import head_shell
+from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache
-from elmokit.placement import choose_device, choose_dtype, choose_int8_device
 from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
+from elmokit.text.vocab import UnknownTokens
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,10 @@ class Elmo(nn.Module):
         if not isinstance(text, str):
             raise ElmoError(f"tokenize takes a string, got {type(text).__name__}")
         return self.text_policy.override(segment).tokenize(text)
+
+    def unknown_tokens(self) -> UnknownTokens:
+        """A new counter of the tokens that the model reads as `<UNK>`, for a model with a word table."""
+        return UnknownTokens(self.vocab if self.config.characters is None else None, self.character_pieces)
 
     @property
     def device(self) -> torch.device:

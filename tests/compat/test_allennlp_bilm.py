@@ -22,8 +22,8 @@ from elmokit.compat.allennlp import (
     _ElmoCharacterEncoder,
     batch_to_ids,
 )
+from elmokit.compat.fetch import cached_as
 from elmokit.errors import ElmoError
-from elmokit.fetch import cached_as
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "native"])

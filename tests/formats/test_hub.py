@@ -13,8 +13,8 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.cli import main
+from elmokit.compat.fetch import local_path
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.fetch import local_path
 from elmokit.formats import hub
 from elmokit.formats.bundled import resolved
 from elmokit.formats.hub import Repository, fetched, repository_of

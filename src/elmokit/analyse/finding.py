@@ -27,7 +27,6 @@ from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
-from elmokit.unknown_tokens import UnknownTokens
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 
@@ -167,18 +166,18 @@ def _build(
             f"{counted(index.text.n_sentences, 'sentence')}, {_megabytes(size)} in {index.folder}",
             file=sys.stderr,
         )
-        _tell_unknown(elmo, index)
+        _report_unknown(elmo, index)
     return index
 
 
-def _tell_unknown(elmo: Elmo, index: OccurrenceIndex) -> None:
+def _report_unknown(elmo: Elmo, index: OccurrenceIndex) -> None:
     """Which words of the index the model cannot tell from each other."""
-    unknown = UnknownTokens(elmo)
+    unknown = elmo.unknown_tokens()
     for text, (_, rows) in zip(index.text.type_texts(), index.words.tolist(), strict=True):
         if rows:
             unknown.add([text], rows)
-    if told := unknown.told():
-        print(f"elmo: {told}", file=sys.stderr)
+    if message := unknown.message():
+        print(f"elmo: {message}", file=sys.stderr)
 
 
 def _megabytes(size: int) -> str:

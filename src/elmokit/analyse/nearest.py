@@ -53,7 +53,10 @@ def neighbours(
     if not any_word:
         rows = index.rows_of(tokens[position], ignore_case=ignore_case)
         if not len(rows):
-            raise ElmoError(f"{tokens[position]!r} is not in the index {index.folder}: build one that has it")
+            raise ElmoError(
+                f"{tokens[position]!r} is not in the index {index.folder}: build one that has it "
+                f"(--words {tokens[position]})"
+            )
     (vectors,) = elmo.stream([list(tokens)], layer=index.description["layer"])
     return nearest(index, vectors[position], k, rows=rows)
 

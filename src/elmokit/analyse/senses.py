@@ -67,7 +67,9 @@ def find_senses(
     rows = index.rows_of(word, ignore_case=ignore_case)
     if not len(rows):
         pieces = in_pieces(word, index.text.settings.get("segment"))
-        raise ElmoError(f"{word!r} is not in the index {index.folder}: {pieces or 'build one that has it'}")
+        raise ElmoError(
+            f"{word!r} is not in the index {index.folder}: {pieces or f'build one that has it (--words {word})'}"
+        )
     vectors = index.unpacked(rows)
     found = cluster(vectors, clusters, seed=seed)
     words = _typical_words(index, rows, found, typical)

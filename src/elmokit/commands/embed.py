@@ -25,7 +25,7 @@ from elmokit.output import check_output, embed_lines, writer_for
 from elmokit.output.spool import partial_folder
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, WordSplitter
-from elmokit.unknown_tokens import UnknownTokens
+from elmokit.text.vocab import UnknownTokens
 
 _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
@@ -88,7 +88,7 @@ def _run(request: EmbedRequest) -> None:
             dtype=request.dtype,
             segment=request.segment,
         )
-        unknown = UnknownTokens(elmo)
+        unknown = elmo.unknown_tokens()
         tokenise = _counting(elmo.text_policy.split, unknown)
         pool = None if request.pool == "none" else cast(Pool, request.pool)
 
@@ -99,8 +99,8 @@ def _run(request: EmbedRequest) -> None:
             _to_file(request, elmo, lines, tokenise, encode)
         else:
             _to_screen(lines, tokenise, encode)
-        if told := unknown.told():
-            print(f"elmo: {told}", file=sys.stderr)
+        if message := unknown.message():
+            print(f"elmo: {message}", file=sys.stderr)
         if isinstance(lines, InputLines) and lines.bad_lines:
             count = f"{lines.bad_lines} line{'s were' if lines.bad_lines > 1 else ' was'}"
             print(

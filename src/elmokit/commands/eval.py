@@ -22,7 +22,7 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
-from elmokit.placement import choose_device
+from elmokit.model.placement import choose_device
 from elmokit.pretrain.by_position import ByPosition, by_position, write_table
 from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses
 from elmokit.pretrain.network import LanguageModelNetwork

@@ -15,7 +15,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.atomic import check_making, making
 from elmokit.formats.bundled import DEFAULT
 from elmokit.messages import counted
-from elmokit.placement import choose_device
+from elmokit.model.placement import choose_device
 from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample
 from elmokit.tasks.folder import LAST, load, write_model
 from elmokit.tasks.options import TaskOptions
@@ -28,7 +28,6 @@ from elmokit.tasks.training import Fitted, fit, with_layer_0, without_elmo
 from elmokit.tasks.writing import check_suffix, on_screen, write_answers
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
-from elmokit.unknown_tokens import UnknownTokens
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
     dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, policy))
     told = f"{request.train}: {counted(len(train), 'example')}"
     say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
-    _tell_unknown(elmo, train, request.train)
+    _report_unknown(elmo, train, request.train)
 
     def trained(chosen: TaskOptions, name: str) -> Fitted:
         with TrainingShown(name, quiet=chosen != options) as shown:
@@ -176,7 +175,7 @@ def run_task_eval(request: EvalTaskRequest) -> None:
     examples = list(request.columns.read(model.kind, request.file, model.text_policy))
     for note in (*model.answers.check(examples, request.file), *cut_note(examples, model.options, request.file)):
         say(note)
-    _tell_unknown(model.elmo, examples, request.file)
+    _report_unknown(model.elmo, examples, request.file)
     with AnswerBar(len(examples)) as bar:
         answers = list(bar.counted(model.stream(examples)))
     scores = model.answers.score(examples, [answer.answer for answer in answers])
@@ -248,16 +247,16 @@ def _refuse_idle(request: TrainTaskRequest, options: TaskOptions) -> None:
             raise ElmoError(f"{shown} is for {what}: it would change nothing here, so leave it out")
 
 
-def _tell_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:
+def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:
     if elmo is None:
         return
-    unknown = UnknownTokens(elmo)
+    unknown = elmo.unknown_tokens()
     for example in examples:
         parts = (example.first, example.second) if isinstance(example, PairExample) else (example.tokens,)
         for tokens in parts:
             unknown.add(tokens)
-    if told := unknown.told():
-        say(f"{path}: {told}")
+    if message := unknown.message():
+        say(f"{path}: {message}")
 
 
 def _refuse_missing(path: str | None) -> None:

@@ -15,7 +15,7 @@ from elmokit.corpus.prepare import find_prepared
 from elmokit.corpus.prepared import PreparedCorpus, read_description
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
-from elmokit.placement import choose_device
+from elmokit.model.placement import choose_device
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from elmokit.compat.allennlp_errors import ConfigurationError
 from elmokit.compat.allennlp_ids import WIDTH
 from elmokit.compat.allennlp_names import encoder_rows, keep_names, lstm_rows
+from elmokit.compat.fetch import local_path
 from elmokit.errors import ElmoError
-from elmokit.fetch import local_path
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM, lengths_of

@@ -19,8 +19,8 @@ from elmokit.compat.allennlp_bilm import Words, _ElmoBiLm
 from elmokit.compat.allennlp_errors import ConfigurationError
 from elmokit.compat.allennlp_ids import distinct, remove_sentence_boundaries
 from elmokit.formats.atomic import replacing
+from elmokit.model.placement import choose_device
 from elmokit.output.guarded_hdf5 import create
-from elmokit.placement import choose_device
 
 _ORIGINAL = (
     "https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway_"

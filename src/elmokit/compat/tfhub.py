@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from elmokit.compat.fetch import local_path
 from elmokit.elmo import Elmo
 from elmokit.encode import ElmoOutput
 from elmokit.errors import ElmoError
-from elmokit.fetch import local_path
 
 Signature = Literal["default", "tokens"]
 _KEYS = ("word_emb", "elmo", "default")

@@ -19,8 +19,9 @@ def bundled_models() -> list[str]:
 
 
 def name_of(where: str) -> str:
-    """The name of a bundled model by its folder; any other place as it is."""
-    return Path(where).name if Path(where).parent == FOLDER else where
+    """The name of a bundled model by the place of its files; any other place as it is."""
+    path = Path(where)
+    return path.relative_to(FOLDER).parts[0] if FOLDER in path.parents else where
 
 
 def resolved(path: str | Path) -> str | Path:

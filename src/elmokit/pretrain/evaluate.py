@@ -19,8 +19,8 @@ from torch import nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
 from elmokit.errors import ElmoError
-from elmokit.language_model import score
 from elmokit.model.bilm import moved
+from elmokit.model.language_model import score
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork

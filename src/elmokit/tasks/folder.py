@@ -23,7 +23,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.atomic import making, replacing, write_text
 from elmokit.formats.save import write_checkpoint
-from elmokit.placement import choose_device
+from elmokit.model.placement import choose_device
 from elmokit.tasks.answers import Answers
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from elmokit.elmo import Elmo, ElmoOptions
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.placement import choose_device
+from elmokit.model.placement import choose_device
 from elmokit.tasks.answers import Answers, check_kind
 from elmokit.tasks.averaging import Averages
 from elmokit.tasks.batches import batches_of

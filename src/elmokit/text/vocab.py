@@ -1,13 +1,17 @@
-"""The word list of a model: a token a line, `<S>`, `</S>` and `<UNK>` among them."""
+"""The word list of a model: one token per line, `<S>`, `</S>` and `<UNK>` among them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
+from elmokit.text.policy import CharacterPieces
 
 BEGIN, END, UNKNOWN = "<S>", "</S>", "<UNK>"
 SKIPPED_LINE = "!!!MAXTERMID"
+_SHOWN = 5
 
 
 class Vocabulary(Sequence[str]):
@@ -58,3 +62,38 @@ class Vocabulary(Sequence[str]):
         return isinstance(other, Vocabulary) and self._words == other._words and self.specials == other.specials
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class UnknownTokens:
+    """Counts the tokens that a model reads as `<UNK>`; without a vocabulary, as for a model of characters, none."""
+
+    def __init__(self, vocab: Vocabulary | None, pieces: CharacterPieces | None = None) -> None:
+        """`pieces`: what the model reads of each token, if that is not the token itself."""
+        self._vocab, self._pieces = vocab, pieces
+        self.tokens = 0
+        self.unknown = 0
+        self._examples: dict[str, None] = {}
+        """The first few, in their order."""
+
+    def add(self, tokens: Iterable[str], times: int = 1) -> None:
+        """Count some tokens, each of which occurs so many times."""
+        if self._vocab is None:
+            return
+        for token in tokens if self._pieces is None else chain.from_iterable(map(self._pieces.of, tokens)):
+            self.tokens += times
+            if token not in self._vocab:
+                self.unknown += times
+                if len(self._examples) <= _SHOWN:
+                    self._examples[token] = None
+
+    def message(self) -> str | None:
+        """A sentence for the user, if there were any."""
+        if self._vocab is None or not self.unknown:
+            return None
+        names = list(self._examples)
+        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        are = "is" if self.unknown == 1 else "are"
+        return (
+            f"{self.unknown:,} of {counted(self.tokens, 'token')} ({self.unknown / self.tokens:.1%}) {are} not among "
+            f"the {len(self._vocab):,} that this model knows and {are} read as {self._vocab.specials[2]}: {shown}"
+        )

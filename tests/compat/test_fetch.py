@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elmokit.compat.fetch import cached_as, local_path
 from elmokit.errors import ElmoError
-from elmokit.fetch import cached_as, local_path
 
 BODY = bytes(range(256)) * 9000  # more than two blocks
 
