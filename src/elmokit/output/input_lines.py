@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import IO
 
 from elmokit.errors import ElmoError
-from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed
+from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed, read_line
 
 
 class InputLines(Iterator[str]):
@@ -32,7 +32,7 @@ class InputLines(Iterator[str]):
         number = 0
         while True:
             try:
-                line = file.readline()
+                line = read_line(file, self.name, number + 1)
             except DAMAGE as error:
                 raise ElmoError(
                     f"the input {self.name} is damaged after line {number} ({error}): get it again, or cut it there"

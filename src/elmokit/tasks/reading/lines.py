@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import TaggedExample
-from elmokit.text.packed import BOM, DAMAGE, open_packed
+from elmokit.text.packed import BOM, DAMAGE, open_packed, read_line
 
 PACKINGS = (".gz", ".xz", ".bz2", ".zst")
 _SHOWN_CHARACTERS = 40
@@ -35,7 +35,7 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
         file = open_packed(path, stack)
         while True:
             try:
-                line = file.readline()
+                line = read_line(file, str(path), number + 1)
             except DAMAGE as error:
                 raise ElmoError(f"{path} is damaged after line {number} ({error}): get it again") from error
             if not line:
