@@ -13,6 +13,7 @@ coarse.bin      [R, C] int8, directions.bin [D, C] and steps.bin [C] float32, wh
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,9 +119,10 @@ class OccurrenceIndex:
             types = [number for number, text in enumerate(self._types) if matches(text, (word,), True)]
         else:
             types = [self._numbers[word]] if word in self._numbers else []
-        return np.concatenate(
-            [np.empty(0, dtype=np.int64), *(first + np.arange(count) for first, count in self.words[types].tolist())]
-        )
+        spans = self.words[types].tolist()
+        if not all(first >= 0 and 0 <= count <= len(self) - first for first, count in spans):
+            raise self._damaged("words.bin")
+        return np.concatenate([np.empty(0, dtype=np.int64), *(first + np.arange(count) for first, count in spans)])
 
     def unpacked(self, rows: Rows) -> Floats:
         """The vectors of some rows with length 1, [N, D]."""
@@ -138,9 +140,15 @@ class OccurrenceIndex:
     def occurrence(self, row: int) -> Occurrence:
         """The token of a row in its sentence."""
         sentence = int(self.sentences_of(np.array([row]))[0])
-        start = int(self.text.ends[sentence - 1]) if sentence else 0
-        tokens = tuple(self._types[number] for number in self.sentence_types(sentence).tolist())
+        try:
+            start = int(self.text.ends[sentence - 1]) if sentence else 0
+            tokens = tuple(self._types[number] for number in self.sentence_types(sentence).tolist())
+        except IndexError as error:
+            raise self._damaged("tokens.bin, or one in text/,") from error
         return Occurrence(sentence, int(self.tokens[row]) - start, tokens)
+
+    def _damaged(self, name: str) -> ElmoError:
+        return ElmoError(f"{self.folder}: {name} is damaged: remove the folder and build the index again")
 
     def type_texts(self, numbers: Iterable[int]) -> list[str]:
         """The words that type ids stand for."""
@@ -209,7 +217,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     """A file of an index as an array, refused where it has not the right size."""
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(shape) * kind.itemsize
     try:
         found = path.stat().st_size
         if found != size:

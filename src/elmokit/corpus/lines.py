@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO
 
 from elmokit.errors import ElmoError
-from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed
+from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed, read_line
 
 
 class InputLines(Iterator[str]):
@@ -65,7 +65,7 @@ def byte_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     while True:
         try:
-            line = file.readline()
+            line = read_line(file, name, number + 1)
         except DAMAGE as error:
             raise ElmoError(
                 f"the input {name} is damaged after line {number} ({error}): get it again, or cut it there"

@@ -82,7 +82,7 @@ class PreparedCorpus:
         if not 0 <= index < self.n_types:
             raise IndexError(f"type {index} of {self.n_types}")
         start = int(self.type_ends[index - 1]) if index else 0
-        return self.type_bytes[start : int(self.type_ends[index])].tobytes().decode("utf-8")
+        return self._text(self.type_bytes[start : int(self.type_ends[index])].tobytes())
 
     def type_texts(self) -> Iterator[str]:
         """All types in order."""
@@ -91,14 +91,30 @@ class PreparedCorpus:
             ends = self.type_ends[first : first + _TYPES_AT_ONCE].tolist()
             data, base = self.type_bytes[start : ends[-1]].tobytes(), start
             for end in ends:
-                yield data[start - base : end - base].decode("utf-8")
+                yield self._text(data[start - base : end - base])
                 start = end
+
+    def _text(self, data: bytes) -> str:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ElmoError(f"{self.folder / 'types.bin'} is damaged ({error}): prepare the corpus again") from error
 
     @classmethod
     def open(cls, folder: Path) -> PreparedCorpus:
         """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read."""
         folder = Path(folder)
         description = read_description(folder)
+        try:
+            return cls._opened(folder, description)
+        except ElmoError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            path = folder / DESCRIPTION
+            raise ElmoError(f"{path} is damaged ({error!r}): remove the folder and prepare the corpus again") from error
+
+    @classmethod
+    def _opened(cls, folder: Path, description: dict[str, Any]) -> PreparedCorpus:
         sentences, tokens, types = (description[name] for name in ("sentences", "tokens", "types"))
         return cls(
             folder=folder,

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 BOM = b"\xef\xbb\xbf"
 PACKED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
 """What reading a damaged file raises."""
+LONGEST_LINE = 1 << 24
+"""Bytes; a few kilobytes without line ends could unpack to more than any memory."""
 
 _HEAD = 10
-_ZSTD_PIECE = 1 << 10
+_PIECE = 1 << 10
+_XZ_MEMORY = 1 << 28
+"""Bytes for the window of an .xz file, which may ask for 4 GiB; the strongest preset needs a quarter of this."""
 _REFUSED = (
     (re.compile(rb"PK\x03\x04"), "a zip archive", "unpack it first"),
     (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
@@ -61,6 +65,16 @@ def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], 
         if start.match(head):
             return stack.enter_context(opener(whole))
     return whole
+
+
+def read_line(file: IO[bytes], name: str, number: int) -> bytes:
+    """The next line with its end, b"" after the last; one that is too long for a sentence is an ElmoError."""
+    line = file.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise ElmoError(
+            f"line {number:,} of {name} must have at most {LONGEST_LINE:,} bytes, got more: let a line be a sentence"
+        )
+    return line
 
 
 def name_of(source: str | Path) -> str:
@@ -100,22 +114,57 @@ class _Rejoined(io.RawIOBase):
 
 
 class _Decompressor(Protocol):
-    """What the two zstd packages have in common: one frame at a time."""
+    """What the packages for xz and zstd have in common: one stream, or frame, at a time."""
 
-    eof: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool:
+        """Whether the frame has come to its end."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was given beyond it."""
+        ...
 
     def decompress(self, data: bytes) -> bytes:
         """Unpack what has come by now."""
         ...
 
 
-class _Zstd(io.RawIOBase):
-    """A zstd file of any number of frames; unlike the package's own reader, it tells a torn end from a whole one."""
+class _Xz:
+    """A stream of an xz file, unpacked with a bound on its window; gives a piece at a time and keeps the rest."""
 
-    def __init__(self, packed: IO[bytes], new: Callable[[], _Decompressor], failure: type[Exception]) -> None:
-        self._packed, self._new, self._failure = packed, new, failure
+    def __init__(self) -> None:
+        self._stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return self._stream.needs_input
+
+    def decompress(self, data: bytes) -> bytes:
+        return self._stream.decompress(data, 1 << 18)
+
+
+class _Frames(io.RawIOBase):
+    """An xz or zstd file of any number of frames, whose torn end is an error.
+
+    With `padded`, what follows a frame and is none is left unread, as other readers of xz do.
+    """
+
+    def __init__(
+        self, packed: IO[bytes], new: Callable[[], _Decompressor], failure: type[Exception], *, padded: bool = False
+    ) -> None:
+        self._packed, self._new, self._failure, self._padded = packed, new, failure, padded
         self._frame: _Decompressor | None = None
+        self._frames = 0
         self._input = self._output = b""
 
     def readable(self) -> bool:
@@ -123,42 +172,50 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
         while not self._output:
-            # Little at a time, for a small piece may unpack to a great deal.
-            self._input = self._input or self._packed.read1(_ZSTD_PIECE)  # type: ignore[attr-defined]
-            if not self._input:
-                if self._frame is not None:
-                    raise EOFError("the file ends inside a zstd frame")
-                return 0
+            if not self._input and getattr(self._frame, "needs_input", True):
+                # Little at a time, for a small piece may unpack to a great deal.
+                self._input = self._packed.read1(_PIECE)  # type: ignore[attr-defined]
+                if not self._input:
+                    if self._frame is not None:
+                        raise EOFError("the file ends inside a packed frame")
+                    return 0
             self._frame = self._frame or self._new()
             try:
                 self._output = self._frame.decompress(self._input)
             except self._failure as error:
+                if self._padded and self._frames:
+                    return 0
                 raise OSError(str(error)) from error
             self._input = b""
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
+                self._frames += 1
         view = memoryview(buffer).cast("B")
         piece, self._output = self._output[: len(view)], self._output[len(view) :]
         view[: len(piece)] = piece
         return len(piece)
 
 
+def _open_xz(packed: IO[bytes]) -> IO[bytes]:
+    return io.BufferedReader(_Frames(packed, _Xz, lzma.LZMAError, padded=True), 1 << 18)
+
+
 def _open_zstd(packed: IO[bytes]) -> IO[bytes]:
     if sys.version_info >= (3, 14):
         zstd: Any = import_module("compression.zstd")
-        return io.BufferedReader(_Zstd(packed, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 18)
+        return io.BufferedReader(_Frames(packed, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 18)
     try:
         zstandard: Any = import_module("zstandard")
     except ImportError as error:
         raise MissingExtraError("zstandard", "zstd", "reading a .zst file") from error
     new = zstandard.ZstdDecompressor().decompressobj
-    return io.BufferedReader(_Zstd(packed, new, zstandard.ZstdError), 1 << 18)
+    return io.BufferedReader(_Frames(packed, new, zstandard.ZstdError), 1 << 18)
 
 
 # How files of a kind begin, and what opens them. "BZh9" alone could begin a text; the block mark after it cannot.
 _PACKED: tuple[tuple[re.Pattern[bytes], Any], ...] = (
     (re.compile(rb"\x1f\x8b"), gzip.open),
-    (re.compile(rb"\xfd7zXZ\x00"), lzma.open),
+    (re.compile(rb"\xfd7zXZ\x00"), _open_xz),
     (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
     (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstd),
 )

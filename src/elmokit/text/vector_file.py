@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
 from codecs import getincrementaldecoder
 from collections import Counter
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.text.packed import BOM, DAMAGE, open_packed
+from elmokit.text.packed import BOM, DAMAGE, open_packed, read_line
 
 VectorFormat = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
 Floats = NDArray[np.float32]
@@ -43,7 +44,7 @@ _REFUSED = (
 )
 _HEADER = re.compile(rb"[ \t]*([0-9]{1,12})[ \t]+([0-9]{1,7})[ \t]*\r?\n")
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
-_DAMAGED = (*DAMAGE, zipfile.BadZipFile)
+_DAMAGED = (*DAMAGE, zipfile.BadZipFile, struct.error, RuntimeError, UnicodeDecodeError, OverflowError)
 
 
 class VectorFile:
@@ -149,7 +150,8 @@ class VectorFile:
     def _text_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
         """Each line's number, its word, the line, and where in it the numbers begin."""
         size = self.size
-        for number, line in enumerate(self._file, 1):
+        number = 0
+        while line := read_line(self._file, str(self.path), number := number + 1):
             if number == 1:
                 line = line.removeprefix(BOM)
                 if self._announced is not None:
@@ -192,7 +194,7 @@ class VectorFile:
     def _binary_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
         """Each record's number, its word, a block of the file, and where in it the numbers begin."""
         assert self._announced is not None
-        self._file.readline()
+        read_line(self._file, str(self.path), 1)
         width = 4 * self.size
         block, start = b"", 0
         for number in range(1, self._announced + 1):
