@@ -16,16 +16,17 @@ MODULES = sorted(
 )
 # From the bottom to the top; a module imports from its own floor and from those below.
 FLOORS = [
-    {"errors", "config", "durable", "cache", "option_fields"},
+    {"errors"},
+    {"storage", "config", "option_fields"},
     {"text"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output"},
+    {"formats", "encode", "pooling", "placement", "language_model", "fetch", "layers", "output", "fingerprint"},
     {"corpus"},
     {"elmo", "unknown_tokens"},
     {"pretrain"},
     {"tasks", "compat"},
-    {"analyse", "vector_memory", "sklearn"},
+    {"analyse", "sklearn"},
     {"commands"},
     {"cli", "__main__"},
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from operator import index
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, encode_stream
 from elmokit.errors import ElmoError
+from elmokit.fingerprint import Fingerprint
 from elmokit.formats.bilm_write import write_bilm
 from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.checkpoint import Checkpoint
@@ -381,6 +383,17 @@ class Elmo(nn.Module):
             about=self.about,
             int8=self.bilm.int8,
         )
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        return Fingerprint()
+
+    def fingerprint(self, *, mixes: bool = False) -> str:
+        """A digest of everything that decides the vectors of the layers, the same in every process.
+
+        With `mixes`, also of what decides their sums, which `layer="mix"` gives.
+        """
+        return self._fingerprint(self.checkpoint(), boundaries=self.boundaries, mixes=mixes)
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
         """A sentence's vectors each; from a GPU they are on their way, and waited for when they are asked for."""

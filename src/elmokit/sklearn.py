@@ -9,26 +9,41 @@ neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats.bundled import DEFAULT
+from elmokit.formats.bundled import DEFAULT, resolved
 from elmokit.pooling import Pool, check_pool
+from elmokit.storage.checksum import key_of
+from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore
 from elmokit.text.tokens import SegmenterName, segmenter, words
-from elmokit.vector_memory import Opened, Stored, open_model, remembered
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin, clone
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
 
+log = logging.getLogger(__name__)
 Text = str | Sequence[str]
+Vector = NDArray[np.float32]
+
+_OPEN_MODELS = 2
+_SENTENCES_IN_A_FILE = 1_000
+"""What a killed run loses at most."""
+_SQLITE = b"SQLite format 3\0"
+_lock = threading.RLock()
+_models: OrderedDict[tuple[str, int, str], Elmo] = OrderedDict()
+_recent = RecentVectors(1 << 29)
 
 
 class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not annotated
@@ -57,8 +72,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
         `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
         `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens, "none" for white
-        space, "english", "jieba" or "chars"; None: as the model's training text was read. `cache`: a file that keeps
-        vectors for other processes.
+        space, "english", "jieba" or "chars"; None: as the model's training text was read. `cache`: a folder where the
+        vectors are stored for other processes.
         """
         self.model = model
         self.layer = layer
@@ -70,55 +85,79 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
     def fit(self, X: Iterable[Text], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Open the model and check the arguments and the texts; nothing is learned."""
-        self._opened()
+        self._elmo()
         _texts(X)
         return self
 
     def transform(self, X: Iterable[Text]) -> NDArray[np.float32]:  # noqa: N803
         """N texts → [N, D]; a text without tokens gets zeros."""
-        opened = self._opened()
-        split = segmenter(self._segment(opened.elmo))
+        elmo = self._elmo()
+        split = segmenter(self._segment(elmo))
         rows = [tuple(words(split(text))) if isinstance(text, str) else text for text in _texts(X)]
-        stored = Stored(self.cache) if self.cache is not None else None
+        # One pass gives all layers, so all are stored; the mix is not made of them once they are pooled.
+        layer: Layer = "mix" if self.layer == "mix" else "all"
+        name = f"{elmo.fingerprint(mixes=layer == 'mix')}-{layer}-{self.pool}"
+        keys = [key_of([name, row]) for row in rows]
+        vectors = _recent.find(keys)
+        if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in vectors}:
+            vectors |= self._computed(elmo, missing, layer, name)
+        _recent.add(vectors)
+        part = self._part(elmo)
+        found = np.empty((len(keys), part.stop - part.start), np.float32)
+        for number, key in enumerate(keys):
+            found[number] = vectors[key][part]
+        return found
 
-        def embed(tokens: Iterable[Sequence[str]]) -> Iterable[NDArray[np.float32]]:
-            stream = opened.elmo.stream(tokens, layer=kept, pool=self.pool, batch_tokens=self.batch_tokens)
+    def _computed(
+        self, elmo: Elmo, rows: Mapping[bytes, Sequence[str]], layer: Layer, name: str
+    ) -> dict[bytes, Vector]:
+        """The vectors of tokens by key, from the cache where there is one, or computed."""
+
+        def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
+            tokens = (rows[key] for key in keys)
+            stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
             return (vector.reshape(-1).copy() for vector in stream)  # not a view that keeps the sentence alive
 
-        # One pass gives all layers, so all are kept; the mix is not made of them once they are pooled.
-        kept: Layer = "mix" if self.layer == "mix" else "all"
-        vectors = remembered(rows, f"{opened.name} {kept} {self.pool}", embed, stored)
-        part = self._part(opened.elmo)
-        size = part.stop - part.start
-        return np.stack([vector[part] for vector in vectors]) if vectors else np.zeros((0, size), np.float32)
+        if self.cache is None:
+            return dict(zip(rows, embedded(rows), strict=True))
+
+        def compute(keys: Sequence[bytes], _: object) -> VectorBlock:
+            return VectorBlock.of(dict.fromkeys(keys, 1), torch.from_numpy(np.stack([*embedded(keys)])).unsqueeze(1))
+
+        size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
+        store = VectorStore(_folder(self.cache) / name, (0, 1, size), elsewhere="cache")
+        places = store.complete(
+            dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_SENTENCES_IN_A_FILE
+        )
+        return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
-        elmo = self._opened().elmo
+        elmo = self._elmo()
         size = elmo.config.vector_size
         if self.layer != "all":
             return np.array([f"elmo_{number}" for number in range(size)], dtype=object)
         names = [f"elmo_layer{layer}_{number}" for layer in range(elmo.config.n_outputs) for number in range(size)]
         return np.array(names, dtype=object)
 
-    def _opened(self) -> Opened:
+    def _elmo(self) -> Elmo:
         if self.pool is None:
             raise ElmoError("pool must be mean, max, first or last, got None")
         check_pool(self.pool)
-        opened = open_model(DEFAULT if self.model is None else self.model, self.device)
-        if opened.elmo.state == "carry":
+        elmo = open_model(DEFAULT if self.model is None else self.model, self.device)
+        if elmo.state == "carry":
             raise ElmoError(
                 "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
             )
-        opened.elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
-        segmenter(self._segment(opened.elmo))
-        return opened
+        elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
+        segmenter(self._segment(elmo))
+        return elmo
 
     def _segment(self, elmo: Elmo) -> SegmenterName:
         return self.segment or cast(SegmenterName, elmo.text.get("segment", "none"))
 
     def _part(self, elmo: Elmo) -> slice:
-        """Which numbers of a vector that is kept are asked for."""
+        """Which numbers of a stored vector are asked for."""
         size, layers = elmo.config.vector_size, elmo.config.n_outputs
         if self.layer in ("mix", "all"):
             return slice(0, size if self.layer == "mix" else layers * size)
@@ -141,6 +180,50 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         tags.requires_fit = False
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+
+def open_model(model: str | Path | Elmo, device: str | None) -> Elmo:
+    """The model of a path, or a bundled one by its name, loaded once in this process; an Elmo as it is.
+
+    A model whose files have changed is loaded again.
+    """
+    if isinstance(model, Elmo):
+        return model
+    path = Path(resolved(model))
+    files = [path, *path.glob("*")] if path.is_dir() else [path]
+    try:
+        changed = max(file.stat().st_mtime_ns for file in files)
+    except OSError:  # for the loader to name
+        changed = 0
+    key = (str(path.absolute()), changed, str(device))
+    with _lock:
+        if key not in _models:
+            _models[key] = Elmo.load(path, device=device)
+            while len(_models) > _OPEN_MODELS:
+                _models.popitem(last=False)
+        _models.move_to_end(key)
+        return _models[key]
+
+
+def forget() -> None:
+    """Remove all models and vectors from the memory of this process."""
+    with _lock:
+        _models.clear()
+    _recent.clear()
+
+
+def _folder(cache: str | Path) -> Path:
+    """The folder of a cache; where a file of an earlier release has its name, a folder beside it."""
+    path = Path(cache)
+    if not path.is_file():
+        return path
+    with path.open("rb") as file:
+        former = file.read(len(_SQLITE)) == _SQLITE
+    if not former:
+        raise ElmoError(f"the cache must be a folder, got the file {path}: name another, or remove it")
+    folder = path.with_name(path.name + ".vectors")
+    log.warning("%s is of an earlier release and no longer used: the vectors are in %s, remove the file", path, folder)
+    return folder
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from elmokit.output.disk import OffsetFile
 
 from elmokit import ElmoError
 from elmokit.analyse import building, coarse, row_file
@@ -19,7 +20,6 @@ from elmokit.analyse.building import build_index
 from elmokit.analyse.choosing import Choice
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.vectors import normalised
-from elmokit.output.disk import OffsetFile
 from standing_in import StandIn, prepared, sentences, vectors_of
 
 

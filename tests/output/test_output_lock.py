@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from elmokit.output.lock import acquire, release
 
 

@@ -9,10 +9,10 @@ from threading import Barrier, Event
 import pytest
 import torch
 
-from elmokit.cache import cache_folder
 from elmokit.config import LstmConfig
 from elmokit.encode import encode_stream
 from elmokit.errors import ElmoError
+from elmokit.storage.cache import cache_folder
 from elmokit.tasks import feature_store, features
 from elmokit.tasks.features import fingerprint, frozen_features, live_layers
 from elmokit.tasks.inputs import SentenceBatch

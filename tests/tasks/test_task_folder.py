@@ -12,7 +12,7 @@ import torch
 import elmokit.tasks.folder
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import check_making, making
+from elmokit.storage.atomic import check_new_folder, new_folder
 from elmokit.tasks import fit, load, save
 from task_samples import IOB1, pairs, samples, sentences, texts, tiny_options
 from tiny_models import tiny_checkpoint, word_config
@@ -149,12 +149,12 @@ def test_a_folder_that_is_not_empty_is_left_alone(model, tmp_path):
         with pytest.raises(ElmoError, match=f"{name} is not empty: name a folder that is new"):
             save(model, tmp_path / name)
         with pytest.raises(ElmoError, match=f"{name} is not empty: name a folder that is new"):
-            check_making(tmp_path / name)
+            check_new_folder(tmp_path / name)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     with pytest.raises(ElmoError, match="cannot be written: "):
         save(model, tmp_path / "file" / "model")
     with pytest.raises(ElmoError, match="cannot be written: Not a directory"):
-        check_making(tmp_path / "file" / "model")
+        check_new_folder(tmp_path / "file" / "model")
 
 
 def test_an_empty_folder_is_filled(model, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_an_error_in_the_middle_leaves_nothing(model, tmp_path, monkeypatch, wri
         calls += 1
         raise error
 
-    monkeypatch.setattr("elmokit.formats.atomic.sync" if write == "sync" else f"elmokit.tasks.folder.{write}", fail)
+    monkeypatch.setattr("elmokit.storage.atomic.sync" if write == "sync" else f"elmokit.tasks.folder.{write}", fail)
     with pytest.raises((ElmoError, KeyboardInterrupt)) as caught:
         save(model, place)
     assert calls == 1
@@ -193,9 +193,9 @@ def test_an_error_in_the_middle_leaves_nothing(model, tmp_path, monkeypatch, wri
 
 
 def test_checking_leaves_no_trace(tmp_path):
-    check_making(tmp_path / "a" / "b")
+    check_new_folder(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
-    with making(tmp_path / "a" / "b", last="x") as staging:
+    with new_folder(tmp_path / "a" / "b", last="x") as staging:
         (staging / "x").write_text("x")
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,11 +24,11 @@ from elmokit.analyse.index_text import nothing_kept, write_text
 from elmokit.analyse.row_file import DONE, RowFile, sentences_done
 from elmokit.analyse.vectors import Packed
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.storing import guarding
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.output.disk import FULL, replace_text
 from elmokit.output.strings import counted
+from elmokit.storage import atomic
+from elmokit.storage.atomic import disk_errors, sync
+from elmokit.storage.locks import folder_lock
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
@@ -57,31 +57,30 @@ def build_index(
     *,
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice | None = None,
-    model: str | None = None,
     batch_tokens: int | None = None,
     on_progress: Callable[[BuildProgress], None] | None = None,
 ) -> OccurrenceIndex:
     """The index of a corpus in a folder, opened where it is there already, and gone on with where it is half built.
 
-    Only sentences with an occurrence that the choice keeps are encoded. `model` is what tells the model from others,
-    without it the file that it was loaded from. Memory holds the list of words and 16 bytes an occurrence.
+    Only sentences with an occurrence that the choice keeps are encoded. Memory holds the list of words and 16 bytes an
+    occurrence.
 
         corpus = prepare(["texts/"], segment="english", split="line")
         index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
     """
     folder = Path(folder).expanduser().resolve()
     choice = choice or Choice()
-    plan = plan_of(elmo, corpus, layer=layer, choice=choice, model=model)
+    plan = plan_of(elmo, corpus, layer=layer, choice=choice)
     layer, vector_size = plan["layer"], plan["vector_size"]
     if index := opened(folder, plan):
         return index
     _refuse_unwritable(folder)
-    with guarding(folder, "index"):
+    with folder_lock(folder, "another process is building this index", index_errors):
         if index := opened(folder, plan):  # another process has built it while this one waited
             return index
         _refuse_foreign(folder)
         partial = folder.with_name(f".{folder.name}.partial")
-        with _explained(folder):
+        with index_errors(folder):
             _start(partial, folder, corpus, choice, plan)
             text = PreparedCorpus.open(partial / "text")
             tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
@@ -100,7 +99,6 @@ def plan_of(
     *,
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice,
-    model: str | None = None,
 ) -> dict[str, Any]:
     """What an index is made from: two with the same plan are the same."""
     check_stateless(elmo)
@@ -109,7 +107,7 @@ def plan_of(
         raise ElmoError(f"the layer of an index must be mix, top or a number from 0 to {last}, got {layer!r}")
     return {
         "version": VERSION,
-        "model": elmo.where if model is None else model,
+        "model": elmo.fingerprint(mixes=layer == "mix"),
         "corpus": corpus.fingerprint,
         "content": corpus.content,
         "layer": layer,
@@ -131,7 +129,7 @@ def opened(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    with _explained(folder):
+    with index_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(folder.parent, os.W_OK):
         raise ElmoError(f"the index {folder} cannot be written, for its folder is not yours to write: name another")
@@ -171,7 +169,7 @@ def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, 
     for name, values in (("tokens.bin", tokens), ("words.bin", words)):
         (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
         sync(partial / name)
-    replace_text(partial / _PLAN, text)
+    atomic.write_text(partial / _PLAN, text)
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
@@ -251,7 +249,7 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     """Give the folder its name once everything is on the disk."""
     for file in partial.glob("*.bin"):
         sync(file)
-    replace_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
+    atomic.write_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
     sync(partial)
     if folder.is_dir():
         folder.rmdir()
@@ -262,16 +260,10 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise ElmoError(
-                f"no space is left on the disk for the index {folder}: free some and run the same command again, which "
-                "goes on from what is done, or name another folder"
-            ) from error
-        raise ElmoError(
-            f"the index {folder} cannot be written ({error.strerror or error}): name another folder"
-        ) from error
+def index_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while an index is built."""
+    return disk_errors(
+        f"the index {folder}",
+        "name another folder",
+        if_full="free some and run the same command again, which resumes where it stopped, or name another folder",
+    )

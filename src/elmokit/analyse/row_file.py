@@ -10,7 +10,8 @@ import numpy as np
 
 from elmokit.analyse.index import Rows
 from elmokit.analyse.vectors import Floats, pack
-from elmokit.output.disk import OffsetFile, replace_text
+from elmokit.storage.atomic import write_text
+from elmokit.storage.offset_file import OffsetFile
 
 DONE = "done.json"
 _BUFFER_BYTES = 1 << 25
@@ -49,7 +50,7 @@ class RowFile:
         self._write()
         self._codes.sync()
         self._scales.sync()
-        replace_text(self._partial / DONE, json.dumps({"sentences": sentences}))
+        write_text(self._partial / DONE, json.dumps({"sentences": sentences}))
         self._synced = time.monotonic()
 
     def _write(self) -> None:

@@ -12,7 +12,6 @@ from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.sense_picture import draw_senses
 from elmokit.analyse.senses import Senses, find_senses
 from elmokit.analyse.showing import in_context, terminal_width
-from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
@@ -50,7 +49,7 @@ def run_senses(request: SensesRequest) -> None:
     elif request.font is not None:
         raise ElmoError("--font is for the picture: add --output FILE.png")
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    index = find_index(request.where, elmo, fingerprint(elmo), words=[request.word], ignore_case=request.ignore_case)
+    index = find_index(request.where, elmo, words=[request.word], ignore_case=request.ignore_case)
     senses = find_senses(
         index,
         request.word,

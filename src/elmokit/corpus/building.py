@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 from elmokit.corpus.encoding import Encoded
 from elmokit.corpus.files import DESCRIPTION
 from elmokit.corpus.report import Report, Tally
-from elmokit.corpus.storing import explained
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.output.disk import OffsetFile
+from elmokit.storage.atomic import disk_errors, sync
+from elmokit.storage.offset_file import OffsetFile
 from elmokit.text.vocab import BEGIN, END, UNKNOWN
 
 FORMAT = "elmokit-corpus"
@@ -27,6 +27,13 @@ VERSION = 1
 SPECIALS = (BEGIN, END, UNKNOWN)
 _TYPES_AT_ONCE = 1 << 16
 _UNKNOWN_ID = SPECIALS.index(UNKNOWN)
+
+
+def corpus_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while a prepared corpus is written."""
+    return disk_errors(
+        f"the prepared corpus {folder}", "name another folder", if_full="free some, or name another folder"
+    )
 
 
 class CorpusBuilder:
@@ -102,7 +109,7 @@ class CorpusBuilder:
             "settings": settings,
             "report": report.to_dict(),
         }
-        with explained(self._shown):
+        with corpus_errors(self._shown):
             for file in self._files.values():
                 file.sync()
             path = self._folder / DESCRIPTION
@@ -129,7 +136,7 @@ class CorpusBuilder:
         return end
 
     def _append(self, name: str, values: NDArray[Any]) -> None:
-        with explained(self._shown):
+        with corpus_errors(self._shown):
             if name not in self._files:
                 self._files[name] = _Growing(self._folder / name)
             self._files[name].append(values.tobytes())

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from elmokit.corpus.building import CorpusBuilder
+from elmokit.corpus.building import CorpusBuilder, corpus_errors
 from elmokit.corpus.encoding import chunks_of
 from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, listed
 from elmokit.corpus.prepared import PreparedCorpus, read_description
@@ -28,13 +28,15 @@ from elmokit.corpus.shelf import (
     told_of_earlier,
     usual_shelf,
 )
-from elmokit.corpus.storing import explained, guarding, storing, sweep
 from elmokit.corpus.workers import encode_all
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
+from elmokit.storage.atomic import atomic_folder, sync
+from elmokit.storage.cache import remove_abandoned
+from elmokit.storage.locks import folder_lock
 from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)
+_BUSY = "another process is preparing this corpus"
 _WORTH_WORKERS = 2_000_000
 """Bytes on disk; with fewer, other processes would take longer to start than they save."""
 _MOST_WORKERS = 32
@@ -89,13 +91,13 @@ def prepare(
     place = shelf / (fingerprint or secrets.token_hex(16))
     if corpus := _whole(place, fingerprint):
         return corpus
-    with guarding(place) as alone:
+    with folder_lock(place, _BUSY, corpus_errors) as lock:
         if corpus := _whole(place, fingerprint):  # another process has built it while this one waited
             return corpus
-        sweep(place, NAMES)
+        remove_abandoned(place, NAMES)
         try:
             with (
-                storing(place, alone=alone) as temporary,
+                atomic_folder(place, corpus_errors, alone=lock.supported) as temporary,
                 CorpusBuilder(temporary, shown=place, max_types=max_types) as builder,
             ):
                 _build(inputs, how, builder, tally, workers, on_progress)
@@ -161,7 +163,7 @@ def _named_after_reading(place: Path) -> Path:
     """Give a corpus from standard input its name; where the same has been read before, that one stays."""
     description = read_description(place)
     named = place.with_name(name_after_reading(description))
-    with guarding(named), explained(named):
+    with folder_lock(named, _BUSY, corpus_errors), corpus_errors(named):
         if _whole(named, description["content"]):
             shutil.rmtree(place)
         else:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.corpus.building import FORMAT, VERSION, CorpusBuilder
+from elmokit.corpus.building import FORMAT, VERSION, CorpusBuilder, corpus_errors
 from elmokit.corpus.encoding import encode_sentences
 from elmokit.corpus.files import DESCRIPTION
 from elmokit.corpus.report import Report, Tally
-from elmokit.corpus.storing import storing
 from elmokit.errors import ElmoError
+from elmokit.storage.atomic import atomic_folder
 
 _TYPES_AT_ONCE = 1 << 16
 
@@ -114,7 +114,10 @@ class PreparedCorpus:
 
         folder = Path(folder).resolve()
         total = Tally()
-        with storing(folder) as temporary, CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder:
+        with (
+            atomic_folder(folder, corpus_errors) as temporary,
+            CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder,
+        ):
             builder.add(encode_sentences(noted(), tally), total)
             builder.finish(total.report(types=builder.n_types), {}, None)
         return cls.open(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from elmokit.cache import cache_folder
 from elmokit.corpus.building import VERSION
 from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, is_prepared, listed
 from elmokit.errors import ElmoError
 from elmokit.output.strings import counted
+from elmokit.storage.cache import cache_folder
+from elmokit.storage.checksum import name_of
 
 NAMES = "[0-9a-f]" * 32
 """A pattern for the names, which nothing else in the folder has."""
@@ -50,18 +50,18 @@ def fingerprint_of(inputs: Sequence[Input], settings: Mapping[str, Any]) -> str 
     """What tells a prepared corpus from others before it is read; None where only the reading shows it."""
     if any(each.name == STANDARD_INPUT for each in inputs):
         return None
-    return _digest({"version": VERSION, "files": [each.facts for each in inputs], "settings": settings})
+    return name_of({"version": VERSION, "files": [each.facts for each in inputs], "settings": settings})
 
 
 def name_after_reading(description: Mapping[str, Any]) -> str:
     """The name of a corpus from standard input, by what its corpus.json says."""
-    return _digest([description[name] for name in ("version", "content", "settings", "report")])
+    return name_of([description[name] for name in ("version", "content", "settings", "report")])
 
 
 def origin_of(sources: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Of the arguments alone: the same while the files that they name change."""
     named = [source if source == STANDARD_INPUT else os.path.realpath(Path(source).expanduser()) for source in sources]
-    return _digest({"sources": named, "settings": settings})
+    return name_of({"sources": named, "settings": settings})
 
 
 def told_of_earlier(folder: Path, origin: str, sources: Sequence[str]) -> str | None:
@@ -83,7 +83,3 @@ def told_of_earlier(folder: Path, origin: str, sources: Sequence[str]) -> str | 
         f"{counted(len(earlier), 'folder')} with {size / 1e6:,.1f} MB in all, for the runs that began with it: remove "
         f"{listed(earlier)} once no run needs it"
     )
-
-
-def _digest(facts: object) -> str:
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

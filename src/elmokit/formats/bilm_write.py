@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import filling, write_text
 from elmokit.formats.bilm_table import cell_names, rows
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.hdf5 import write_datasets
 from elmokit.formats.options import write_options
 from elmokit.formats.source import FolderSource
+from elmokit.storage.atomic import update_folder, write_text
 
 # Files of other formats that `detect` looks for before options.json.
 _FOUND_FIRST = ("config.json", "model.safetensors", "encoder.pkl", "checkpoint")
@@ -40,7 +40,7 @@ def write_bilm(checkpoint: Checkpoint, folder: Path) -> None:
         # Older readers look datasets up by name and never see these two; ours get the language model back.
         arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
         arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
-    with filling(folder, last="options.json", optional=("vocab.txt",)) as staging:
+    with update_folder(folder, last="options.json", optional=("vocab.txt",)) as staging:
         _refuse_beside_another(folder)
         write_datasets(staging / "weights.hdf5", arrays, _second_names(config))
         if checkpoint.vocab is not None:

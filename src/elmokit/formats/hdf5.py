@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
 from elmokit.formats.source import Source
+from elmokit.storage.atomic import atomic_file
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _MOST_ITEMS = 10_000
@@ -104,7 +104,7 @@ def write_datasets(path: Path, arrays: Mapping[str, NDArray[Any]], links: Mappin
             file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
         for alias, target in links.items():
             file[alias] = file[target]
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_bytes(image.getbuffer())
 
 

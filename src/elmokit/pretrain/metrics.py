@@ -17,13 +17,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
+from elmokit.storage.atomic import atomic_file, disk_errors, sync
 
 
 class MetricsLog:
@@ -37,18 +36,14 @@ class MetricsLog:
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = path
         kept = b"" if resume_step is None else _kept(path, resume_step)
-        try:
+        with _errors(path):
             unchanged = path.exists() and path.stat().st_size == len(kept)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         if not unchanged:
-            with replacing(path) as temporary:
+            with atomic_file(path) as temporary:
                 temporary.write_bytes(kept)
-        try:
+        with _errors(path):
             # Nothing may wait in memory for a run that is killed.
             self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         self._end = len(kept)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -56,20 +51,19 @@ class MetricsLog:
         assert type(line["step"]) is int, line
         plain = {name: _plain(value) for name, value in line.items()}
         data = json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
-        try:
-            _write_all(self._file.fileno(), data)
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), self._end)
-            raise _cannot_write(self.path, error) from error
+        with _errors(self.path):
+            try:
+                _write_all(self._file.fileno(), data)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), self._end)
+                raise
         self._end += len(data)
 
     def sync(self) -> None:
         """Make the lines durable, for before a checkpoint that counts on them."""
-        try:
+        with _errors(self.path):
             sync(self.path)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -124,5 +118,5 @@ def _write_all(handle: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-def _cannot_write(path: Path, error: OSError) -> ElmoError:
-    return ElmoError(f"the metrics {path} cannot be written: {error.strerror or error}; make room and resume")
+def _errors(path: Path) -> AbstractContextManager[None]:
+    return disk_errors(f"the metrics {path}", "free some space and resume")

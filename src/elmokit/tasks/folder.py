@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import making, replacing, write_text
 from elmokit.formats.native import write_native
 from elmokit.placement import choose_device
+from elmokit.storage.atomic import new_folder, write_text
+from elmokit.storage.tensors import write_tensors
 from elmokit.tasks.answers import Answers
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork
@@ -38,15 +39,14 @@ LAST = "task.json"
 
 def save(model: TaskModel, folder: str | Path) -> None:
     """Write a task model to a folder that is new or empty."""
-    with making(Path(folder), last=LAST) as staging:
+    with new_folder(Path(folder), last=LAST) as staging:
         write_model(model, staging)
 
 
 def write_model(model: TaskModel, folder: Path) -> None:
     """Write a task model's files into a folder; task.json comes last."""
     network, static = model.network, model.network.encoder.static
-    weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    _save(folder / "network.safetensors", weights)
+    write_tensors(folder / "network.safetensors", network.state_dict())
     if static is not None:
         write_text(folder / "words.txt", "".join(json.dumps(word) + "\n" for word in static.words))
     if model.elmo is not None:
@@ -141,11 +141,3 @@ def _halved(value: Tensor) -> Tensor:
         return value
     half = value.half()
     return half if torch.equal(half.to(value.dtype), value) else value
-
-
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary)
-        except SafetensorError as error:  # its word for a disk that is full
-            raise OSError(str(error)) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Features = Sequence[NDArray[np.float16]]
-"""K layers, each [N, D], memory-mapped or not."""
 Labels = NDArray[np.int64]
 
 _BLOCK = 16_384
 _LEAST_DEVIATION = 1e-4
+
+
+class Rows(Protocol):
+    """One layer [N, D], of which slices are read: an array, or what reads them from the disk."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """N and D."""
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        """Some rows as an array."""
+
+
+Features = Sequence[Rows]
+"""K layers."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ def _moments(features: Features, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(features: Features, device: torch.device) -> Iterator[Tensor]:
-    for start in range(0, len(features[0]), _BLOCK):
+    for start in range(0, features[0].shape[0], _BLOCK):
         yield _block(features, start, device)
 
 

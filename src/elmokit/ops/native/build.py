@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from elmokit.cache import cache_folder
-from elmokit.durable import sync
+from elmokit.storage.atomic import sync
+from elmokit.storage.cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,37 @@
+"""A file that is written at given offsets."""
+
+import os
+from pathlib import Path
+
+
+class OffsetFile:
+    """A file written only at offsets that the caller names, so that a write that broke off is written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+
+    def write(self, offset: int, data: bytes | memoryview) -> int:
+        """Write all of data at offset and return the offset after it."""
+        view = memoryview(data)
+        os.lseek(self._fd, offset, os.SEEK_SET)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        return offset + len(data)
+
+    def size(self) -> int:
+        """The bytes in the file."""
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        """Drop everything from size on."""
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        """Return once the contents are on the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
