@@ -386,14 +386,18 @@ class Elmo(nn.Module):
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        return Fingerprint()
+        return Fingerprint(self.config, self.vocab, self.symbols)
 
     def fingerprint(self, *, mixes: bool = False) -> str:
         """A digest of everything that decides the vectors of the layers, the same in every process.
 
         With `mixes`, also of what decides their sums, which `layer="mix"` gives.
         """
-        return self._fingerprint(self.checkpoint(), boundaries=self.boundaries, mixes=mixes)
+        tensors = self.bilm.state_dict()
+        norms = [mix.layer_norm for mix in self.mixes] if mixes else None
+        if mixes:
+            tensors |= self.mixes.state_dict(prefix="mixes.")
+        return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms)
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
         """A sentence's vectors each; from a GPU they are on their way, and waited for when they are asked for."""

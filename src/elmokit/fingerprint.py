@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from elmokit.config import ElmoConfig
 from elmokit.formats.checkpoint import Checkpoint
+from elmokit.text.chars import SymbolTable
+from elmokit.text.vocab import Vocabulary
 
 VERSION = 2
 """Goes up when the same model gives other vectors than before."""
@@ -22,47 +25,38 @@ VERSION = 2
 class Fingerprint:
     """The digest of one model, computed once and again when a number of the model has changed."""
 
-    def __init__(self) -> None:
-        self._known: dict[bool, tuple[object, str]] = {}
+    def __init__(self, config: ElmoConfig, vocab: Vocabulary | None, symbols: SymbolTable | None) -> None:
+        self._config, self._vocab, self._symbols = config, vocab, symbols
+        self._known: dict[frozenset[str], tuple[object, str]] = {}
 
-    def __call__(self, checkpoint: Checkpoint, *, boundaries: bool, mixes: bool) -> str:
-        """32 letters and digits; with `mixes`, the weights of the layers' sums count too."""
-        tensors = _tensors(checkpoint, mixes)
+    def __call__(self, tensors: Mapping[str, Tensor], **options: object) -> str:
+        """32 letters and digits for the network's tensors and for options that decide its vectors too."""
         # A model may be trained or moved between two calls. Sums take a tenth of the digest's time.
-        state = boundaries, [(name, value.dtype, _sum(value)) for name, value in tensors.items()]
-        known = self._known.get(mixes)
-        if known is None or known[0] != state:
-            known = self._known[mixes] = state, _digest(checkpoint, tensors, boundaries=boundaries)
-        return known[1]
+        state = options, [(value.dtype, _sum(value)) for value in tensors.values()]
+        names = frozenset(tensors)
+        if names not in self._known or self._known[names][0] != state:
+            self._known[names] = state, self._digest(tensors, options)
+        return self._known[names][1]
 
-
-def _tensors(checkpoint: Checkpoint, mixes: bool) -> dict[str, Tensor]:
-    tensors = dict(sorted(checkpoint.weights.items()))
-    for number, mix in enumerate(checkpoint.mixes if mixes else ()):
-        for name in ("weights", "gamma"):
-            tensors[f"mixes.{number}.{name} layer_norm={mix['layer_norm']}"] = mix[name]
-    return tensors
-
-
-def _digest(checkpoint: Checkpoint, tensors: dict[str, Tensor], *, boundaries: bool) -> str:
-    facts: dict[str, Any] = {"version": VERSION, "config": checkpoint.config.to_dict(), "boundaries": boundaries}
-    if checkpoint.config.words is not None and checkpoint.vocab is not None:
-        facts["words"], facts["specials"] = list(checkpoint.vocab), checkpoint.vocab.specials
-    if checkpoint.symbols is not None:
-        facts["symbols"] = dict(checkpoint.symbols.ids)
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    for name, value in tensors.items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(_bytes(value).cpu().numpy().data)
-    return digest.hexdigest()
+    def _digest(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> str:
+        facts = {"version": VERSION, "config": self._config.to_dict(), **options}
+        if self._config.words is not None and self._vocab is not None:
+            facts["words"], facts["specials"] = list(self._vocab), self._vocab.specials
+        if self._symbols is not None:
+            facts["symbols"] = dict(self._symbols.ids)
+        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+        for name, value in sorted(tensors.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(_bytes(value).cpu().numpy().data)
+        return digest.hexdigest()
 
 
 def _sum(value: Tensor) -> int:
     """The sum of a tensor's bytes in groups of eight, which a change of any number changes."""
     data = _bytes(value)
-    whole = len(data) // 8 * 8
     if data.storage_offset() % 8:  # as in a slice of another tensor
         data = data.clone()
+    whole = len(data) // 8 * 8
     return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elmokit.output.disk import OffsetFile
 
 from elmokit import ElmoError
 from elmokit.analyse import building, coarse, row_file
@@ -20,6 +19,7 @@ from elmokit.analyse.building import build_index
 from elmokit.analyse.choosing import Choice
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.vectors import normalised
+from elmokit.storage.offset_file import OffsetFile
 from standing_in import StandIn, prepared, sentences, vectors_of
 
 
@@ -126,7 +126,7 @@ def test_what_another_plan_left_is_not_gone_on_with(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(row_file, "_SYNC_SECONDS", -1.0)
     corpus = prepared(tmp_path / "corpus")
     with pytest.raises(KeyboardInterrupt):
-        build_index(StandIn(30), corpus, tmp_path / "second", model="another")
+        build_index(StandIn(30), corpus, tmp_path / "second", layer=1)
     rest = StandIn()
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 60

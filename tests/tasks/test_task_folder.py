@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import elmokit.tasks.folder
 from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import check_new_folder, new_folder
@@ -168,7 +167,7 @@ def test_an_empty_folder_is_filled(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("write", ["_save", "write_text", "write_native", "sync"])
+@pytest.mark.parametrize("write", ["write_tensors", "write_text", "write_native", "sync"])
 def test_an_error_in_the_middle_leaves_nothing(model, tmp_path, monkeypatch, write, error, existing):
     calls = 0
     place = tmp_path / "new" / "model"
@@ -206,7 +205,7 @@ def test_a_full_disk_is_told(model, tmp_path, monkeypatch):
     def fail(*_):
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
-    monkeypatch.setattr(elmokit.tasks.folder, "save_file", fail)
+    monkeypatch.setattr("elmokit.storage.tensors.save_file", fail)
     with pytest.raises(ElmoError, match=r"network\.safetensors cannot be written: .*No space left on device"):
         save(model, tmp_path / "model")
 

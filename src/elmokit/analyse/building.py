@@ -169,7 +169,7 @@ def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, 
     for name, values in (("tokens.bin", tokens), ("words.bin", words)):
         (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
         sync(partial / name)
-    atomic.write_text(partial / _PLAN, text)
+    atomic.write_text(partial / _PLAN, text, errors=atomic.unexplained)
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
@@ -249,7 +249,8 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     """Give the folder its name once everything is on the disk."""
     for file in partial.glob("*.bin"):
         sync(file)
-    atomic.write_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
+    text = json.dumps(description, indent=1, sort_keys=True) + "\n"
+    atomic.write_text(partial / DESCRIPTION, text, errors=atomic.unexplained)
     sync(partial)
     if folder.is_dir():
         folder.rmdir()

@@ -10,7 +10,7 @@ import numpy as np
 
 from elmokit.analyse.index import Rows
 from elmokit.analyse.vectors import Floats, pack
-from elmokit.storage.atomic import write_text
+from elmokit.storage.atomic import unexplained, write_text
 from elmokit.storage.offset_file import OffsetFile
 
 DONE = "done.json"
@@ -50,7 +50,7 @@ class RowFile:
         self._write()
         self._codes.sync()
         self._scales.sync()
-        write_text(self._partial / DONE, json.dumps({"sentences": sentences}))
+        write_text(self._partial / DONE, json.dumps({"sentences": sentences}), errors=unexplained)
         self._synced = time.monotonic()
 
     def _write(self) -> None:

@@ -30,7 +30,7 @@ from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
 from elmokit.output.strings import counted
-from elmokit.storage.atomic import disk_errors, sync, write_text
+from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import ProcessLock, try_lock
 from elmokit.storage.offset_file import OffsetFile
@@ -149,7 +149,7 @@ class Spool:
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        write_text(self.folder / SETTINGS, json.dumps(whole, indent=1))
+        write_text(self.folder / SETTINGS, json.dumps(whole, indent=1), errors=unexplained)
 
     def _read_settings(self) -> dict[str, Any]:
         if found := read_settings(self.folder):

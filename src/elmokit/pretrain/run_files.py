@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,8 @@ class RunFolder:
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """One safetensors file, whole or not at all."""
     facts = {"format": FORMAT, "version": VERSION, **snapshot.facts}
-    advice = "the checkpoints before it are whole, so free some space and resume"
-    write_tensors(path, snapshot.tensors, {"elmokit": json.dumps(facts)}, advice)
+    errors = partial(disk_errors, advice="the checkpoints before it are whole, so free some space and resume")
+    write_tensors(path, snapshot.tensors, {"elmokit": json.dumps(facts)}, errors)
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -8,12 +8,14 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import remove_leftovers
 
+Errors = Callable[[Path], AbstractContextManager[None]]
+"""What explains errors of the disk while the file or folder of a path is written."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,6 +32,11 @@ def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Ite
         raise ElmoError(f"{what} {said}") from error
 
 
+def unexplained(_: Path) -> AbstractContextManager[None]:
+    """Leave errors of the disk as they are, for the caller to explain."""
+    return nullcontext()
+
+
 def sync(path: Path) -> None:
     """Return once a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():
@@ -42,10 +49,10 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path, advice: str = "") -> Iterator[Path]:
+def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
     """A temporary file beside `path` that replaces it once the block has ended without an error."""
     temporary = temporary_name(path)
-    with disk_errors(path, advice):
+    with errors(path):
         # Not mkstemp, whose files only their owner can read.
         temporary.touch(exist_ok=False)
         try:
@@ -59,9 +66,9 @@ def atomic_file(path: Path, advice: str = "") -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, advice: str = "") -> None:
+def write_text(path: Path, text: str, errors: Errors = disk_errors) -> None:
     """Write a UTF-8 text file, whole or not at all."""
-    with atomic_file(path, advice) as temporary:
+    with atomic_file(path, errors) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -121,13 +128,11 @@ def check_new_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_folder(
-    folder: Path, errors: Callable[[Path], AbstractContextManager[None]], *, alone: bool = False
-) -> Iterator[Path]:
+def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Iterator[Path]:
     """A temporary folder beside `folder` that replaces it once the block, which flushes its files, has ended.
 
-    `errors` explains the errors of the disk that are not the block's own. What killed writers of the folder left is
-    removed: all of it where the caller is `alone`, and otherwise what is a day old.
+    `errors` explains those that are not the block's own. What killed writers of the folder left is removed: all of it
+    where the caller is `alone`, and otherwise what is a day old.
     """
     temporary = temporary_name(folder)
     with errors(folder):

@@ -29,6 +29,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -158,6 +159,7 @@ class VectorStore:
         self.folder, self.shape = folder, shape
         self._most_bytes = most_bytes
         self._advice = f"free some space there, or name another folder with {elsewhere}"
+        self._errors = partial(disk_errors, advice=self._advice)
         self._open: dict[Path, VectorBlock] = {}
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, Place]:
@@ -235,13 +237,13 @@ class VectorStore:
 
     def _add(self, block: VectorBlock) -> None:
         path = self.folder / f"{secrets.token_hex(8)}{_SUFFIX}"
-        write_tensors(path, vars(block), advice=self._advice)
+        write_tensors(path, vars(block), errors=self._errors)
         self._block(path)  # mapped from now on, even if another process removes the file to make space
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time that adds, so that none computes what another is about to store."""
-        with disk_errors(f"the folder {self.folder} for vectors", self._advice):
+        with self._errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = wait_for_lock(self.folder / ".lock", "another process is computing vectors of this model")
         with lock:
@@ -316,7 +318,7 @@ class StoredLayers:
             filled = batch[:, slot, : end - start]
             if self._words:
                 words = block.words[block.word_rows[start:end]]  # [T, P]
-                filled[0].view(len(words), -1, words.shape[1]).copy_(words.unsqueeze(1))
+                filled[0].view(len(words), self._width // words.shape[1], words.shape[1]).copy_(words.unsqueeze(1))
             filled[self._words :].copy_(block.layers[start:end, : self._layers].transpose(0, 1))
         return batch, lengths
 

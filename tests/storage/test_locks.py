@@ -4,15 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
-from elmokit.output.lock import acquire, release
+
+from elmokit.storage.locks import try_lock
 
 
 def test_one_at_a_time(tmp_path):
-    held = acquire(tmp_path / "lock")
+    lock = try_lock(tmp_path / "lock")
     with pytest.raises(BlockingIOError):
-        acquire(tmp_path / "lock")
-    release(held)
-    release(acquire(tmp_path / "lock"))
+        try_lock(tmp_path / "lock")
+    lock.release()
+    try_lock(tmp_path / "lock").release()
 
 
 @pytest.mark.parametrize("moment", [1, 2])
@@ -26,12 +27,12 @@ def test_a_file_that_is_removed_after_it_was_locked(tmp_path, monkeypatch, momen
         return plain(path, **options)
 
     monkeypatch.setattr(Path, "stat", stat)
-    held = acquire(tmp_path / "lock")
+    lock = try_lock(tmp_path / "lock")
     monkeypatch.undo()
-    assert os.path.samestat(os.fstat(held), (tmp_path / "lock").stat())
-    release(held)
+    assert os.path.samestat(os.fstat(lock._fd), (tmp_path / "lock").stat())
+    lock.release()
 
 
 def test_a_folder_that_is_gone(tmp_path):
     with pytest.raises(FileNotFoundError):
-        acquire(tmp_path / "gone" / "lock")
+        try_lock(tmp_path / "gone" / "lock")
