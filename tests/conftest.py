@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,20 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return drawn
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Make files belong to another user: truly where the tests run as root, and by being someone else otherwise."""
+
+    def give(*paths: Path) -> None:
+        for path in paths:
+            if os.geteuid() == 0:
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+            else:
+                monkeypatch.setattr(os, "geteuid", lambda: 65534)
+
+    return give
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """How the compiled kernels come to be: with any compiler or none, in any folder, by any number of processes at once."""
 
+import ctypes
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import torch
 from elmokit.ops import native
 from elmokit.ops.bilstm import choose
 from elmokit.ops.native import binding, build
+from elmokit.ops.native.binding import Library
 from elmokit.ops.native.build import BuildError, find_compiler, load
 from elmokit.ops.weights import LstmWeights
 
@@ -28,6 +30,19 @@ def fresh(monkeypatch, tmp_path):
     binding._outcome.cache_clear()
     yield tmp_path / "cache" / "native"
     binding._outcome.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def library_bytes() -> bytes:
+    return build._compile(find_compiler(), build.MACHINES)
+
+
+@pytest.fixture
+def compilations(fresh, monkeypatch, library_bytes):
+    """How often the library was compiled, which here takes no time."""
+    done = []
+    monkeypatch.setattr(build, "_compile", lambda *arguments: done.append(arguments) or library_bytes)
+    return done
 
 
 def script(path: Path, text: str) -> Path:
@@ -123,6 +138,131 @@ def test_a_damaged_file_is_made_anew(fresh):
     kept.write_bytes(b"not a library")
     load()
     assert kept.stat().st_size == len(whole)
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut short", "changed", "longer", "empty"])
+def test_a_library_that_is_not_whole_is_compiled_again(fresh, compilations, damage):
+    """Mapped into memory, a file that is cut short would end the process."""
+    load()
+    [cached] = fresh.iterdir()
+    whole = cached.read_bytes()
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    cached.write_bytes({"cut short": whole[:40_000], "changed": changed, "longer": whole + b"x", "empty": b""}[damage])
+    assert Library(load()).instructions()
+    assert cached.read_bytes() == whole
+    assert len(compilations) == 2
+
+
+def assert_not_trusted(folder: Path, why: str) -> None:
+    """What is in this folder is neither used nor replaced, and what happens instead is reported."""
+    before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    assert native.reason_against(torch.float32, int8=False) is None
+    assert why in native.description()
+    assert {path: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can give a file away and stay itself")
+def test_a_library_of_another_user_is_not_loaded(fresh, compilations):
+    load()
+    [cached] = fresh.iterdir()
+    os.chown(cached, 65534, 65534)
+    load()
+    assert len(compilations) == 2
+    assert cached.stat().st_uid == 0
+
+
+@needs_compiler
+def test_a_folder_that_belongs_to_another_user(fresh, compilations, give_away):
+    load()
+    give_away(fresh)
+    own = fresh.with_name(f"native-{os.geteuid()}")
+    assert_not_trusted(fresh, f"{fresh} belongs to another user")
+    if os.geteuid() == 0:
+        assert f"in {own}: " in native.description()
+        assert len(list(own.iterdir())) == 1
+    assert len(compilations) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_folder_that_others_can_write_to(fresh, compilations, mode):
+    load()
+    fresh.chmod(mode)
+    assert_not_trusted(fresh, f"can be changed by other users (mode {mode:o})")
+    assert len(compilations) == 2
+
+
+@needs_compiler
+def test_a_file_that_others_can_write_to(fresh, compilations):
+    load()
+    [cached] = fresh.iterdir()
+    cached.chmod(0o666)
+    load()
+    assert not cached.stat().st_mode & 0o022
+    assert len(compilations) == 2
+
+
+@needs_compiler
+def test_links_in_the_cache_are_not_followed(fresh, compilations, tmp_path):
+    load()
+    [cached] = fresh.iterdir()
+    cached.rename(tmp_path / "elsewhere.so")
+    cached.symlink_to(tmp_path / "elsewhere.so")
+    load()
+    assert not cached.is_symlink()
+    fresh.rename(tmp_path / "elsewhere")
+    fresh.symlink_to(tmp_path / "elsewhere")
+    assert_not_trusted(tmp_path / "elsewhere", "must not be a link")
+    assert len(compilations) == 3
+
+
+@needs_compiler
+def test_where_nothing_can_be_trusted_a_process_compiles_for_itself(fresh, compilations):
+    for name in ("native", f"native-{os.geteuid()}"):
+        fresh.with_name(name).mkdir(parents=True)
+        fresh.with_name(name).chmod(0o777)
+    assert_not_trusted(fresh, "for this process alone")
+    assert not list(fresh.iterdir())
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_read(fresh, compilations, monkeypatch):
+    load()
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(build, "_store", refuse)
+    load()
+    assert len(compilations) == 1
+    assert (
+        load(machines=[["-O2"]]).note
+        == f"for this process alone: {fresh.parent} cannot be written (Read-only file system)"
+    )
+
+
+@needs_compiler
+def test_two_libraries_in_one_process(fresh, compilations):
+    """Both are loaded from memory, where one must not be taken for the other."""
+    places = {
+        ctypes.cast(library.functions.elmokit_bilstm, ctypes.c_void_p).value
+        for library in (load(), load(machines=[["-O2"]]))
+    }
+    assert len(places) == 2
+    assert len(list(fresh.iterdir())) == 2
+
+
+def test_the_compiler_works_in_a_private_folder_and_finds_no_modules_in_this_one(fresh, monkeypatch, tmp_path):
+    noted = tmp_path / "noted"
+    text = f'ls -ld "$TMPDIR/" > {noted}; echo "$PYTHONSAFEPATH" >> {noted}; exit 1'
+    monkeypatch.setenv("CC", str(script(tmp_path / "noting", text)))
+    native.reason_against(torch.float32, int8=False)
+    rights, safe = noted.read_text().splitlines()
+    assert rights.startswith("drwx------")
+    assert safe == "1"
 
 
 @needs_compiler

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from elmokit.output.strings import counted
 from elmokit.storage import atomic
 from elmokit.storage.atomic import disk_errors, sync
 from elmokit.storage.locks import folder_lock
+from elmokit.storage.trusted import WorkFolder
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
@@ -79,8 +80,7 @@ def build_index(
         if index := opened(folder, plan):  # another process has built it while this one waited
             return index
         _refuse_foreign(folder)
-        partial = folder.with_name(f".{folder.name}.partial")
-        with index_errors(folder):
+        with index_errors(folder), _work_folder(folder) as partial:
             _start(partial, folder, corpus, choice, plan)
             text = PreparedCorpus.open(partial / "text")
             tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
@@ -149,6 +149,22 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
+def _name_of_partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    """A path to the folder in which an index is built; it is made if absent, and removed if nothing is in it."""
+    named = _name_of_partial(folder)
+    with closing(WorkFolder(named)) as work:
+        try:
+            yield work.path
+        finally:
+            with suppress(OSError):
+                named.rmdir()
+
+
 def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]) -> None:
     """Leave what an interrupted run with the same plan has done, or write the text and the places of all rows."""
     text = json.dumps(plan, sort_keys=True)
@@ -160,8 +176,8 @@ def _start(partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, 
     kept = choice.kept(corpus)
     if not kept.any():
         raise ElmoError(nothing_kept(choice, corpus))
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    for left in partial.iterdir():  # of another plan
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     numbers, tokens = write_text(partial / "text", folder, corpus, kept)
     starts = np.cumsum(kept) - kept
     words = np.stack([starts[numbers], kept[numbers]], axis=1)
@@ -254,7 +270,7 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     sync(partial)
     if folder.is_dir():
         folder.rmdir()
-    partial.rename(folder)
+    _name_of_partial(folder).rename(folder)
     sync(folder.parent)
     # Not before: until the folder has its name they say that nothing is left to do.
     for name in (_PLAN, DONE):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from elmokit.errors import ElmoError
 from elmokit.output.spool import Spool, partial_folder
 from elmokit.output.writers import writer_for
+from elmokit.storage.trusted import follow_links
 
 Encode = Callable[[Iterable[list[str]]], Iterator[npt.NDArray[Any]]]
 """Takes token lists as it needs them and yields an array for each, in their order; it may read ahead."""
@@ -31,9 +32,11 @@ class Summary:
 def check_output(output: str | Path) -> Path:
     """The file to write, links followed; raises an ElmoError for a path that could not be written in the end."""
     try:
-        path = Path(output).resolve()
+        path = follow_links(Path(output))
         mode = _mode(path)
         _mode(partial_folder(path))  # its name is longer and must fit too
+    except ElmoError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:  # before Python 3.13 a loop of links is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ElmoError(f"--output cannot be used, got {output} ({reason}): choose another file") from error

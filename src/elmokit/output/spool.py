@@ -14,6 +14,7 @@ folder from what lies there, so for a while the disk holds the vectors twice.
 import hashlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -34,6 +35,7 @@ from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import ProcessLock, try_lock
 from elmokit.storage.offset_file import OffsetFile
+from elmokit.storage.trusted import WorkFolder, open_file
 
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
@@ -51,10 +53,13 @@ def partial_folder(output: Path) -> Path:
 def read_settings(folder: Path) -> dict[str, Any]:
     """What the run was asked for whose vectors wait in a folder; nothing where it is not the folder of a run."""
     try:
-        found = json.loads((folder / SETTINGS).read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
+        fd = open_file(folder / SETTINGS)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+    with os.fdopen(fd, encoding="ascii") as file, suppress(ValueError):
+        found = json.load(file)
+        return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+    return {}
 
 
 class Spool:
@@ -99,19 +104,23 @@ class Spool:
     def _acquire(self) -> ProcessLock:
         while True:
             try:
-                self.folder.mkdir(exist_ok=True)
-            except FileExistsError:
+                self._work = WorkFolder(self.folder)
+            except NotADirectoryError:
                 raise ElmoError(
                     f"{self.folder} must be a folder or absent, got a file: move it away, vectors are collected there"
                 ) from None
             try:
-                return try_lock(self.folder / LOCK)
+                return try_lock(self._work.path / LOCK)
             except FileNotFoundError:
-                continue  # the run before us has removed the folder just now
+                self._work.close()  # the run before us has removed the folder just now
             except BlockingIOError:
+                self._work.close()
                 raise ElmoError(
                     f"another process is writing {self.output}: wait until it ends or choose another --output"
                 ) from None
+            except BaseException:
+                self._work.close()
+                raise
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()
@@ -139,28 +148,28 @@ class Spool:
             self._texts.truncate(self._state.text_bytes)
         if earlier and not last:
             self._write_settings()
-        sync(self.folder)
+        sync(self._work.path)
         sync(self.folder.parent)
 
     def _file(self, name: str) -> OffsetFile:
-        file = OffsetFile(self.folder / name)
+        file = OffsetFile(self._work.path / name)
         self._files.append(file)
         return file
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        write_text(self.folder / SETTINGS, json.dumps(whole, indent=1), errors=unexplained)
+        write_text(self._work.path / SETTINGS, json.dumps(whole, indent=1), errors=unexplained)
 
     def _read_settings(self) -> dict[str, Any]:
-        if found := read_settings(self.folder):
+        if found := read_settings(self._work.path):
             if found.get("version") != VERSION:
                 raise ElmoError(
                     f"{self.folder} must be of version {VERSION}, got {found.get('version')} from another release of "
                     f"elmokit: finish it with that release or delete the folder"
                 )
             return found
-        remove_leftovers(self.folder, SETTINGS, alone=True)
-        if any(path.name not in (LOCK, FORMER_TEMPORARY) for path in self.folder.iterdir()):
+        remove_leftovers(self._work.path, SETTINGS, alone=True)
+        if any(path.name not in (LOCK, FORMER_TEMPORARY) for path in self._work.path.iterdir()):
             raise ElmoError(
                 f"{self.folder} is not the folder of an unfinished run: move it away, the vectors for {self.output} "
                 f"are collected there"
@@ -170,7 +179,7 @@ class Spool:
     def _last_record(self) -> Record | None:
         """The last record whose data are all there; sets where the journal goes on, and finished."""
         last = None
-        for record, end in read_records(self.folder / JOURNAL):
+        for record, end in read_records(self._work.path / JOURNAL):
             if record.output_bytes is not None:
                 with suppress(OSError):
                     self.finished = self.output.stat().st_size == record.output_bytes
@@ -278,12 +287,13 @@ class Spool:
     def stored(self) -> Stored:
         """The committed sentences, for a writer."""
         record = self._committed
-        return Stored(self.folder, record, Shape(self.pooled, record.layers, record.dim or 0), self.settings)
+        shape = Shape(self.pooled, record.layers, record.dim or 0)
+        return Stored(self._work.path, self.folder, record, shape, self.settings)
 
     def publish(self, write: Callable[[Stored, Path], None]) -> None:
         """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
         self.commit()
-        result = self.folder / RESULT
+        result = self._work.path / RESULT
         with self._errors():
             try:
                 write(self.stored(), result)
@@ -303,9 +313,9 @@ class Spool:
         for file in self._files:
             file.close()
         with self._errors():
-            remove_leftovers(self.folder, SETTINGS, alone=True)
+            remove_leftovers(self._work.path, SETTINGS, alone=True)
             for name in FILES:
-                (self.folder / name).unlink(missing_ok=True)
+                (self._work.path / name).unlink(missing_ok=True)
             with suppress(OSError):  # a file of somebody else's keeps the folder
                 self.folder.rmdir()
         self._removed = True
@@ -315,6 +325,7 @@ class Spool:
         for file in self._files:
             file.close()
         self._lock.release()
+        self._work.close()
 
     def __enter__(self) -> "Spool":
         return self

@@ -22,6 +22,8 @@ class Stored:
     """Sentences and their vectors, in the order of the input."""
 
     folder: Path
+    shown: Path
+    """How messages call the folder."""
     record: Record
     shape: Shape
     settings: Mapping[str, object]
@@ -76,4 +78,4 @@ class Stored:
         return block
 
     def _damaged(self, name: str) -> ElmoError:
-        return ElmoError(f"{self.folder / name} is shorter than its journal says: delete {self.folder} and start again")
+        return ElmoError(f"{self.shown / name} is shorter than its journal says: delete {self.shown} and start again")

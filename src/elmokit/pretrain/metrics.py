@@ -13,6 +13,7 @@ drops the lines of later steps and writes them again.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from typing import Any
 
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import atomic_file, disk_errors, sync
+from elmokit.storage.trusted import no_link
 
 
 class MetricsLog:
@@ -43,7 +45,7 @@ class MetricsLog:
                 temporary.write_bytes(kept)
         with _errors(path):
             # Nothing may wait in memory for a run that is killed.
-            self._file = path.open("ab", buffering=0)
+            self._file = io.FileIO(path, "ab", opener=no_link)
         self._end = len(kept)
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import remove_leftovers
+from elmokit.storage.trusted import hidden_file
 
 Errors = Callable[[Path], AbstractContextManager[None]]
 """What explains errors of the disk while the file or folder of a path is written."""
@@ -51,19 +52,15 @@ def sync(path: Path) -> None:
 @contextmanager
 def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
     """A temporary file beside `path` that replaces it once the block has ended without an error."""
-    temporary = temporary_name(path)
-    with errors(path):
+    with errors(path), hidden_file(path) as temporary:
         # Not mkstemp, whose files only their owner can read.
         temporary.touch(exist_ok=False)
-        try:
-            mode = temporary.stat().st_mode
-            yield temporary
-            temporary.chmod(mode)  # a writer that replaced the file may have hidden it from other users
-            sync(temporary)
-            temporary.replace(path)
-            sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)  # a writer that replaced the file may have hidden it from other users
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
 
 
 def write_text(path: Path, text: str, errors: Errors = disk_errors) -> None:

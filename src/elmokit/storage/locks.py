@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
+from elmokit.storage.trusted import no_link
+
 log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.1
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -54,7 +56,7 @@ def try_lock(path: Path) -> ProcessLock:
     Raises BlockingIOError when another process has the lock, FileNotFoundError when the folder is not there.
     """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fd = no_link(path, os.O_RDWR | os.O_CREAT)
         try:
             if not lock_descriptor(fd, blocking=False):
                 raise BlockingIOError(errno.EWOULDBLOCK, "locked by another process", str(path))

@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+from elmokit.storage.trusted import no_link
+
 
 class OffsetFile:
     """A file written only at offsets that the caller names, so that a write that broke off is written again."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        self._fd = no_link(path, os.O_RDWR | os.O_CREAT)
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Write all of data at offset and return the offset after it."""

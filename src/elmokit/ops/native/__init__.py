@@ -32,6 +32,8 @@ def description(stacks: Sequence[Sequence[AnyLstmWeights]] = ()) -> str:
     """What was compiled, for which instructions, and how the weights lie."""
     kernels = library()
     what = f"kernels compiled for this CPU, {kernels.instructions().decode()}"
+    if kernels.note is not None:
+        what += f", {kernels.note}"
     recurrent = [weights.recurrent for layers in stacks for weights in layers]
     if recurrent and all(isinstance(matrix, Tensor) and fit_halves(kernels, matrix) for matrix in recurrent):
         what += "; weights lie in 16 bits, which hold them exactly"

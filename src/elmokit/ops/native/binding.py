@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_uint64, c_void_p
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from elmokit.ops.native.build import BuildError, load
+from elmokit.ops.native.build import BuildError, CompiledLibrary, load
 from elmokit.ops.native.cores import pool_functions
 
 SWITCH = "ELMOKIT_NATIVE"
@@ -135,7 +134,9 @@ class Characters(Structure):
 class Library:
     """The functions, typed; calling one lets other Python threads run."""
 
-    def __init__(self, loaded: ctypes.CDLL) -> None:
+    def __init__(self, compiled: CompiledLibrary) -> None:
+        self.note = compiled.note
+        loaded = compiled.functions
         self.instructions = _typed(loaded.elmokit_instructions, c_char_p)
         self.allocate = _typed(loaded.elmokit_allocate, c_void_p, c_int64)
         self.free = _typed(loaded.elmokit_free, None, c_void_p)

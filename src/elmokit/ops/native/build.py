@@ -1,4 +1,8 @@
-"""The C sources beside this file, compiled once for this machine and kept in the cache folder."""
+"""The C sources beside this file, compiled once for this machine and cached.
+
+What is loaded runs with all rights of this user, so a cached library counts only if nobody else could have written it
+or its folder, and if it is whole: its last bytes are a checksum. Otherwise each process compiles one for itself.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,19 @@ import importlib.util
 import logging
 import os
 import platform
+import secrets
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.storage.atomic import sync
 from elmokit.storage.cache import cache_folder
+from elmokit.storage.trusted import UntrustedError, WorkFolder, open_file, open_folder
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +34,10 @@ MACHINES = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all that this CPU has; the first that a compiler takes."""
 SECONDS = 120
 """A compiler that takes longer hangs."""
+_ALONE = "for this process alone"
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+_LARGEST = 1 << 26
+"""Bytes of a cached library that are read; real ones are far smaller."""
 
 
 class BuildError(Exception):
@@ -51,51 +61,135 @@ def find_compiler() -> list[str]:
     raise BuildError("there is no C compiler here (cc, gcc, clang, or: pip install ziglang)")
 
 
-def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]] = MACHINES) -> ctypes.CDLL:
-    """The library for this machine, compiled where it has not been before."""
+@dataclass(frozen=True)
+class CompiledLibrary:
+    """The functions of the C sources, and how they came here."""
+
+    functions: ctypes.CDLL
+    note: str | None = None
+    """Where they are instead of the usual place in the cache, and why; None where they are there."""
+
+
+def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]] = MACHINES) -> CompiledLibrary:
+    """The library for this machine, compiled if it is not cached."""
     if os.name == "nt":  # its threads and its memory are others
         raise BuildError("they are not made for Windows")
     command = list(compiler or find_compiler())
     name = f"{_fingerprint(command, machines)}.so"
-    folder = cache_folder() / "native"
-    kept = folder / name
-    with suppress(OSError):  # a file that cannot be loaded is made anew
-        if kept.exists():
-            return ctypes.CDLL(str(kept))
+    cache, note = _open_cache()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        work = tempfile.TemporaryDirectory(prefix=".building.", dir=folder)
-    except OSError as error:
-        log.info("%s cannot keep the compiled kernels: %s", folder, error)
-        work = tempfile.TemporaryDirectory(prefix="elmokit.", ignore_cleanup_errors=True)
-    with work:
-        made = Path(work.name) / name
-        _compile(command, machines, made)
+        with suppress(OSError):  # a library that cannot be loaded is compiled again
+            if cache is not None and (cached := _read(cache, name)) is not None:
+                return CompiledLibrary(_loaded(cached, name), note)
+        compiled = _compile(command, machines)
         try:
-            library = ctypes.CDLL(str(made))
+            functions = _loaded(compiled, name)
         except OSError as error:
             raise BuildError(f"what the compiler {command[0]} made cannot be loaded: {error}") from error
-        with suppress(OSError):
-            if made.parent.parent == folder:
-                # Another process may do the same at this moment: both files are whole, and either may win.
-                sync(made)
-                made.replace(kept)
-    return library
+        if cache is not None:
+            try:
+                _store(cache, name, compiled)
+            except OSError as error:
+                note = f"{_ALONE}: {cache_folder()} cannot be written ({error.strerror or error})"
+    finally:
+        if cache is not None:
+            os.close(cache)
+    if note is not None:
+        log.info("the kernels are compiled %s", note)
+    return CompiledLibrary(functions, note)
 
 
-def _compile(command: list[str], machines: Sequence[Sequence[str]], target: Path) -> None:
-    log.info("compiling the kernels for this CPU with %s, once", " ".join(command))
-    failure = ""
-    for machine in machines:
-        whole = [*command, *FLAGS, *machine, "-o", str(target), str(SOURCES / "library.c"), "-lm"]
+def _open_cache() -> tuple[int | None, str | None]:
+    """The descriptor of the folder of compiled libraries, None where none can be trusted, and a note for a person.
+
+    Where users share a cache, the first of them has the usual folder and each of the others one with a number.
+    """
+    folder = cache_folder() / "native"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            done = subprocess.run(whole, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"the compiler {command[0]} did not run: {error}") from error
-        if done.returncode == 0 and target.exists():
-            return
-        failure = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
-        log.debug("%s failed:\n%s", shlex.join(whole), done.stderr)
+            return open_folder(folder), None
+        except UntrustedError as error:
+            own = folder.with_name(f"native-{os.geteuid()}")
+            with suppress(UntrustedError):
+                return open_folder(own), f"in {own}: {error}"
+            return None, f"{_ALONE}: {error}"
+    except OSError as error:
+        return None, f"{_ALONE}: {folder} cannot be used ({error.strerror or error})"
+
+
+def _read(cache: int, name: str) -> bytes | None:
+    """A cached library; None where there is none that is whole and of this user or root."""
+    try:
+        with open(open_file(name, dir_fd=cache, private=True), "rb") as file:  # noqa: PTH123 - a descriptor
+            data = file.read(_LARGEST)
+    except (UntrustedError, OSError) as error:
+        log.debug("no cached kernels: %s", error)
+        return None
+    library, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    return library if hashlib.sha256(library).digest() == checksum else None
+
+
+def _store(cache: int, name: str, library: bytes) -> None:
+    """Cache a library; of processes that do so at once, any one may win, for all have the same."""
+    temporary = f".{name}.{secrets.token_hex(8)}.tmp"
+    fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=cache)
+    try:
+        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(library + hashlib.sha256(library).digest())
+            file.flush()
+            os.fsync(fd)
+        os.rename(temporary, name, src_dir_fd=cache, dst_dir_fd=cache)
+    except BaseException:
+        os.unlink(temporary, dir_fd=cache)
+        raise
+
+
+def _loaded(library: bytes, name: str) -> ctypes.CDLL:
+    """The library, from a copy that no other process can change."""
+    with suppress(OSError, AttributeError):  # not on every system
+        fd = os.memfd_create(name)
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(library)
+            # The descriptor stays open: a loaded library is known by this path, which must not get another meaning.
+            return ctypes.CDLL(f"/proc/self/fd/{fd}")
+        except OSError:
+            os.close(fd)
+    with tempfile.TemporaryDirectory(prefix="elmokit.") as folder, closing(WorkFolder(Path(folder))) as work:
+        (work.path / name).write_bytes(library)
+        return ctypes.CDLL(str(work.path / name))
+
+
+def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
+    log.info("compiling the kernels for this CPU with %s", " ".join(command))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="elmokit.", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise BuildError(f"there is no folder for temporary files ({error.strerror or error})") from error
+    with folder, closing(WorkFolder(Path(folder.name))) as work:
+        target = work.path / "library.so"
+        # The compiler's own temporary files go there too, and Python as its launcher finds no modules in this folder.
+        environment = {**os.environ, "TMPDIR": str(work.path), "PYTHONSAFEPATH": "1"}
+        failure = ""
+        for machine in machines:
+            whole = [*command, *FLAGS, *machine, "-o", str(target), str(SOURCES / "library.c"), "-lm"]
+            try:
+                done = subprocess.run(
+                    whole,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=SECONDS,
+                    check=False,
+                    env=environment,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise BuildError(f"the compiler {command[0]} did not run: {error}") from error
+            if done.returncode == 0 and target.exists():
+                return target.read_bytes()
+            failure = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+            log.debug("%s failed:\n%s", shlex.join(whole), done.stderr)
     raise BuildError(f"the compiler {command[0]} failed: {failure}")
 
 
