@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from elmokit import Elmo
-from elmokit.output import read_lines
+from elmokit.corpus.lines import InputLines
 
 SKIPPED, LONGEST = 1000, 60
 
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     exact, small = (Elmo.load(arguments.model, device="cpu", dtype=dtype) for dtype in ("float32", "int8"))
     for path in arguments.text:
-        with read_lines(path) as lines:
+        with InputLines(path) as lines:
             rows = [line.split()[:LONGEST] for line in islice(lines, SKIPPED, SKIPPED + arguments.sentences)]
         print(f"{path}: {len(rows):,} sentences, {sum(map(len, rows)):,} tokens")
         for layer in ("mix", *range(exact.config.n_outputs)):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elmokit.corpus.splitting import split_sentences
 from elmokit.errors import ElmoError
+from elmokit.text.splitting import split_sentences
 from elmokit.text.tokens import split_english
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo

@@ -10,8 +10,8 @@ import pytest
 
 from elmokit.corpus.files import find_inputs
 from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.reading import read_sentences
 from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import read_sentences
 from elmokit.errors import ElmoError
 
 
@@ -133,8 +133,8 @@ def test_prepared_corpora_are_not_read_as_text(tree):
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        ([], "a list of corpora is needed"),
-        ("b.txt", "a list of corpora is needed"),
+        ([], "a list of sources is needed"),
+        ("b.txt", "a list of sources is needed"),
         ([" "], "must not be empty"),
         (["missing.txt"], r"the corpus missing\.txt was not found"),
         (["*.nothing"], r"no file matches the pattern \*\.nothing"),

@@ -236,7 +236,7 @@ def test_a_file_that_changes_while_it_is_read(source, cache):
 
 
 def test_standard_input_needs_a_folder():
-    with pytest.raises(ElmoError, match=r"standard input needs a folder .*--cache"):
+    with pytest.raises(ElmoError, match="standard input needs a folder"):
         prepare(["-"])
 
 
@@ -304,7 +304,7 @@ def test_from_sentences(tmp_path):
     empty = PreparedCorpus.from_sentences([], tmp_path / "empty")
     assert (empty.n_sentences, empty.n_tokens, empty.n_types) == (0, 0, 3)
     assert sentences(empty) == []
-    with pytest.raises(ElmoError, match="UTF-8 can hold"):
+    with pytest.raises(ElmoError, match="UTF-8 can encode"):
         PreparedCorpus.from_sentences([["\ud800"]], tmp_path / "surrogate")
     assert not (tmp_path / "surrogate").exists()
 

@@ -9,12 +9,11 @@ import time
 
 import pytest
 
-from elmokit.corpus import workers
+from elmokit.corpus import encoding
 from elmokit.corpus.encoding import chunks_of
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.reading import Piece
-from elmokit.corpus.sentences import Reading
+from elmokit.corpus.reading import Piece, ReadingOptions
 from elmokit.errors import ElmoError
 
 SCRIPT = """
@@ -180,31 +179,43 @@ def chunk(number):
 
 def test_a_worker_that_dies_is_an_error_and_not_a_hang(monkeypatch):
     made = []
-    plain = workers._Worker.__init__
+    plain = encoding._Worker.__init__
 
     def remember(self, how):
         plain(self, how)
         made.append(self)
 
-    monkeypatch.setattr(workers._Worker, "__init__", remember)
-    results = workers.encode_all((chunk(number) for number in range(1000)), Reading(), 2)
+    monkeypatch.setattr(encoding._Worker, "__init__", remember)
+    results = encoding.encode_all((chunk(number) for number in range(1000)), ReadingOptions(), 2)
     assert next(results).types == ["some", "words"]
     made[0]._process.kill()
-    with pytest.raises(ElmoError, match=r"a worker process .* ended with status -9.*--workers 1"):
+    with pytest.raises(ElmoError, match=r"a worker process .* ended with status -9.*workers=1"):
         list(results)
     assert all(worker._process.poll() is not None for worker in made)
 
 
 def test_an_error_in_a_worker_comes_with_its_traceback():
     with pytest.raises(RuntimeError, match="a worker process that prepares the corpus failed:\nTraceback"):
-        list(workers.encode_all(iter([[("not", "a piece")]]), Reading(), 2))
+        list(encoding.encode_all(iter([[("not", "a piece")]]), ReadingOptions(), 2))
 
 
 def test_too_few_workers():
     with pytest.raises(ElmoError, match="workers must be at least 1, got 0"):
-        list(workers.encode_all(iter([]), Reading(), 0))
+        list(encoding.encode_all(iter([]), ReadingOptions(), 0))
 
 
 def test_small_pieces_travel_together():
     chunks = list(chunks_of(chunk(number)[0] for number in range(600)))
     assert [len(each) for each in chunks] == [256, 256, 88]
+
+
+def test_jieba_gives_the_same_in_workers_and_in_this_process(tmp_path):
+    pytest.importorskip("jieba", reason="jieba is an extra")
+    path = tmp_path / "text.txt"
+    text = "小明硕士毕业于中国科学院计算所，后在日本京都大学深造！李小福是创新办主任 iPhone 3.5%。"
+    path.write_text("".join(f"{text[start:]}{text[:start]}\n" for start in range(len(text))), encoding="utf-8")
+    contents = {
+        prepare([str(path)], segment="jieba", split="line", folder=tmp_path / str(count), workers=count).content
+        for count in (1, 2)
+    }
+    assert len(contents) == 1

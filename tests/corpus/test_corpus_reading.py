@@ -9,15 +9,15 @@ import tracemalloc
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import reading
 from elmokit.corpus.files import find_inputs
-from elmokit.corpus.reading import read_pieces
+from elmokit.corpus.reading import ReadingOptions, read_pieces, read_sentences, sentences_of
 from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import Reading, read_sentences, sentences_of, tokeniser
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.text.tokens import word_splitter
 
 HAS_ZSTD = sys.version_info >= (3, 14) or find_spec("zstandard") is not None
 
@@ -157,19 +157,24 @@ def parts(path, size, how):
     """All sentences and the report of a file that is read in pieces of a size."""
     tally = Tally()
     pieces = read_pieces(find_inputs([str(path)], tally), paragraphs=how.paragraphs, size=size)
-    tokenise = tokeniser(how.segment)
+    tokenise = word_splitter(how.segment)
     sentences = [tokens for piece in pieces for tokens in sentences_of(piece, how, tokenise, tally)]
     return sentences, tally.report()
 
 
+@example(b"aaaaaaa\na", "paragraph", 1, 3)  # a piece ends where a line of a paragraph that is too large ends
+@example(b"aaaa\n   \na", "paragraph", 1, 3)
+@example(b"aaaa\n   ", "paragraph", 1, 3)
+@example(b"aaaa\naaa", "paragraph", 1, 3)
+@settings(max_examples=300)
 @given(text_files, st.sampled_from(["none", "line", "paragraph"]), st.integers(1, 9), st.sampled_from([3, 5, 1 << 24]))
 def test_pieces_of_any_size_give_the_same(tmp_path_factory, data, split, size, largest):
     path = tmp_path_factory.getbasetemp() / "pieces.txt"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "LARGEST_UNIT", largest)
-        whole = parts(path, 1 << 20, Reading(split=split))
-        assert parts(path, size, Reading(split=split)) == whole
+        whole = parts(path, 1 << 20, ReadingOptions(split=split))
+        assert parts(path, size, ReadingOptions(split=split)) == whole
     assert whole[1].n_lines == data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
     assert whole[1].bytes == len(data)
 

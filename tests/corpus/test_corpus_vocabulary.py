@@ -99,8 +99,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 def test_progress_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("elmokit.corpus.showing._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("elmokit.corpus.showing._BAR_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.corpus.report._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.corpus.report._BAR_AFTER_SECONDS", 0.0)
     (tmp_path / "t").write_text("a b\n")
     run_vocab(VocabRequest(corpus=[str(tmp_path / "t")], output=tmp_path / "v"))
     assert capsys.readouterr().err.startswith("preparing the corpus: 1 sentence, 2 tokens (100%)\n")

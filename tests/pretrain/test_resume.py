@@ -137,7 +137,7 @@ def test_killed_between_the_best_and_the_last_checkpoint(elmo, text, tmp_path, m
 CHILD = """
 import sys, time
 from elmokit.pretrain import run_files
-from elmokit.corpus.building import CorpusBuilder
+from elmokit.corpus.prepared import CorpusBuilder
 from elmokit.pretrain.loop import Training
 from elmokit.cli import main
 

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text import english, graphemes, tokens
-from elmokit.text.tokens import Token, segmenter, split_chars, split_english, split_jieba, split_spaces, words
+from elmokit.text.tokens import (
+    Token,
+    segmenter,
+    split_chars,
+    split_english,
+    split_jieba,
+    split_spaces,
+    word_splitter,
+    words,
+)
 
 needs_jieba = pytest.mark.skipif(find_spec("jieba") is None, reason="jieba is the extra 'chinese'")
 
@@ -41,6 +50,13 @@ def test_tokens_are_slices_of_the_text_and_only_white_space_is_lost(split, text)
     assert "".join(words(found)) == "".join(text.split())
     ends = [0] + [token.end for token in found]
     assert all(end <= token.start for end, token in zip(ends, found, strict=False))
+
+
+@pytest.mark.parametrize("name", ["none", "english", "chars", pytest.param("jieba", marks=needs_jieba)])
+@settings(deadline=None)
+@given(text=ANY_TEXT)
+def test_a_word_splitter_gives_the_words_of_the_segmenter(name, text):
+    assert word_splitter(name)(text) == words(segmenter(name)(text))
 
 
 @pytest.mark.parametrize("split", SEGMENTERS)

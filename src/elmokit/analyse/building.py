@@ -25,7 +25,7 @@ from elmokit.analyse.row_file import DONE, RowFile, sentences_done
 from elmokit.analyse.vectors import Packed
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.storage import atomic
 from elmokit.storage.atomic import disk_errors, sync
 from elmokit.storage.locks import folder_lock

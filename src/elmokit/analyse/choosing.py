@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.corpus.building import SPECIALS
-from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import SPECIALS, PreparedCorpus
 from elmokit.errors import ElmoError
 
 MAX_OCCURRENCES = 1000

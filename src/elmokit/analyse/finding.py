@@ -18,11 +18,11 @@ from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.showing import preparing
+from elmokit.corpus.report import progress_display
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.fingerprint import former_fingerprint
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.storage.cache import cache_folder
 from elmokit.storage.checksum import name_of
 from elmokit.text.tokens import SegmenterName
@@ -122,7 +122,7 @@ def _corpus(request: IndexRequest, elmo: Elmo, stack: ExitStack) -> PreparedCorp
     folder = None
     if "-" in request.corpus:  # nothing by which to find it again
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-index-"))) / "corpus"
-    with preparing("corpus") as on_progress:
+    with progress_display("corpus") as on_progress:
         return prepare(
             request.corpus,
             segment=segment_of(request, elmo),

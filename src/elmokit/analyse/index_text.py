@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.analyse.choosing import Choice, chosen_parts
-from elmokit.corpus.building import CorpusBuilder
-from elmokit.corpus.encoding import Encoded
-from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.encoding import EncodedSentences
+from elmokit.corpus.prepared import CorpusBuilder, PreparedCorpus
 from elmokit.corpus.report import Tally
-from elmokit.output.strings import counted
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.messages import counted
+from elmokit.text.tokens import SegmenterName, word_splitter
 
 
 def write_text(
@@ -43,7 +42,7 @@ def write_text(
             tally = Tally()
             tally.sentences, tally.tokens = int(wanted.sum()), len(tokens)
             texts = [types[number] for number in distinct.tolist()]
-            builder.add(Encoded(texts, counts, ids.astype(np.uint32), lengths[wanted], tally), total)
+            builder.add(EncodedSentences(texts, counts, ids.astype(np.uint32), lengths[wanted], tally), total)
         builder.finish(total.report(types=builder.n_types), corpus.settings, None)
     number_of = {text: number for number, text in enumerate(types)}
     numbers = [number_of[text] for text in PreparedCorpus.open(folder).type_texts()]
@@ -56,7 +55,7 @@ def in_pieces(word: str, segment: str | None) -> str | None:
     >>> in_pieces("银行", "chars")
     'as the text is read (--segment chars) it is 2 tokens, 银 行: ask for one of them'
     """
-    pieces = words(segmenter(cast(SegmenterName, segment or "none"))(word))
+    pieces = word_splitter(cast(SegmenterName, segment or "none"))(word)
     if len(pieces) < 2:
         return None
     read = f"as the text is read (--segment {segment or 'none'})"

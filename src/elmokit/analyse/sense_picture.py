@@ -15,7 +15,7 @@ from elmokit.analyse.index import Occurrence, OccurrenceIndex
 from elmokit.analyse.labels import Box, label_points
 from elmokit.analyse.senses import Sense, Senses
 from elmokit.analyse.showing import joined
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo, Layer
 from elmokit.errors import ElmoError
 from elmokit.fingerprint import former_fingerprint
-from elmokit.output import InputLines, check_output, embed_lines, read_lines, writer_for
+from elmokit.messages import counted
+from elmokit.output import check_output, embed_lines, writer_for
 from elmokit.output.spool import partial_folder, read_settings
-from elmokit.output.strings import counted
 from elmokit.pooling import Pool
-from elmokit.text.tokens import SegmenterName, segmenter, words
+from elmokit.text.tokens import SegmenterName, WordSplitter, word_splitter
 from elmokit.unknown_tokens import UnknownTokens
 
 _SHOWN_NUMBERS = 5
@@ -66,7 +67,7 @@ def run_embed(request: EmbedRequest) -> None:
 
 def _run(request: EmbedRequest) -> None:
     layer = parse_layer(request.layer)
-    _tokeniser(request.segment or "none")  # a missing extra shows before the model is loaded
+    word_splitter(request.segment or "none")("")  # a missing extra is reported before the model is loaded
     if request.texts and request.input:
         raise ElmoError("give sentences as arguments or with --input, not both")
     if request.resume and not request.output:
@@ -82,7 +83,7 @@ def _run(request: EmbedRequest) -> None:
         )
         request = replace(request, segment=request.segment or cast(SegmenterName, elmo.text.get("segment", "none")))
         unknown = UnknownTokens(elmo)
-        tokenise = _counting(_tokeniser(request.segment or "none"), unknown)
+        tokenise = _counting(word_splitter(request.segment or "none"), unknown)
         pool = None if request.pool == "none" else cast(Pool, request.pool)
 
         def encode(sentences: Iterable[list[str]]) -> Iterator[NDArray[np.float32]]:
@@ -135,12 +136,7 @@ def parse_layer(layer: str) -> Layer:
     raise ElmoError(f"--layer must be mix, top, all or a number from 0, got {layer!r}")
 
 
-def _tokeniser(name: SegmenterName) -> Callable[[str], list[str]]:
-    segment = segmenter(name)
-    return lambda line: words(segment(line))
-
-
-def _counting(tokenise: Callable[[str], list[str]], unknown: UnknownTokens) -> Callable[[str], list[str]]:
+def _counting(tokenise: WordSplitter, unknown: UnknownTokens) -> WordSplitter:
     def counted_tokens(line: str) -> list[str]:
         tokens = tokenise(line)
         unknown.add(tokens)
@@ -157,7 +153,7 @@ def _lines(request: EmbedRequest) -> Iterator[Iterable[str]]:
     closed = request.input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
     if closed or (request.input is None and sys.stdin.isatty()):
         raise ElmoError("nothing to embed: give sentences as arguments, or --input FILE, or - for standard input")
-    with read_lines(request.input or "-") as lines:
+    with InputLines(request.input or "-") as lines:
         yield lines
 
 
@@ -165,7 +161,7 @@ def _to_file(
     request: EmbedRequest,
     elmo: Elmo,
     lines: Iterable[str],
-    tokenise: Callable[[str], list[str]],
+    tokenise: WordSplitter,
     encode: Callable[[Iterable[list[str]]], Iterator[NDArray[np.float32]]],
 ) -> None:
     assert request.output is not None
@@ -225,7 +221,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 def _to_screen(
     lines: Iterable[str],
-    tokenise: Callable[[str], list[str]],
+    tokenise: WordSplitter,
     encode: Callable[[Iterable[list[str]]], Iterator[NDArray[np.float32]]],
 ) -> None:
     """One readable line a sentence: shape, the first numbers, the text.

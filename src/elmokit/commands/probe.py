@@ -19,7 +19,7 @@ from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import WsdResult, probe_wsd
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.storage.atomic import write_text
 from elmokit.tasks.reading.columns import read_tagged
 

@@ -14,7 +14,7 @@ from elmokit.analyse.senses import Senses, find_senses
 from elmokit.analyse.showing import in_context, terminal_width
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 
 @dataclass(frozen=True)

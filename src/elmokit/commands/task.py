@@ -13,7 +13,7 @@ from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.placement import choose_device
 from elmokit.storage.atomic import check_new_folder, new_folder
 from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from elmokit.corpus.prepare import find_prepared
 from elmokit.corpus.prepared import PreparedCorpus, read_description
-from elmokit.corpus.shelf import prepared_among
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
 from elmokit.placement import choose_device
@@ -53,7 +53,7 @@ def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
     """Read text as a prepared corpus was read, or as that of --init's model but for what the user named."""
     text: Mapping[str, Any]
     named: Mapping[str, Any] = {}
-    if prepared := prepared_among(request.corpus):
+    if prepared := find_prepared(request.corpus):
         text, name = read_description(prepared)["settings"], prepared.name
     elif request.init is not None:
         text, name = read_checkpoint(request.init, options=request.init_options).text, request.init.name

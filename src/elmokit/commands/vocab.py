@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.showing import preparing
+from elmokit.corpus.report import progress_display
 from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def run_vocab(request: VocabRequest) -> None:
 
 
 def _count(request: VocabRequest) -> None:
-    with preparing("corpus") as on_progress:
+    with progress_display("corpus") as on_progress:
         corpus = prepare(
             request.corpus,
             segment=request.segment,

@@ -1,14 +1,11 @@
-"""The text a model is trained on, from files of any kind to arrays of type ids on disk.
+"""Text files → a prepared, memory-mapped corpus; for pre-training, analysis and embedding.
 
-files.py        the CORPUS arguments: files, globs, folders, standard input → inputs in a fixed order
-reading.py      inputs → pieces of bytes that end where a line or a paragraph ends
-splitting.py    paragraphs → sentences
-sentences.py    pieces → sentences of tokens, with a note of what was skipped
-encoding.py     pieces → type ids; workers.py does it in several processes, quick_jieba.py is for these
-report.py       what was read, kept and skipped, for a person and for corpus.json
-building.py     type ids → the files of a prepared corpus, in a folder of storing.py
-prepared.py     these files, memory-mapped
-shelf.py        the folder that prepared corpora share, and their names there
-prepare.py      all of it: found in the cache or built there, once for all processes that ask
-vocabulary.py   counts → vocab.txt
+files.py        sources (files, folders, patterns, standard input) → a list of text files
+reading.py      text files → sentences of tokens
+encoding.py     sentences → type ids, in several processes
+prepared.py     type ids → the files of a prepared corpus, and these files, memory-mapped
+prepare.py      all of it: a corpus is found in the cache, or built there
+report.py       what was read, kept and skipped; progress
+vocabulary.py   a prepared corpus → vocab.txt
+lines.py        one text file, line by line, for what needs no prepared corpus
 """

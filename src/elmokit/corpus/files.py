@@ -1,4 +1,4 @@
-"""The CORPUS arguments of a command: files, globs, folders and standard input, in a fixed order."""
+"""Which text files a corpus consists of: files, folders, patterns and standard input, in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from pathlib import Path
 
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.text.packed import DAMAGE, open_packed
+from elmokit.text.packed import DAMAGE, PACKED_ENDINGS, open_packed
 
 STANDARD_INPUT = "-"
 DESCRIPTION = "corpus.json"
-"""What a prepared corpus has, and no folder of texts."""
-_PACKED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
+"""The file that marks the folder of a prepared corpus."""
 _SNIFFED = 8192
 _SHOWN = 40
 _ADVICE = "a corpus is files, folders, patterns in quotes, or - for standard input"
@@ -30,19 +29,19 @@ class Input:
     """One file of a corpus, or standard input."""
 
     name: str
-    """The path as the arguments led to it, or "-"."""
+    """The path, relative if the source was, or "-"."""
     size: int
     """Bytes on disk; 0 for standard input."""
     changed: int
-    """When the file was last written, in nanoseconds."""
+    """Modification time in nanoseconds."""
 
     @property
-    def facts(self) -> tuple[str, int, int]:
-        """What tells whether a file is still the one that was read."""
+    def identity(self) -> tuple[str, int, int]:
+        """Real path, size and modification time: if they are equal, the file is taken to be the same."""
         return os.path.realpath(self.name), self.size, self.changed
 
     def is_unchanged(self) -> bool:
-        """Whether the file is what it was when it was found."""
+        """Whether size and modification time are those of when the file was found."""
         try:
             now = Path(self.name).stat()
         except OSError:
@@ -51,28 +50,30 @@ class Input:
 
 
 def find_inputs(sources: Sequence[str], tally: Tally) -> list[Input]:
-    """The files that the arguments name, each once, folders and patterns in the order of names.
+    """The files that the sources name, each once, those of folders and patterns sorted by name.
 
-    What was left out is noted in the tally.
+    The tally counts what was left out.
     """
     if isinstance(sources, str) or not sources:
-        raise ElmoError(f"a list of corpora is needed, got {sources!r}: {_ADVICE}")
+        raise ElmoError(f"a list of sources is needed, got {sources!r}: {_ADVICE}")
     search = _Search(tally)
     for source in sources:
         search.add(str(source))
     if not search.inputs:
         left_out = "; ".join(tally.report().lines()[2:])
-        raise ElmoError(f"no text was found in {listed(sources)}" + (f" ({left_out})" if left_out else f": {_ADVICE}"))
+        raise ElmoError(
+            f"no text was found in {first_few(sources)}" + (f" ({left_out})" if left_out else f": {_ADVICE}")
+        )
     return search.inputs
 
 
-def listed(sources: Sequence[str]) -> str:
-    """The first few arguments, for a message."""
-    return ", ".join(str(source) for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+def first_few(names: Sequence[str]) -> str:
+    """The first three names, for a message."""
+    return ", ".join(str(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def is_prepared(folder: str | Path) -> bool:
-    """Whether a folder looks like that of a prepared corpus."""
+    """Whether a folder has the files of a prepared corpus."""
     try:
         path = Path(folder).expanduser()
         return (path / DESCRIPTION).is_file() and (path / "tokens.bin").is_file()
@@ -81,6 +82,8 @@ def is_prepared(folder: str | Path) -> bool:
 
 
 class _Search:
+    """The files found by now, and the identities of files and folders that were seen."""
+
     def __init__(self, tally: Tally) -> None:
         self.inputs: list[Input] = []
         self._tally = tally
@@ -88,7 +91,7 @@ class _Search:
         self._folders: set[tuple[int, int]] = set()
 
     def add(self, source: str) -> None:
-        """All that one argument names."""
+        """Add all files that one source names."""
         if not source.strip():
             raise ElmoError(f"the name of a corpus must not be empty: {_ADVICE}")
         if source == STANDARD_INPUT:
@@ -97,15 +100,14 @@ class _Search:
             self.inputs.append(Input(STANDARD_INPUT, 0, 0))
             return
         if is_prepared(source):
-            raise ElmoError(f"{source} is a prepared corpus, which is given alone and for training: give the text here")
+            raise ElmoError(
+                f"{source} is a prepared corpus, which must be the only source: give it alone, or give its text"
+            )
         try:
             path = Path(source).expanduser()
             is_folder, is_there = path.is_dir(), path.exists() or path.is_symlink()
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # too long for a name, a NUL in it, a user who is not there
+        # A name that is too long, one with NUL, or one of an unknown user.
+        except (OSError, ValueError, RuntimeError) as error:
             shown = source if len(source) <= _SHOWN else source[:_SHOWN] + "…"
             raise ElmoError(f"the corpus {shown!r} cannot be looked for ({error.args[-1]}): {_ADVICE}") from error
         if is_folder:
@@ -124,11 +126,11 @@ class _Search:
         for path in found:
             if not path.is_dir():
                 self._add_file(path, named=False)
-            elif "**" not in pattern.parts:  # which has looked into its folders itself
+            elif "**" not in pattern.parts:  # such a pattern has matched the files below a folder already
                 self._add_folder(path)
 
     def _add_folder(self, folder: Path) -> None:
-        """The files below a folder by name; links are followed, but into no folder twice."""
+        """Add the files below a folder, sorted by name; links are followed, but no folder is read twice."""
         try:
             facts = folder.stat()
             entries = sorted(folder.iterdir())
@@ -165,7 +167,7 @@ class _Search:
             self._tally.skip("again", str(path))
             return
         self._files.add((facts.st_dev, facts.st_ino))
-        _try_reading(path)
+        _check_readable(path)
         if named or _is_text(path):
             self.inputs.append(Input(str(path), facts.st_size, facts.st_mtime_ns))
         else:
@@ -173,7 +175,7 @@ class _Search:
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
-    """What a pattern matches: `**` is any number of folders, and hidden names match only what begins with a dot."""
+    """The paths that a pattern matches: `**` is any number of folders, hidden names need a pattern with a dot."""
     dotted = [part for part in pattern.parts if part.startswith(".")]
     relative = str(pattern.relative_to(pattern.anchor))
     relative += "/*" if pattern.name == "**" else ""
@@ -186,8 +188,8 @@ def _matches(pattern: Path) -> Iterator[Path]:
         raise ElmoError(f"{pattern} is not a pattern ({error}): {_ADVICE}") from error
 
 
-def _try_reading(path: Path) -> None:
-    """Have what cannot be opened told before hours are spent on the files that come earlier."""
+def _check_readable(path: Path) -> None:
+    """Refuse a file that cannot be opened now, and not after hours spent on the files before it."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -195,25 +197,25 @@ def _try_reading(path: Path) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file that nobody named begins like a text, unpacked where it is packed."""
+    """Whether the first bytes of a file, unpacked if it is packed, look like text."""
     try:
         with ExitStack() as stack:
             head = open_packed(path, stack).read(_SNIFFED)
     except MissingExtraError:
         raise
     except (ElmoError, *DAMAGE):
-        # A kind that is refused is not text; damage has to be told, and will be where the file is read.
-        return path.name.endswith(_PACKED_ENDINGS)
+        # Another kind of file is not text; a damaged packed file is added, since reading it reports the damage.
+        return path.name.endswith(PACKED_ENDINGS)
     return not head.startswith(b"%PDF-") and not _is_binary(head)
 
 
 def _is_binary(head: bytes) -> bool:
-    """NUL bytes tell, but a stray one in a text, whose line will be skipped, does not cost the whole file."""
+    """Whether bytes have more than a few NULs, or NULs and no UTF-8; one NUL costs its line, not the file."""
     zeros = head.count(b"\0")
     if zeros * 20 > len(head):
         return True
     try:
-        getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+        getincrementaldecoder("utf-8")().decode(head)  # the last character may be incomplete
     except UnicodeDecodeError:
         return zeros > 0
     return False

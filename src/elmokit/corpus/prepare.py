@@ -1,57 +1,43 @@
-"""A corpus prepared for training: found in the cache, or built there once for all processes that ask."""
+"""Sources → a prepared corpus: found in the cache, or built there once for all processes that ask for it.
+
+Prepared corpora share a folder. Each has a subfolder there, named after its fingerprint.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, cast
 
-from elmokit.corpus.building import CorpusBuilder, corpus_errors
-from elmokit.corpus.encoding import chunks_of
-from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, listed
-from elmokit.corpus.prepared import PreparedCorpus, read_description
-from elmokit.corpus.reading import read_pieces
-from elmokit.corpus.report import Tally
-from elmokit.corpus.sentences import Reading, SplitMode
-from elmokit.corpus.shelf import (
-    NAMES,
-    fingerprint_of,
-    name_after_reading,
-    origin_of,
-    prepared_among,
-    told_of_earlier,
-    usual_shelf,
-)
-from elmokit.corpus.workers import encode_all
+from elmokit.corpus.encoding import chunks_of, encode_all
+from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, first_few, is_prepared
+from elmokit.corpus.prepared import VERSION, CorpusBuilder, PreparedCorpus, corpus_errors, read_description
+from elmokit.corpus.reading import ReadingOptions, SplitMode, read_pieces
+from elmokit.corpus.report import Progress, Tally
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
 from elmokit.storage.atomic import atomic_folder, sync
-from elmokit.storage.cache import remove_abandoned
+from elmokit.storage.cache import cache_folder, remove_abandoned
+from elmokit.storage.checksum import name_of
 from elmokit.storage.locks import folder_lock
 from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)
+FOLDER_NAMES = "[0-9a-f]" * 32
+"""A pattern that matches the names of prepared corpora in the shared folder, and nothing else there."""
 _BUSY = "another process is preparing this corpus"
 _WORTH_WORKERS = 2_000_000
-"""Bytes on disk; with fewer, other processes would take longer to start than they save."""
+"""Bytes on disk; for less text, starting worker processes takes longer than they save."""
 _MOST_WORKERS = 32
-"""More could not be fed by the one process that reads."""
-
-
-class Progress(NamedTuple):
-    """How far the preparation has come."""
-
-    read: int
-    """Bytes taken from the disk."""
-    total: int | None
-    """Bytes there are; unknown for standard input."""
-    sentences: int
-    tokens: int
+"""The one process that reads cannot supply more."""
 
 
 def prepare(
@@ -65,59 +51,79 @@ def prepare(
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> PreparedCorpus:
-    """The prepared corpus of some files, opened at once where it has been prepared before.
+    """The prepared corpus of some text files; one that was prepared before is opened at once.
 
-    `folder` is where prepared corpora lie, each in a folder of its own: by default corpora/ of the cache folder
-    (ELMOKIT_CACHE, or ~/.cache/elmokit). A corpus is the same whatever the number of workers, which are processes; by
-    default as many as there are processors. Words added to jieba in this process are known to it alone: prepare with
-    workers=1 where they matter. A single source that is the folder of a prepared corpus, or a folder with one of these
-    and nothing else, is opened as it is, whatever the other arguments say.
+    `folder` contains prepared corpora, each in a subfolder; the default is corpora/ in the cache folder (ELMOKIT_CACHE,
+    or ~/.cache/elmokit). `workers` is the number of processes, by default one per processor; the result does not depend
+    on it, except that words added to jieba in this process are known to it alone: use workers=1 if they matter. If the
+    only source is the folder of a prepared corpus, or a folder with one of these and nothing else, it is opened as it
+    is and the other arguments are ignored.
 
         corpus = prepare(["texts/", "more.txt.xz"], segment="english", split="line")
         print(*corpus.report.lines(), sep="\\n")
     """
-    if prepared := prepared_among(sources):
+    if prepared := find_prepared(sources):
         return PreparedCorpus.open(prepared)
-    how = Reading(cast(SegmenterName, segment), cast(SplitMode, split), max_tokens)
-    settings = {**asdict(how), "max_types": max_types}
+    options = ReadingOptions(cast(SegmenterName, segment), cast(SplitMode, split), max_tokens)
+    settings = {**asdict(options), "max_types": max_types}
     tally = Tally()
     tally.max_tokens = max_tokens
     inputs = find_inputs(sources, tally)
     tally.files = len(inputs)
-    fingerprint, origin = fingerprint_of(inputs, settings), origin_of(sources, settings)
+    fingerprint, origin = _fingerprint(inputs, settings), _origin(sources, settings)
     if folder is None and fingerprint is None:
-        raise ElmoError("a corpus from standard input needs a folder to be prepared in: name one (--cache DIR)")
-    shelf = (usual_shelf() if folder is None else Path(folder)).expanduser().resolve()
-    place = shelf / (fingerprint or secrets.token_hex(16))
-    if corpus := _whole(place, fingerprint):
+        raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder")
+    shared = (cache_folder() / "corpora" if folder is None else Path(folder)).expanduser().resolve()
+    target = shared / (fingerprint or secrets.token_hex(16))
+    if corpus := _open_complete(target, fingerprint):
         return corpus
-    with folder_lock(place, _BUSY, corpus_errors) as lock:
-        if corpus := _whole(place, fingerprint):  # another process has built it while this one waited
+    with folder_lock(target, _BUSY, corpus_errors) as lock:
+        if corpus := _open_complete(target, fingerprint):  # another process has built it while this one waited
             return corpus
-        remove_abandoned(place, NAMES)
+        remove_abandoned(target, FOLDER_NAMES)
         try:
             with (
-                atomic_folder(place, corpus_errors, alone=lock.supported) as temporary,
-                CorpusBuilder(temporary, shown=place, max_types=max_types) as builder,
+                atomic_folder(target, corpus_errors, alone=lock.supported) as temporary,
+                CorpusBuilder(temporary, shown=target, max_types=max_types) as builder,
             ):
-                _build(inputs, how, builder, tally, workers, on_progress)
+                _build(inputs, options, builder, tally, workers, on_progress)
                 _refuse_empty(sources, tally)
                 _refuse_changed(inputs)
                 builder.finish(tally.report(types=builder.n_types), settings, fingerprint, origin)
-            corpus = PreparedCorpus.open(place if fingerprint else _named_after_reading(place))
+            corpus = PreparedCorpus.open(target if fingerprint else _name_after_content(target))
         except ElmoError:
-            # Where there are no locks, another process may have put the same corpus there at the same moment.
-            if corpus := _whole(place, fingerprint):
+            # Without locks, another process may have built the same corpus at the same time.
+            if corpus := _open_complete(target, fingerprint):
                 return corpus
             raise
-    if told := told_of_earlier(corpus.folder, origin, sources):
-        log.warning("%s", told)
+    if message := _earlier_versions(corpus.folder, origin, sources):
+        log.warning("%s", message)
     return corpus
+
+
+def find_prepared(sources: Sequence[str]) -> Path | None:
+    """The prepared corpus that a single source names: its own folder, or a folder that contains only it."""
+    if len(sources) != 1 or sources[0] == STANDARD_INPUT:
+        return None
+    if is_prepared(sources[0]):
+        return Path(sources[0]).expanduser()
+    try:
+        inside = [path for path in Path(sources[0]).expanduser().iterdir() if not path.name.startswith(".")]
+    except (OSError, ValueError, RuntimeError):
+        return None  # a file, a pattern, or a name that find_inputs refuses
+    if not inside or not all(fnmatchcase(path.name, FOLDER_NAMES) and is_prepared(path) for path in inside):
+        return None
+    if len(inside) > 1:
+        raise ElmoError(
+            f"{sources[0]} contains {len(inside)} prepared corpora: give the folder of one, such as {min(inside)}, or "
+            "the text that it was prepared from"
+        )
+    return inside[0]
 
 
 def _build(
     inputs: Sequence[Input],
-    how: Reading,
+    options: ReadingOptions,
     builder: CorpusBuilder,
     tally: Tally,
     workers: int | None,
@@ -125,7 +131,7 @@ def _build(
 ) -> None:
     read = 0
 
-    def taken(count: int) -> None:
+    def count_bytes(count: int) -> None:
         nonlocal read
         read += count
 
@@ -133,9 +139,9 @@ def _build(
     total = sum(each.size for each in inputs) if known else None
     if workers is None:
         workers = 1 if total is not None and total < _WORTH_WORKERS else _processors()
-    chunks = chunks_of(read_pieces(inputs, paragraphs=how.paragraphs, on_bytes=taken))
-    # Closed at once, not when an error's traceback is forgotten: workers are processes.
-    with closing(encode_all(chunks, how, workers)) as parts:
+    chunks = chunks_of(read_pieces(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
+    # Closed at once, not when an error's traceback is collected: this stops the worker processes.
+    with closing(encode_all(chunks, options, workers)) as parts:
         for part in parts:
             builder.add(part, tally)
             if on_progress is not None:
@@ -143,32 +149,32 @@ def _build(
 
 
 def _processors() -> int:
-    """As many as this process may run on, which in a container or a batch job are fewer than there are."""
+    """The number that this process may use, which in a container or a batch job is smaller than that of the machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, _MOST_WORKERS)
 
 
-def _whole(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:
-    """The corpus of the folder, if it is whole and of these sources."""
+def _open_complete(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:
+    """The corpus in the folder, if it is complete and has the fingerprint."""
     if fingerprint is None or not (folder / DESCRIPTION).is_file():
         return None
     try:
         corpus = PreparedCorpus.open(folder)
     except ElmoError:
-        return None  # damaged, or of another version: it is built anew
+        return None  # damaged, or of another version: it is built again
     return corpus if corpus.fingerprint == fingerprint else None
 
 
-def _named_after_reading(place: Path) -> Path:
-    """Give a corpus from standard input its name; where the same has been read before, that one stays."""
-    description = read_description(place)
-    named = place.with_name(name_after_reading(description))
+def _name_after_content(target: Path) -> Path:
+    """Rename a corpus from standard input after its content; if that folder is there already, it stays."""
+    description = read_description(target)
+    named = target.with_name(name_of([description[name] for name in ("version", "content", "settings", "report")]))
     with folder_lock(named, _BUSY, corpus_errors), corpus_errors(named):
-        if _whole(named, description["content"]):
-            shutil.rmtree(place)
+        if _open_complete(named, description["content"]):
+            shutil.rmtree(target)
         else:
             shutil.rmtree(named, ignore_errors=True)
-            place.rename(named)
+            target.rename(named)
             sync(named.parent)
     return named
 
@@ -176,10 +182,46 @@ def _named_after_reading(place: Path) -> Path:
 def _refuse_empty(sources: Sequence[str], tally: Tally) -> None:
     if not tally.sentences:
         skipped = "; ".join(tally.report().lines()[2:])
-        raise ElmoError(f"the corpus {listed(sources)} has no sentence to read" + (f" ({skipped})" if skipped else ""))
+        raise ElmoError(
+            f"the corpus {first_few(sources)} has no sentence to read" + (f" ({skipped})" if skipped else "")
+        )
 
 
 def _refuse_changed(inputs: Sequence[Input]) -> None:
     for each in inputs:
         if each.name != STANDARD_INPUT and not each.is_unchanged():
-            raise ElmoError(f"{each.name} was changed while it was read: run the command again once it stays as it is")
+            raise ElmoError(f"{each.name} was changed while it was read: try again when nothing writes to it")
+
+
+def _fingerprint(inputs: Sequence[Input], settings: Mapping[str, Any]) -> str | None:
+    """A hash of the files and the settings; None for standard input, which has to be read first."""
+    if any(each.name == STANDARD_INPUT for each in inputs):
+        return None
+    return name_of({"version": VERSION, "files": [each.identity for each in inputs], "settings": settings})
+
+
+def _origin(sources: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """A hash of the names of the sources and the settings: it stays the same when the files change."""
+    named = [source if source == STANDARD_INPUT else os.path.realpath(Path(source).expanduser()) for source in sources]
+    return name_of({"sources": named, "settings": settings})
+
+
+def _earlier_versions(folder: Path, origin: str, sources: Sequence[str]) -> str | None:
+    """A message about other corpora of the same origin beside a new one; None if there are none.
+
+    They are not removed: a run that began with one may have to be resumed, and only the user knows that.
+    """
+    earlier, size = [], 0
+    for other in sorted(folder.parent.glob(FOLDER_NAMES)):
+        with suppress(OSError, ValueError, AttributeError):  # another program's folder, or one removed just now
+            if other != folder and json.loads((other / DESCRIPTION).read_bytes()).get("origin") == origin:
+                size += sum(file.stat().st_size for file in other.iterdir())
+                earlier.append(other.name)
+    if not earlier:
+        return None
+    named = first_few(["standard input" if source == STANDARD_INPUT else source for source in sources])
+    return (
+        f"{named} has changed since it was prepared before; {folder.parent} still contains the earlier version, "
+        f"{counted(len(earlier), 'folder')} with {size / 1e6:,.1f} MB in all, for the runs that began with it: remove "
+        f"{first_few(earlier)} once no run needs it"
+    )

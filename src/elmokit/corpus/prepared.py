@@ -1,48 +1,66 @@
-"""A prepared corpus: memory-mapped arrays of type ids, with the list of types and their counts beside them."""
+"""The files of a prepared corpus: how they are written, and how they are opened again, memory-mapped.
+
+tokens.bin      uint32 [N]   type ids, one sentence after the other
+ends.bin        int64 [S]    the end of each sentence in tokens.bin
+counts.bin      int64 [V]    how often each type occurs
+types.bin       bytes        UTF-8 of all types, one after the other
+type_ends.bin   int64 [V]    the end of each type in types.bin
+corpus.json     everything else; written last, so a folder that has it is complete
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.corpus.building import FORMAT, VERSION, CorpusBuilder, corpus_errors
-from elmokit.corpus.encoding import encode_sentences
+from elmokit.corpus.encoding import EncodedSentences, encode_sentences
 from elmokit.corpus.files import DESCRIPTION
 from elmokit.corpus.report import Report, Tally
 from elmokit.errors import ElmoError
-from elmokit.storage.atomic import atomic_folder
+from elmokit.storage.atomic import atomic_folder, disk_errors, sync
+from elmokit.storage.offset_file import OffsetFile
+from elmokit.text.vocab import BEGIN, END, UNKNOWN
 
+FORMAT = "elmokit-corpus"
+VERSION = 1
+"""Increases when the files change, or when a splitter or tokenizer gives other sentences for the same text."""
+SPECIALS = (BEGIN, END, UNKNOWN)
 _TYPES_AT_ONCE = 1 << 16
+_UNKNOWN_ID = SPECIALS.index(UNKNOWN)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedCorpus:
-    """S sentences of N tokens in all, of V types: `<S>`, `</S>`, `<UNK>`, then in the order of first appearance."""
+    """S sentences with N tokens and V types: `<S>`, `</S>`, `<UNK>`, then by first appearance."""
 
     folder: Path
     report: Report
     settings: dict[str, Any]
-    """How the text was read: segment, split, max_tokens, max_types."""
+    """The options of `prepare`: segment, split, max_tokens, max_types."""
     fingerprint: str
-    """Of the sources (paths, sizes, times) and the settings; of the content where there are no files to look at."""
+    """A hash of the sources (paths, sizes, times) and the settings; without files, equal to `content`."""
     content: str
-    """Of the sentences themselves: equal for equal sentences, wherever they came from."""
+    """A hash of the sentences: equal for equal sentences, wherever they came from."""
     tokens: NDArray[np.uint32]
-    """[N] type ids, the sentences end to end."""
+    """[N] type ids, one sentence after the other."""
     ends: NDArray[np.int64]
-    """[S] where in `tokens` each sentence ends."""
+    """[S] the end of each sentence in `tokens`."""
     counts: NDArray[np.int64]
     """[V] how often each type occurs."""
     type_bytes: NDArray[np.uint8]
-    """UTF-8 of all types end to end."""
+    """UTF-8 of all types, one after the other."""
     type_ends: NDArray[np.int64]
-    """[V] where in `type_bytes` each type ends."""
+    """[V] the end of each type in `type_bytes`."""
 
     @property
     def n_sentences(self) -> int:
@@ -56,11 +74,11 @@ class PreparedCorpus:
 
     @property
     def n_types(self) -> int:
-        """V, the three special types among them."""
+        """V, including the three special types."""
         return len(self.type_ends)
 
     def type_text(self, index: int) -> str:
-        """The token that a type id stands for."""
+        """The token of a type id."""
         if not 0 <= index < self.n_types:
             raise IndexError(f"type {index} of {self.n_types}")
         start = int(self.type_ends[index - 1]) if index else 0
@@ -78,7 +96,7 @@ class PreparedCorpus:
 
     @classmethod
     def open(cls, folder: Path) -> PreparedCorpus:
-        """The corpus of a folder that `prepare` or `from_sentences` made; its files are mapped, not read."""
+        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read."""
         folder = Path(folder)
         description = read_description(folder)
         sentences, tokens, types = (description[name] for name in ("sentences", "tokens", "types"))
@@ -97,13 +115,13 @@ class PreparedCorpus:
 
     @classmethod
     def from_sentences(cls, sentences: Iterable[Sequence[str]], folder: Path) -> PreparedCorpus:
-        """A corpus of sentences that are at hand, written to the folder; empty ones are left out.
+        """Write sentences that are in memory to a folder and open it; empty sentences are left out.
 
         corpus = PreparedCorpus.from_sentences([["a", "river", "bank"]], Path("corpus"))
         """
         tally = Tally()
 
-        def noted() -> Iterator[Sequence[str]]:
+        def counted_sentences() -> Iterator[Sequence[str]]:
             for number, tokens in enumerate(sentences, 1):
                 if not tokens:
                     tally.skip("empty", f"sentence {number}")
@@ -118,13 +136,13 @@ class PreparedCorpus:
             atomic_folder(folder, corpus_errors) as temporary,
             CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder,
         ):
-            builder.add(encode_sentences(noted(), tally), total)
+            builder.add(encode_sentences(counted_sentences(), tally), total)
             builder.finish(total.report(types=builder.n_types), {}, None)
         return cls.open(folder)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What corpus.json says, refused in one sentence where it is not that of a prepared corpus of this version."""
+    """The contents of corpus.json; it must be that of a prepared corpus of this version."""
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
@@ -133,7 +151,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ElmoError(f"{path} cannot be read ({error}): prepare the corpus again") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ElmoError(f"{path} does not describe a prepared corpus: prepare one in a folder of its own")
+        raise ElmoError(f"{path} does not describe a prepared corpus: prepare one in another folder")
     if description.get("version") != VERSION:
         raise ElmoError(
             f"{folder} was prepared by another version of elmokit (format {description.get('version')}, this one reads "
@@ -154,3 +172,145 @@ def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
         return np.memmap(path, dtype=dtype, mode="r") if length else np.empty(0, dtype=dtype)
     except OSError as error:
         raise ElmoError(f"{path} cannot be read ({error.strerror or error}): prepare the corpus again") from error
+
+
+def corpus_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while a prepared corpus is written."""
+    return disk_errors(
+        f"the prepared corpus {folder}", "name another folder", if_full="free some, or name another folder"
+    )
+
+
+class CorpusBuilder:
+    """Appends encoded sentences to the files of a new folder; only the list of types is in memory.
+
+    Messages about the disk name `shown`, the folder that the new one will replace.
+    """
+
+    def __init__(self, folder: Path, *, shown: Path, max_types: int) -> None:
+        if max_types < len(SPECIALS):
+            raise ElmoError(f"max_types must be at least {len(SPECIALS)}, the special types, got {max_types}")
+        self._folder, self._shown = folder, shown
+        self._max_types = min(max_types, 1 << 32)
+        self._types = {special: number for number, special in enumerate(SPECIALS)}
+        self._counts = np.zeros(1 << 16, dtype=np.int64)
+        self._n_tokens = self._n_sentences = 0
+        self._files: dict[str, _AppendedFile] = {}
+
+    @property
+    def n_types(self) -> int:
+        """The number of types by now, including the special ones."""
+        return len(self._types)
+
+    def add(self, part: EncodedSentences, tally: Tally) -> None:
+        """Append sentences and add their counts to the tally."""
+        ids = self._type_ids(part)
+        if len(self._types) > len(self._counts):
+            self._counts = np.concatenate([self._counts, np.zeros(len(self._types), dtype=np.int64)])
+        np.add.at(self._counts, ids, part.counts)
+        self._append("tokens.bin", ids[part.ids])
+        self._append("ends.bin", (self._n_tokens + np.cumsum(part.lengths)).astype("<i8"))
+        self._n_tokens += len(part.ids)
+        self._n_sentences += len(part.lengths)
+        tally.add(part.tally)
+
+    def _type_ids(self, part: EncodedSentences) -> NDArray[np.uint32]:
+        """The id in the whole corpus of each type of the part."""
+        known, limit = self._types, self._max_types
+        ids = np.empty(len(part.types), dtype="<u4")
+        for number, word in enumerate(part.types):
+            type_id = known.get(word)
+            if type_id is None:
+                if len(known) < limit:
+                    type_id = known[word] = len(known)
+                else:
+                    type_id = _UNKNOWN_ID
+                    part.tally.unlisted += int(part.counts[number])
+            ids[number] = type_id
+        return ids
+
+    def finish(
+        self, report: Report, settings: dict[str, Any], fingerprint: str | None, origin: str | None = None
+    ) -> None:
+        """Write the types and counts, flush all files to the disk, then write corpus.json.
+
+        The arguments become the entries of the same names there; fingerprint and origin: prepare.py.
+        """
+        # A corpus without sentences has all files, too.
+        self._append("tokens.bin", np.empty(0, dtype="<u4"))
+        self._append("ends.bin", np.empty(0, dtype="<i8"))
+        self._append("counts.bin", self._counts[: len(self._types)].astype("<i8"))
+        type_bytes = self._append_types()
+        content = hashlib.blake2b(digest_size=16)
+        for name in sorted(self._files):
+            content.update(self._files[name].digest.digest())
+        description = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sentences": self._n_sentences,
+            "tokens": self._n_tokens,
+            "types": len(self._types),
+            "type_bytes": type_bytes,
+            "content": content.hexdigest(),
+            "fingerprint": fingerprint or content.hexdigest(),
+            "origin": origin,
+            "settings": settings,
+            "report": report.to_dict(),
+        }
+        with corpus_errors(self._shown):
+            for file in self._files.values():
+                file.sync()
+            path = self._folder / DESCRIPTION
+            # A file name may be invalid Unicode, which ASCII JSON can store.
+            path.write_text(json.dumps(description, indent=1) + "\n", encoding="ascii")
+            sync(path)
+            sync(self._folder)
+
+    def _append_types(self) -> int:
+        """Write the list of types and return its size in bytes."""
+        end = 0
+        types = iter(self._types)
+        while words := list(islice(types, _TYPES_AT_ONCE)):
+            try:
+                encoded = [word.encode("utf-8") for word in words]
+            except UnicodeEncodeError as error:
+                raise ElmoError(
+                    f"a token must be text that UTF-8 can encode, got {error.object!r}: remove its surrogates"
+                ) from error
+            ends = end + np.cumsum([len(word) for word in encoded], dtype="<i8")
+            self._append("types.bin", np.frombuffer(b"".join(encoded), dtype=np.uint8))
+            self._append("type_ends.bin", ends)
+            end = int(ends[-1])
+        return end
+
+    def _append(self, name: str, values: NDArray[Any]) -> None:
+        with corpus_errors(self._shown):
+            if name not in self._files:
+                self._files[name] = _AppendedFile(self._folder / name)
+            self._files[name].append(values.tobytes())
+
+    def close(self) -> None:
+        """Close the files; closing twice is fine."""
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> CorpusBuilder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _AppendedFile(OffsetFile):
+    """A file without a buffer that is appended to, and a digest of its contents."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.digest = hashlib.blake2b(digest_size=16)
+        self._end = 0
+
+    def append(self, data: bytes) -> None:
+        self._end = self.write(self._end, data)
+        self.digest.update(data)

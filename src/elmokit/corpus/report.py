@@ -1,14 +1,19 @@
-"""What was read, what was kept, and what was skipped, why and where first."""
+"""What was read, kept and skipped, with the reason and the first place; and progress while a corpus is prepared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 
-# What a person reads for one and for many; {limit} is a setting of the run.
+_LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
+
+# The wording for one and for many; {limit} is max_tokens.
 _SKIPPED = {
     "not_utf8": ("line that is not UTF-8", "lines that are not UTF-8"),
     "nul": ("line with NUL bytes, which text does not have", "lines with NUL bytes, which text does not have"),
@@ -27,75 +32,75 @@ _LEFT_OUT = {
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """Things of one kind that were not read."""
+class SkippedItems:
+    """Lines, sentences, files or folders that were left out for one reason."""
 
     kind: str
-    """One of the kinds that `Report.lines` has words for."""
+    """The reason: a key of `_SKIPPED` or `_LEFT_OUT`."""
     count: int
     first: str
-    """Where the first one is: a file, or a file and the number of its line from 1."""
+    """The first one: a file, or a file and a line number from 1."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a corpus held."""
+    """The size of a corpus, and what of it was left out."""
 
     files: int = 0
     bytes: int = 0
-    """Of text, unpacked."""
+    """Bytes of text, after unpacking."""
     n_lines: int = 0
     sentences: int = 0
     tokens: int = 0
     types: int = 0
-    """Distinct tokens, the three special ones among them where a list of types is kept."""
+    """Distinct tokens, including the three special ones; 0 if they were not counted."""
     unlisted: int = 0
-    """Tokens written as `<UNK>` because the list of types was full."""
+    """Tokens stored as `<UNK>` because the list of types was full."""
     max_tokens: int = 0
-    """The longest sentence that was kept could have this many tokens."""
-    skipped: tuple[Skipped, ...] = ()
+    """Sentences with more tokens were skipped."""
+    skipped: tuple[SkippedItems, ...] = ()
 
     def lines(self) -> list[str]:
-        """What a person reads, a line each."""
+        """The report as text, one line per fact."""
         text = f"{counted(self.bytes, 'byte')} of text, {counted(self.n_lines, 'line')}"
         read = f"read {counted(self.files, 'file')}, {text}"
         kept = f"kept {counted(self.sentences, 'sentence')}, {counted(self.tokens, 'token')}"
-        told = [read, kept + (f", {counted(self.types, 'type')}" if self.types else "")]
+        lines = [read, kept + (f", {counted(self.types, 'type')}" if self.types else "")]
         for entry in self.skipped:
             verb, words, at = ("skipped", _SKIPPED, "at") if entry.kind in _SKIPPED else ("left out", _LEFT_OUT, "is")
             what = words[entry.kind][entry.count != 1].format(limit=self.max_tokens)
             first = f": {entry.first}" if entry.count == 1 else f", the first {at} {entry.first}"
-            told.append(f"{verb} {entry.count:,} {what}{first}")
+            lines.append(f"{verb} {entry.count:,} {what}{first}")
         if self.unlisted:
-            told.append(
+            lines.append(
                 f"wrote {counted(self.unlisted, 'token')} as <UNK>: the list of {self.types:,} types was full, and "
                 "types first seen after that are not in it"
             )
-        return told
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """The report for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """The report from what `to_dict` gave."""
-        return cls(**{**values, "skipped": tuple(Skipped(**entry) for entry in values["skipped"])})
+        """The report that `to_dict` was called on."""
+        return cls(**{**values, "skipped": tuple(SkippedItems(**entry) for entry in values["skipped"])})
 
 
 class Tally:
-    """A report while it grows; things are noted in the order of the corpus."""
+    """The counts of a report while text is read."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.lines = self.sentences = self.tokens = self.unlisted = self.max_tokens = 0
         self._skipped: dict[str, list[Any]] = {}
 
     def skip(self, kind: str, first: str, count: int = 1) -> None:
-        """Note things that were skipped."""
+        """Count items that were skipped; of several calls, the first one's place is stored."""
         self._skipped.setdefault(kind, [0, first])[0] += count
 
     def add(self, other: Tally) -> None:
-        """Note what another tally has noted about the text that follows; files and limits are not added."""
+        """Add the counts of the text that follows; the number of files and max_tokens stay."""
         self.bytes += other.bytes
         self.lines += other.lines
         self.sentences += other.sentences
@@ -105,7 +110,7 @@ class Tally:
             self.skip(kind, first, count)
 
     def report(self, *, types: int = 0) -> Report:
-        """What was noted by now."""
+        """The counts by now."""
         return Report(
             files=self.files,
             bytes=self.bytes,
@@ -115,5 +120,49 @@ class Tally:
             types=types,
             unlisted=self.unlisted,
             max_tokens=self.max_tokens,
-            skipped=tuple(Skipped(kind, count, first) for kind, (count, first) in self._skipped.items()),
+            skipped=tuple(SkippedItems(kind, count, first) for kind, (count, first) in self._skipped.items()),
         )
+
+
+class Progress(NamedTuple):
+    """How much of a corpus has been read."""
+
+    read: int
+    """Bytes read from the disk."""
+    total: int | None
+    """Bytes of all files; unknown for standard input."""
+    sentences: int
+    tokens: int
+
+
+@contextmanager
+def progress_display(name: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """A function for `prepare`'s on_progress: a bar on a terminal, otherwise a log line every 10 s, on stderr."""
+    if quiet:
+        yield lambda progress: None
+        return
+    if sys.stderr.isatty():
+        from tqdm import tqdm  # here, so that worker processes start sooner
+
+        shown = f"preparing the {name}"
+        with tqdm(unit="B", unit_scale=True, desc=shown, delay=_BAR_AFTER_SECONDS, file=sys.stderr) as bar:
+
+            def show(progress: Progress) -> None:
+                bar.total = progress.total
+                bar.set_postfix_str(counted(progress.tokens, "token"), refresh=False)
+                bar.update(progress.read - bar.n)
+
+            yield show
+        return
+    last = time.monotonic()
+
+    def log(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last < _LOG_SECONDS:
+            return
+        last = time.monotonic()
+        share = f" ({progress.read / progress.total:.0%})" if progress.total else ""
+        done = f"{counted(progress.sentences, 'sentence')}, {counted(progress.tokens, 'token')}"
+        print(f"preparing the {name}: {done}{share}", file=sys.stderr, flush=True)
+
+    yield log

@@ -1,8 +1,7 @@
 """Vectors on disk: what `elmo embed --input FILE --output FILE` does with them.
 
-read_lines → embed_lines → OUTPUT.partial (spool) → writer → OUTPUT → read_vectors
+lines → embed_lines → OUTPUT.partial (spool) → writer → OUTPUT → read_vectors
 
-input_lines.py   lines of a file or of standard input
 embed_lines.py   the driver: tokenise, encode, append, commit, write
 spool.py         the crash-safe folder, with journal.py
 stored.py        what is in it, as writers read it; shape.py is the order of its numbers
@@ -11,18 +10,15 @@ read.py          vectors back from any of these
 """
 
 from elmokit.output.embed_lines import Summary, check_output, embed_lines
-from elmokit.output.input_lines import InputLines, read_lines
 from elmokit.output.read import read_vectors
 from elmokit.output.writers import ENDINGS, LAYOUTS, writer_for
 
 __all__ = [
     "ENDINGS",
     "LAYOUTS",
-    "InputLines",
     "Summary",
     "check_output",
     "embed_lines",
-    "read_lines",
     "read_vectors",
     "writer_for",
 ]

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
-from elmokit.output.strings import counted
 from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import ProcessLock, try_lock

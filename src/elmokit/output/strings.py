@@ -1,4 +1,4 @@
-"""Text that a file format can hold, for some cannot store every Python string; and counts as text."""
+"""Strings for file formats that cannot store every Python string."""
 
 import re
 
@@ -6,15 +6,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def without_surrogates(text: str) -> str:
-    """The text with U+FFFD for each lone surrogate, which UTF-8 cannot hold."""
+    """The text with U+FFFD for each lone surrogate, which UTF-8 cannot encode."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def without_nul(text: str) -> str:
     """The text with U+2400 for NUL, where HDF5 would end the string, and without surrogates."""
     return without_surrogates(text).replace("\0", "\u2400")
-
-
-def counted(number: int, noun: str) -> str:
-    """The number and the noun: 1 sentence, 2,000 sentences."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

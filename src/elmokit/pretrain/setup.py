@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.showing import preparing
+from elmokit.corpus.report import progress_display
 from elmokit.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
@@ -50,7 +50,7 @@ def corpora(
             into = request.cache
             if "-" in sources and into is None:
                 into = folder.folder / f"{name}-from-stdin"
-            with preparing(name, quiet=not processes.first) as on_progress:
+            with progress_display(name, quiet=not processes.first) as on_progress:
                 corpus = prepare(
                     sources,
                     segment=recipe.segment,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.tasks.examples import Example, PairExample, TaggedExample, TextExample
 from elmokit.tasks.reading.lines import place, shown, token_place
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.strings import counted
+from elmokit.messages import counted
 from elmokit.placement import choose_device
 from elmokit.tasks.answers import Answers, check_kind
 from elmokit.tasks.averaging import Averages

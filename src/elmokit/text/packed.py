@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 BOM = b"\xef\xbb\xbf"
+PACKED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file raises."""
 

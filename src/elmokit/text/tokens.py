@@ -31,6 +31,9 @@ Segmenter = Callable[[str], list[Token]]
 
 SegmenterName = Literal["none", "english", "jieba", "chars"]
 
+WordSplitter = Callable[[str], list[str]]
+"""Text in, the texts of its tokens out."""
+
 
 def split_spaces(text: str) -> list[Token]:
     """Split at white space, as `str.split()` does: for text whose tokens stand apart already.
@@ -95,6 +98,20 @@ def segmenter(name: SegmenterName) -> Segmenter:
         allowed = ", ".join(get_args(SegmenterName))
         raise ElmoError(f"the segmenter must be one of {allowed}, got {name!r}")
     return _SEGMENTERS[name]
+
+
+def word_splitter(name: SegmenterName) -> WordSplitter:
+    """Return what `words(segmenter(name)(text))` returns, as one function that is faster where it can be.
+
+    >>> word_splitter("english")("It's done.")
+    ['It', "'s", 'done', '.']
+    """
+    if name == "none":
+        return str.split
+    if name == "english":
+        return lambda text: [text[start:end] for start, end in english_spans(text)]
+    segment = segmenter(name)
+    return lambda text: words(segment(text))
 
 
 def words(tokens: Iterable[Token]) -> list[str]:

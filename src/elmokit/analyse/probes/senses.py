@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elmokit.analyse.probes.sources import evenly
+from elmokit.corpus.lines import InputLines
 from elmokit.errors import ElmoError
-from elmokit.output.input_lines import read_lines
 
 _PARTS_OF_SPEECH = {"N": "NOUN", "V": "VERB", "J": "ADJ", "R": "ADV"}
 _MARKER = re.compile(r"\([a-z]+\)")
@@ -85,7 +85,7 @@ def _part_of_speech(tag: str) -> str:
 
 
 def _read(path: str | Path, field: str, mention: Callable[[list[Any]], Mention]) -> Iterator[SenseSentence]:
-    with read_lines(path) as lines:
+    with InputLines(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from elmokit.analyse.probes.sources import Source, append_mean, source_of, with_mean
+from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.output.input_lines import read_lines
 
 _COLUMNS = ("label", "indices", "sentence1", "sentence2")
 _PENALTY = 1e-3
@@ -54,7 +54,7 @@ class WicResult:
 
 def read_wic(path: str | Path) -> list[WicPair]:
     """A table with the columns label (T or F), indices ("2-1": a token in each), sentence1, sentence2 (tokenised)."""
-    with read_lines(path) as lines:
+    with InputLines(path) as lines:
         header = next(lines, "").split("\t")
         if missing := [column for column in _COLUMNS if column not in header]:
             raise ElmoError(f"{path} must have the columns {', '.join(_COLUMNS)} in line 1, but lacks {missing[0]}")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from elmokit.corpus.lines import byte_lines
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import TaggedExample
-from elmokit.text.packed import BOM, DAMAGE, open_packed
+from elmokit.text.packed import PACKED_ENDINGS, open_packed
 
-PACKINGS = (".gz", ".xz", ".bz2", ".zst")
 _SHOWN_CHARACTERS = 40
 
 
@@ -21,8 +21,8 @@ def suffix_of(path: str | Path) -> str:
     '.tsv'
     """
     name = Path(path).name.lower()
-    for packing in PACKINGS:
-        name = name.removesuffix(packing)
+    for ending in PACKED_ENDINGS:
+        name = name.removesuffix(ending)
     return Path(name).suffix
 
 
@@ -30,21 +30,10 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Each line of a UTF-8 file, plain or packed, with its number from 1; only "\\n" ends a line."""
     if str(path) == "-":
         raise ElmoError("examples are read from a file, whose suffix tells the format, got - for standard input")
-    number = 0
     with ExitStack() as stack:
-        file = open_packed(path, stack)
-        while True:
+        for number, line in byte_lines(open_packed(path, stack), str(path)):
             try:
-                line = file.readline()
-            except DAMAGE as error:
-                raise ElmoError(f"{path} is damaged after line {number} ({error}): get it again") from error
-            if not line:
-                break
-            number += 1
-            if number == 1:
-                line = line.removeprefix(BOM)
-            try:
-                yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+                yield number, line.decode("utf-8")
             except UnicodeDecodeError as error:
                 byte = line[error.start]
                 raise ElmoError(

@@ -1,10 +1,10 @@
-"""Sentences of raw paragraphs: each case stands as it should come out, the sentences between bars."""
+"""Sentences of raw paragraphs: each case is the expected result, with bars between the sentences."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.corpus.splitting import split_sentences
+from elmokit.text.splitting import split_sentences
 
 CASES = """
 He left. | She stayed! | Did he? | Yes.

@@ -1,8 +1,8 @@
-"""jieba's own answers sooner, for processes that do nothing but segment a corpus.
+"""jieba made faster, for processes that only segment a corpus; its results stay the same.
 
-jieba finds the likeliest words of a sentence twice over: among the words of its dictionary, and, for runs of single
-characters, with a hidden Markov model of where in a word each stands. Both searches are replaced by loops that add the
-same numbers in the same order, so that every comparison, ties among them, falls as jieba's does.
+jieba searches for the most likely words of a sentence twice: among the words of its dictionary, and, for runs of single
+characters, with a hidden Markov model of each character's position in its word. Both searches are replaced by loops
+that add the same numbers in the same order, so every comparison, including ties, has the same result as in jieba.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _KNOWN_VERSION = "0.42.1"
 _ABSENT = object()
 
 
-def quicken() -> None:
-    """Make jieba quicker from now on in this process; words that are added to it later are not seen."""
-    split_jieba("")  # imports it without its noise, or says how to get it
+def speed_up_jieba() -> None:
+    """Replace jieba's two searches in this process; words that are added to jieba later are ignored."""
+    split_jieba("")  # imports jieba without its log lines, or raises MissingExtraError
     import jieba
     from jieba import finalseg
 
     jieba.initialize()
-    if jieba.__version__ != _KNOWN_VERSION:  # what is replaced below may be different there
+    if jieba.__version__ != _KNOWN_VERSION:  # its searches may be different
         return
     search = _dictionary_search(jieba.dt.FREQ, jieba.dt.total)
-    jieba.dt.get_DAG = lambda sentence: None  # what would be in it, the search looks up as it goes
+    jieba.dt.get_DAG = lambda sentence: None  # the search below does not use it
     jieba.dt.calc = search
     finalseg.viterbi = _tag_search(finalseg.start_P, finalseg.trans_P, finalseg.emit_P, finalseg.MIN_FLOAT)
 
 
 def _dictionary_search(counts: Mapping[str, int], total: int) -> Any:  # noqa: ANN401 -- takes jieba's own arguments
-    """The function that fills `route` with the weight of the best words from each place on, and the first one's end."""
+    """Return a function that fills `route`: for each start, the weight of the best words and the end of the first."""
     log_total = log(total)
-    # A count of 0 marks the beginning of longer words.
+    # A count of 0 marks the prefix of a longer word.
     weight_of = {word: log(count) - log_total if count else None for word, count in counts.items()}.get
     unknown = log(1) - log_total
 
@@ -49,7 +49,7 @@ def _dictionary_search(counts: Mapping[str, int], total: int) -> Any:  # noqa: A
             while weight is not _ABSENT:
                 if weight is not None:
                     value = weight + best[end]
-                    if top is None or value >= top:  # of equal ones, the longest
+                    if top is None or value >= top:  # of equal weights, the longest word wins
                         top, last = value, end - 1
                 end += 1
                 if end > length:
@@ -67,7 +67,7 @@ def _tag_search(
     emissions: Mapping[str, Mapping[str, float]],
     never: float,
 ) -> Any:  # noqa: ANN401 -- takes jieba's own arguments
-    """The function that finds the likeliest tags: a character begins, continues or ends a word, or is one."""
+    """Return a function that finds the most likely tags: begin, middle or end of a word, or a single-character word."""
     begin_of, middle_of, end_of, single_of = (emissions[tag].get for tag in "BMES")
     known: dict[str, tuple[float, float, float, float]] = {}
 
@@ -92,7 +92,7 @@ def _tag_search(
         came_from = []
         for character in text[1:]:
             b, m, e, s = known.get(character) or emitted(character)
-            # Of equal ones, the tag that comes later in the alphabet.
+            # Of equal weights, the tag that is later in the alphabet wins.
             one, other = end + end_begin + b, single + single_begin + b
             new_begin, before_begin = (one, "E") if one > other else (other, "S")
             one, other = begin + begin_middle + m, middle + middle_middle + m

@@ -1,22 +1,22 @@
-"""Paragraphs of raw text as sentences, by rules for the full stops of many scripts.
+"""Paragraphs of raw text → sentences, by rules for the full stops of many scripts.
 
-A sentence ends at `. ! ? …` where white space and then something other than a small letter follow, unless the word
+A sentence ends at `. ! ? …` if white space follows, and after it anything but a lower-case letter, unless the word
 before the full stop is an abbreviation, an initial or the number of a list item; and at the full stops of other scripts
-(`。 ！ ？ । ؟ ۔ ። ։ ။ ។`) whatever follows. Closing quotes and brackets go with the sentence they close. In doubt the
-rules do not cut: two sentences in one harm a language model less than halves of sentences do.
+(`。 ！ ？ । ؟ ۔ ። ։ ။ ។`) whatever follows. Closing quotes and brackets belong to the sentence that they close. In
+doubt the rules do not split: two sentences in one harm a language model less than half a sentence does.
 """
 
 from __future__ import annotations
 
 import re
 
-# Full stops that need no white space behind them, and those of them that also stand inside quoted titles.
+# Full stops that need no white space after them, and those of them that also occur inside quoted titles.
 _WIDE = "。｡！？।॥؟۔።፧։။។៕"
 _WIDE_MARKS = "！？"
 _CLOSING = "\"'”’»›)]}」』）】〕］｝〞"
 _NARROW = ".!?…‼⁇⁈⁉"
 
-# No repetition is tried twice over the same text, so that a long run of anything takes time in proportion.
+# No repetition is tried twice on the same text, so the time for a long run of one character is linear.
 _END = re.compile(
     rf"(?P<narrow>(?<![{_NARROW}])[{_NARROW}]++)(?:[“«‹{re.escape(_CLOSING)}]|\[[0-9a-z]{{1,3}}\])*+(?=\s)"  # 1905.[3]
     rf"|(?P<wide>[{_WIDE}]+[{re.escape(_CLOSING)}]*)"
@@ -38,16 +38,16 @@ _TITLES = """Mr Mrs Ms Messrs Mme Mlle Mlles Dr Drs Prof Rev Revd Hon Fr Msgr Mg
 Cdr Cmdr Col Maj Brig Gen Adm Gov Sen Rep Pres Supt Insp Mt Ft vs viz cf Cf eg ie Esq Geo Wm Chas Thos Jas Jos Mons Hr
 Hrn Nr bzw ca Ca Sra Srta"""
 _NEVER_LAST = frozenset(_TITLES.split())
-"""A name or the rest of the phrase follows these."""
+"""Abbreviations that a name or the rest of a phrase follows: no sentence ends after them."""
 
 _NUMBERED = """no nos p pp vol vols fig figs ch chap chaps sec secs art arts op eq eqs pt pts bk cap lib ver ed para
 approx est fl jan feb mar apr jun jul aug sep sept oct nov dec"""
 _BEFORE_NUMBERS = frozenset(_NUMBERED.split())
-"""The sentence goes on after these, in any case, where a number follows."""
+"""Abbreviations, in upper or lower case, after which the sentence continues if a number follows."""
 
 _NAMES = "Inc Corp Ltd Co Cos Bros Jr Sr etc al Bde Regt Univ Dept Assn Ave Blvd Rd sp spp subsp var ibid seq usw"
 _MAYBE_LAST = frozenset(_NAMES.split())
-"""The sentence ends after these only where the next word begins sentences."""
+"""Abbreviations that end a sentence only if the next word is in `_OPENERS`."""
 
 _FIRST_WORDS = """A About According After All Also Although Among An And Another Are As At Because Before Both But By
 Did Do During Each Early Even Every Few For From Further Furthermore Had Has He Hence Her Here His How However I If
@@ -56,12 +56,12 @@ Or Other Others Our Over She Since So Some Soon Still Such That The Their Then T
 Though Three Through Thus To Today Two Under Unlike Until Upon Was We What When Where Whether Which While Who Why
 With Within Yet You Your Der Die Das Ein Eine Er Sie Es Im Le La Les Il Elle El Los Las En"""
 _OPENERS = frozenset(_FIRST_WORDS.split())
-"""Words that begin sentences more often than names."""
+"""Words that start a sentence more often than a name."""
 
 _GERMAN = """Januar Februar März April Mai Juni Juli August September Oktober November Dezember Jänner Jahrhundert
 Jahrhunderts"""
 _AFTER_ORDINALS = frozenset(_GERMAN.split())
-"""What a number and a full stop count in German: am 3. Oktober."""
+"""Words that follow an ordinal number in German, which has a full stop: am 3. Oktober."""
 
 
 def split_sentences(text: str) -> list[str]:
@@ -79,7 +79,7 @@ def split_sentences(text: str) -> list[str]:
     for match in _END.finditer(text):
         if _wide_ends(text, match) if match["wide"] else _narrow_ends(text, start, match):
             if ends and not _LETTER.search(text, start, match.end()):
-                ends.pop()  # a stray full stop or quote goes with the sentence before it
+                ends.pop()  # a full stop or quote without a word belongs to the sentence before it
             start = match.end()
             ends.append(start)
     if ends and not _LETTER.search(text, start):
@@ -89,7 +89,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _wide_ends(text: str, match: re.Match[str]) -> bool:
-    """Whether a sentence ends at a full stop that needs no white space behind it."""
+    """Whether a sentence ends at a full stop that needs no white space after it."""
     after = text[match.end() : match.end() + 1]
     if after.isspace():
         following = _NEXT_MARK.match(text, match.end())
@@ -100,7 +100,7 @@ def _wide_ends(text: str, match: re.Match[str]) -> bool:
     marks = match["wide"].rstrip(_CLOSING)
     if len(marks) == len(match["wide"]) or not after:
         return True
-    # 「誰？」他問 goes on, as does a song 「來！」of a singer; 「走了。」她 does not.
+    # The sentence continues in 「誰？」他問 and after a title such as 「來！」, but not in 「走了。」她.
     return marks[-1] not in _WIDE_MARKS
 
 
@@ -118,7 +118,7 @@ def _narrow_ends(text: str, start: int, match: re.Match[str]) -> bool:
     if stop.endswith(("!", "?")) or any(mark in stop for mark in "‼⁇⁈⁉"):
         return True
     if stop != ".":
-        # An omission goes on where it came after a space; an ellipsis may end a sentence, but hardly before "I".
+        # After a space, dots are an omission and the sentence continues; otherwise they end it, but rarely before "I".
         return not text[match.start() - 1 : match.start()].isspace() and (len(stop) > 3 or word != "I")
     # The next word may be an initial itself: J. A. Lamb
     opener = word in _OPENERS and not (len(word) == 1 and text.startswith(".", following.end()))
@@ -126,7 +126,7 @@ def _narrow_ends(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _is_abbreviation(text: str, start: int, period: int, end: int, following: str, opener: bool) -> bool:
-    """Whether the full stop at `period` belongs to the word before it and the sentence goes on."""
+    """Whether the full stop at `period` belongs to the word before it and the sentence continues."""
     if text[max(start, period - 1) : period] in (")", "]", "}", '"', "”", "’", "»"):
         return False
     found = _WORD_BEFORE.search(text, max(start, period - 40), period)
@@ -137,14 +137,14 @@ def _is_abbreviation(text: str, start: int, period: int, end: int, following: st
     if last_part in _NEVER_LAST or (last_part.isupper() and len(last_part) > 1 and last_part.title() in _NEVER_LAST):
         return True
     if end > period + 1:
-        return False  # a quote or a bracket is closed behind it
+        return False  # a quote or a bracket closes after it
     before = text[start : min(period - len(word), start + _LONGEST_LEAD)]
     if not before.strip(_BEFORE_SENTENCE) and _is_item(word):
         return True
     if following[:1].isdigit():
-        goes_on = word.lower() in _BEFORE_NUMBERS or len(word) == 1 or word in _MAYBE_LAST
-        goes_on = goes_on or _ACRONYM.fullmatch(word) is not None
-        return goes_on or _VERSE.match(text, end) is not None
+        continues = word.lower() in _BEFORE_NUMBERS or len(word) == 1 or word in _MAYBE_LAST
+        continues = continues or _ACRONYM.fullmatch(word) is not None
+        return continues or _VERSE.match(text, end) is not None
     if word in _MAYBE_LAST or _ACRONYM.fullmatch(word):
         return not opener
     if len(word) == 1 and word.isalpha():

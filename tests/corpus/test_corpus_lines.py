@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmokit.corpus.lines import InputLines
 from elmokit.errors import ElmoError
-from elmokit.output import read_lines
 
 PACKERS = {
     "plain": bytes,
@@ -24,7 +24,7 @@ PACKERS = {
 
 
 def lines_of(path):
-    with read_lines(path) as lines:
+    with InputLines(path) as lines:
         return list(lines)
 
 
@@ -68,7 +68,7 @@ def test_archives_of_several_parts(tmp_path):
 
 def test_bad_bytes_are_counted(tmp_path):
     (tmp_path / "f").write_bytes(b"good\nb\xffd\nfine\n\xc3\n\xed\xa0\x80\n")
-    with read_lines(tmp_path / "f") as lines:
+    with InputLines(tmp_path / "f") as lines:
         assert (lines.bad_lines, lines.first_bad_line) == (0, None)
         assert list(lines) == ["good", "b\ufffdd", "fine", "\ufffd", "\ufffd\ufffd\ufffd"]
         assert (lines.bad_lines, lines.first_bad_line) == (3, 2)
@@ -76,9 +76,9 @@ def test_bad_bytes_are_counted(tmp_path):
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path):
     with pytest.raises(ElmoError, match=r"cannot read the input .*missing\.txt \(No such file"):
-        read_lines(tmp_path / "missing.txt")
+        InputLines(tmp_path / "missing.txt")
     with pytest.raises(ElmoError, match=r"cannot read the input .* \(Is a directory\)"):
-        read_lines(tmp_path)
+        InputLines(tmp_path)
 
 
 @pytest.mark.parametrize("packing", ["gz", "xz", "bz2"])
@@ -97,7 +97,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path, packing):
 def test_other_kinds_of_file_are_refused(tmp_path, data, said):
     (tmp_path / "f").write_bytes(data)
     with pytest.raises(ElmoError, match=said):
-        read_lines(tmp_path / "f")
+        InputLines(tmp_path / "f")
 
 
 @pytest.mark.parametrize("packing", PACKERS)
@@ -124,7 +124,7 @@ def test_a_line_is_given_before_the_pipe_ends(monkeypatch):
     with os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb", buffering=0) as other_end:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
         other_end.write(b"first line\nsec")
-        with read_lines("-") as lines:
+        with InputLines("-") as lines:
             assert next(lines) == "first line"
 
 
@@ -133,7 +133,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, packing):
     (tmp_path / "f").write_bytes(PACKERS[packing](b"the same words again\n" * 200_000))
     tracemalloc.start()
     try:
-        with read_lines(tmp_path / "f") as lines:
+        with InputLines(tmp_path / "f") as lines:
             assert sum(1 for _ in lines) == 200_000
         peak = tracemalloc.get_traced_memory()[1]
     finally:
