@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.formats.checkpoint import Checkpoint
+from elmokit.model.int8 import version
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
 
@@ -31,8 +32,9 @@ class Fingerprint:
 
     def __call__(self, tensors: Mapping[str, Tensor], **options: object) -> str:
         """32 letters and digits for the network's tensors and for options that decide its vectors too."""
-        # A model may be trained or moved between two calls. Sums take a tenth of the digest's time.
-        state = options, [(value.dtype, _sum(value)) for value in tensors.values()]
+        # A model may be trained or moved between two calls. Sums take a tenth of the digest's time and see what torch
+        # does not count, changes through `.data`.
+        state = options, [(value.dtype, version(value), _sum(value)) for value in tensors.values()]
         names = frozenset(tensors)
         if names not in self._known or self._known[names][0] != state:
             self._known[names] = state, self._digest(tensors, options)
