@@ -17,6 +17,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def broken_off(context, name, error):
+    """Write half of it, and fail."""
+    with context as place:
+        (place / name if name else place).write_text("half")
+        raise error
+
+
 def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
     path = tmp_path / "file"
     for text in ("one", "two"):
@@ -31,9 +38,8 @@ def test_a_file_is_replaced_at_the_end_and_not_before(tmp_path):
 def test_an_error_leaves_the_file_as_it_was(tmp_path, error):
     path = tmp_path / "file"
     path.write_text("before")
-    with pytest.raises((KeyboardInterrupt, ElmoError)), atomic_file(path) as temporary:
-        temporary.write_text("half")
-        raise error
+    with pytest.raises((KeyboardInterrupt, ElmoError)):
+        broken_off(atomic_file(path), "", error)
     assert path.read_text() == "before"
     assert names(tmp_path) == ["file"]
 
@@ -94,9 +100,8 @@ def test_a_folder_is_updated_file_by_file_with_one_that_says_it_is_whole(tmp_pat
 
 def test_folders_that_were_made_in_vain_go_again(tmp_path):
     for make in (lambda: update_folder(tmp_path / "a" / "b", "x", ()), lambda: new_folder(tmp_path / "a" / "b", "x")):
-        with pytest.raises(ZeroDivisionError), make() as staging:
-            (staging / "x").touch()
-            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            broken_off(make(), "x", ZeroDivisionError)
         assert not names(tmp_path)
 
 
@@ -118,9 +123,8 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
         with atomic_folder(folder, disk_errors, alone=True) as temporary:
             (temporary / name).touch()
         assert names(folder) == [name]
-    with pytest.raises(ZeroDivisionError), atomic_folder(folder, disk_errors) as temporary:
-        (temporary / "three").touch()
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        broken_off(atomic_folder(folder, disk_errors), "three", ZeroDivisionError)
     assert names(folder) == ["two"]
     assert names(tmp_path) == ["corpus"]
 

@@ -17,7 +17,7 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.storage import locks, vectors
 from elmokit.storage.checksum import key_of
-from elmokit.storage.vectors import RecentVectors, StoredLayers, VectorBlock, VectorStore
+from elmokit.storage.vectors import Place, RecentVectors, StoredLayers, VectorBlock, VectorStore
 from vector_samples import SHAPE, block_of, check, layers_of, length, store
 
 
@@ -246,8 +246,6 @@ def test_joined_blocks_have_the_sentences_of_all():
     blocks = [block_of([1, 2]), block_of([0]), block_of([7, 3])]
     joined = VectorBlock.joined(blocks)
     assert joined.is_whole(*SHAPE)
-    places = [
-        vectors.Place(joined, end - length(n), end)
-        for n, end in zip((1, 2, 0, 7, 3), joined.ends.tolist(), strict=True)
-    ]
-    check(StoredLayers(places, layers=3, width=4, words=True), (1, 2, 0, 7, 3))
+    numbers = (1, 2, 0, 7, 3)
+    places = [Place(joined, end - length(n), end) for n, end in zip(numbers, joined.ends.tolist(), strict=True)]
+    check(StoredLayers(places, layers=3, width=4, words=True), numbers)

@@ -30,9 +30,8 @@ def block_of(numbers):
     numbers = list(numbers)
     rows = {key_of(number): length(number) for number in numbers}
     word_rows = torch.tensor([number % 2 for number in numbers for _ in range(length(number))], dtype=torch.int32)
-    return VectorBlock.of(
-        rows, torch.cat([layers_of(n) for n in numbers]), torch.tensor([[0.0] * 2, [1.0] * 2]), word_rows
-    )
+    words = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    return VectorBlock.of(rows, torch.cat([layers_of(number) for number in numbers]), words, word_rows)
 
 
 def store(folder, numbers, *, computed=None, pause=0.0, **options):
