@@ -54,15 +54,27 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Make files belong to another user: truly where the tests run as root, and by being someone else otherwise."""
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make files belong to another user: truly where the tests run as root, and by what is said of them otherwise."""
+    given: set[tuple[int, int]] = set()
+
+    def foreign(plain: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def look(*arguments, **named):
+            facts = plain(*arguments, **named)
+            is_given = (facts.st_dev, facts.st_ino) in given
+            return os.stat_result((*facts[:4], 65534, *facts[5:10])) if is_given else facts
+
+        return look
 
     def give(*paths: Path) -> None:
         for path in paths:
+            facts = path.lstat()
+            given.add((facts.st_dev, facts.st_ino))
             if os.geteuid() == 0:
                 os.chown(path, 65534, 65534, follow_symlinks=False)
-            else:
-                monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        if os.geteuid() != 0:
+            for name in ("stat", "lstat", "fstat"):
+                monkeypatch.setattr(os, name, foreign(getattr(os, name)))
 
     return give
 

@@ -227,3 +227,23 @@ def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypa
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 50
     assert files_of(tmp_path / "second") == files_of(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "done.json", "vectors.bin", "scales.bin", "tokens.bin", "text", "coarse.bin"]
+)
+def test_links_in_a_half_built_index_are_refused(tmp_path, name) -> None:
+    """Another user may have planted them where several can write."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / ".index.partial").mkdir()
+    (tmp_path / ".index.partial" / name).symlink_to(tmp_path / "target")
+    with pytest.raises(ElmoError, match=str(tmp_path / ".index.partial" / name)):
+        build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_half_built_index_of_another_user_is_refused(tmp_path, give_away) -> None:
+    (tmp_path / ".index.partial").mkdir(mode=0o755)
+    give_away(tmp_path / ".index.partial")
+    with pytest.raises(ElmoError, match="belongs to another user"):
+        build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))

@@ -158,3 +158,12 @@ for step in itertools.count(1):
         log.sync()
         write_steps(log, [11])
     assert steps_in(path) == list(range(1, 12))
+
+
+@pytest.mark.parametrize("resume_step", [None, 5])
+def test_a_planted_link_is_not_written_through(tmp_path, resume_step):
+    (tmp_path / "target").touch()
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "target")
+    with pytest.raises(ElmoError, match=r"metrics\.jsonl cannot be written"):
+        MetricsLog(tmp_path / "metrics.jsonl", resume_step)
+    assert (tmp_path / "target").read_bytes() == b""

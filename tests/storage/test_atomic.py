@@ -53,6 +53,29 @@ def test_it_has_the_rights_of_any_new_file(tmp_path):
     assert len(modes) == 1
 
 
+def test_a_link_at_the_name_is_replaced_not_followed(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "file").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "file", "new")
+    assert (tmp_path / "target").read_text() == "precious"
+    assert (tmp_path / "file").read_text() == "new"
+    assert not (tmp_path / "file").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs paths to descriptors")
+def test_what_is_put_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
+    """A figure is drawn for a second before it is written, time enough for whoever may rename in the folder."""
+    (tmp_path / "target").write_text("precious")
+    with atomic_file(tmp_path / "file") as temporary:
+        for planted in [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]:
+            planted.rename(tmp_path / "aside")
+            planted.mkdir()
+            (planted / "file").symlink_to(tmp_path / "target")
+        temporary.write_text("new")
+    assert (tmp_path / "target").read_text() == "precious"
+    assert (tmp_path / "file").read_text() == "new"
+
+
 def test_text_is_the_same_on_every_system(tmp_path):
     write_text(tmp_path / "file", "é\n日本\n")
     assert (tmp_path / "file").read_bytes() == "é\n日本\n".encode()

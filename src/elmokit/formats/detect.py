@@ -11,6 +11,7 @@ from elmokit.formats import hdf5, manylangs
 from elmokit.formats.bundled import bundled_models
 from elmokit.formats.native import FORMAT
 from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource, read_json, read_text
+from elmokit.storage.hostile_hdf5 import MAGIC
 
 Kind = Literal["elmokit", "bilm", "tensorflow", "manylangs", "tokens"]
 
@@ -72,7 +73,7 @@ def _find(path: Path) -> Found:
 def _from_file(path: Path) -> Found:
     source = FolderSource(path.parent)
     magic = _head(source, path.name)
-    if magic.startswith(hdf5.MAGIC) or path.suffix.lower() in (".hdf5", ".h5"):
+    if magic.startswith(MAGIC) or path.suffix.lower() in (".hdf5", ".h5"):
         return _hdf5(source, path.name)
     if path.name in manylangs.FILES or path.name == "model.safetensors":
         return _in_source(source, str(path.parent))
@@ -96,7 +97,7 @@ def _in_source(source: Source, where: str) -> Found:
     prefix = _newest_checkpoint(source)
     if prefix is not None:
         return Found("tensorflow", source, prefix)
-    files = [name for name in names if _head(source, name, suffixes=(".hdf5", ".h5")).startswith(hdf5.MAGIC)]
+    files = [name for name in names if _head(source, name, suffixes=(".hdf5", ".h5")).startswith(MAGIC)]
     models = [name for name in files if hdf5.names_at_top(source, name, _CELLS)]
     if len(models) > 1:
         raise ElmoError(f"{where} holds several models ({', '.join(models)}): name one of the files")

@@ -16,15 +16,11 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
+from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find
+from elmokit.storage.unpacked import check_unpacked
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
 _MOST_ITEMS = 10_000
 """Groups and datasets of a model; a file whose groups hold each other could unfold without end."""
-_MOST_UNPACKED = 1100
-"""Bytes that one byte of a packed dataset may unpack to: a little more than deflate can reach."""
-
-# What libhdf5 and h5py raise on files that are cut, flipped or lie about themselves.
-_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, UnicodeDecodeError, MemoryError)
 
 
 class Hdf5Tensors:
@@ -32,6 +28,7 @@ class Hdf5Tensors:
 
     def __init__(self, source: Source, name: str) -> None:
         self.where = source.describe(name)
+        self._file_bytes, self._read_bytes = source.stored_bytes(name), 0
         self._datasets: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._items = 0
@@ -39,7 +36,7 @@ class Hdf5Tensors:
             file = _open(source, name, stack)
             try:
                 self._collect(file, "")
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 raise _damaged(self.where, error) from error
             self._stack = stack.pop_all()
 
@@ -49,10 +46,7 @@ class Hdf5Tensors:
             self._items += 1
             if self._items > _MOST_ITEMS or prefix.count("/") > 16:
                 raise ValueError(f"more groups than a model has, at {prefix[:80]}")
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                raise ValueError(f"{prefix}{name} points outside the file")
-            item = group[name]
+            item = find(group, name)
             if isinstance(item, h5py.Group):
                 self._collect(item, f"{prefix}{name}/")
             elif isinstance(item, h5py.Dataset):
@@ -79,11 +73,18 @@ class Hdf5Tensors:
         """The dataset in memory, in the machine's byte order."""
         where = f"{self.where}: {name}"
         try:
-            return _read(self._datasets[name], where)
+            return self._read(self._datasets[name], where)
         except ElmoError:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ElmoError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
+
+    def _read(self, dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
+        check_numbers(dataset, where, self._file_bytes)
+        self._read_bytes += dataset.nbytes  # one dataset may have thousands of names
+        check_unpacked(self._read_bytes, self._file_bytes, self.where)
+        value = dataset[()]
+        return np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
 
 
 def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
@@ -91,8 +92,8 @@ def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
     with ExitStack() as stack:
         file = _open(source, name, stack)
         try:
-            return {key for key in wanted if key in file}
-        except _DAMAGE as error:
+            return {key for key in wanted if find(file, key) is not None}
+        except DAMAGE as error:
             raise _damaged(source.describe(name), error) from error
 
 
@@ -114,21 +115,9 @@ def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 -
     stream = None if path else stack.enter_context(source.open(name))
     try:
         return stack.enter_context(h5py.File(path or stream, "r"))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = _first_line(error)
         raise ElmoError(f"{source.describe(name)} is not a whole HDF5 file ({reason}); fetch it again") from error
-
-
-def _read(dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
-    if dataset.dtype.kind not in "fiu":
-        raise ElmoError(f"{where} must hold numbers, got {dataset.dtype}")
-    if dataset.external or dataset.is_virtual:
-        raise ElmoError(f"{where} must lie in the file itself, and it points to another one; do not trust it")
-    stored, needed = dataset.id.get_storage_size(), dataset.nbytes
-    if stored * (1 if dataset.chunks is None else _MOST_UNPACKED) < needed:
-        raise ElmoError(f"{where} is cut short: {stored} of its {needed} bytes are there; fetch the file again")
-    value = dataset[()]
-    return np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
 
 
 def _damaged(where: str, error: BaseException) -> ElmoError:

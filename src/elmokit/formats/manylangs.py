@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 import struct
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint, check_finite, check_plain, check_shape
 from elmokit.formats.options import read_clip
-from elmokit.formats.source import FolderSource, Source, read_json, read_text
+from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
+from elmokit.storage.unpacked import check_zip
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
 
@@ -43,7 +45,7 @@ RELEASED: dict[str, Any] = {
 # The weights-only unpickler refuses code with UnpicklingError; a damaged file makes it and the zip reader raise these.
 _DAMAGE = (
     RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
-    OSError, ImportError, AssertionError, OverflowError, MemoryError, struct.error,
+    OSError, ImportError, AssertionError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
 
 
@@ -87,8 +89,11 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
     where = source.describe(name)
     with source.open(name) as file:
         try:
+            _refuse_bomb(file, source.stored_bytes(name), where)
             with warnings.catch_warnings(action="ignore"):  # about pickles that are refused a moment later
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
+        except ElmoError:
+            raise
         except pickle.UnpicklingError as error:
             raise ElmoError(
                 f"{where} must hold tensors only, and it holds other objects or code, or is damaged: not loaded; "
@@ -103,6 +108,14 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
         if not isinstance(value, Tensor):
             raise ElmoError(f"{where} must hold named tensors, got {type(value).__name__} as {key!r}; fetch it again")
     return tensors
+
+
+def _refuse_bomb(file: BinaryIO, stored: int, where: str) -> None:
+    """Newer PyTorch files are zips; they are never packed, and torch would unpack one that is to any size."""
+    if file.read(len(ZIP_MAGIC)) == ZIP_MAGIC:
+        with zipfile.ZipFile(file) as archive:
+            check_zip(archive, stored, where)
+    file.seek(0)
 
 
 def _find_structure(source: Source) -> tuple[dict[str, Any], str]:

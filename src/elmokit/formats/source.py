@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import shutil
 import struct
 import zipfile
 import zlib
@@ -12,11 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
 from elmokit.errors import ElmoError
+from elmokit.storage.unpacked import check_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
 _MACOS_SHADOWS = "__MACOSX/"  # macOS puts a shadow of each file into the zips it makes
-_MOST_UNPACKED = 1100
-"""Bytes that one packed byte may unpack to: a little more than deflate can reach."""
+_LARGEST_JSON = 1 << 24
+"""Bytes: nested lists take twenty times as many in memory."""
+_BLOCK = 1 << 20
 
 # What zipfile raises for a zip that is cut, flipped or lies about itself.
 _DAMAGE = (
@@ -42,6 +45,10 @@ class Source(Protocol):
 
     def path(self, name: str) -> Path | None:
         """The file on disk, where it is one."""
+        ...
+
+    def stored_bytes(self, name: str) -> int:
+        """The bytes on disk that the file comes from."""
         ...
 
 
@@ -73,6 +80,10 @@ class FolderSource:
         """The path of the file."""
         return self.folder / name
 
+    def stored_bytes(self, name: str) -> int:
+        """The size of the file."""
+        return (self.folder / name).stat().st_size
+
 
 class ZipSource:
     """The files of a zip, in memory one at a time; a folder that holds all of them is left out of their names."""
@@ -80,8 +91,14 @@ class ZipSource:
     def __init__(self, path: Path) -> None:
         self.zip_path = path
         try:
+            self._stored = path.stat().st_size
             with zipfile.ZipFile(path) as archive:
                 listed = archive.infolist()
+                if not all(info.filename for info in listed):
+                    raise ElmoError(f"{path} holds a file without a name; do not trust it")
+                check_zip(archive, self._stored, str(path))
+        except ElmoError:
+            raise
         except _DAMAGE as error:
             raise ElmoError(f"{path} is not a whole zip file ({error}); fetch it again") from error
         infos = [info for info in listed if not info.is_dir() and not info.filename.startswith(_MACOS_SHADOWS)]
@@ -104,18 +121,14 @@ class ZipSource:
         """The file, unpacked in memory."""
         if name not in self._members:
             raise ElmoError(f"{self.describe(name)} is not in the zip")
-        info = self._members[name]
-        if info.file_size > _MOST_UNPACKED * info.compress_size:
-            raise ElmoError(
-                f"{self.describe(name)} says that its {info.compress_size} bytes unpack to {info.file_size}, "
-                "which no model does; do not trust it"
-            )
         if self._last[0] == name:
             return io.BytesIO(self._last[1])
         try:
-            with zipfile.ZipFile(self.zip_path) as archive:
-                self._last = (name, archive.read(info))
-                return io.BytesIO(self._last[1])
+            unpacked = io.BytesIO()
+            with zipfile.ZipFile(self.zip_path) as archive, archive.open(self._members[name]) as member:
+                shutil.copyfileobj(member, unpacked, _BLOCK)  # asked for all at once, it would ignore its stated size
+            self._last = (name, unpacked.getvalue())
+            return io.BytesIO(self._last[1])
         except _DAMAGE as error:
             raise ElmoError(f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again") from error
 
@@ -127,20 +140,27 @@ class ZipSource:
         """None: a file in a zip has no path of its own."""
         return None
 
+    def stored_bytes(self, name: str) -> int:
+        """The size of the whole zip, of which any part may be the file's."""
+        return self._stored
 
-def read_bytes(source: Source, name: str) -> bytes:
-    """The whole file."""
+
+def read_bytes(source: Source, name: str, most: int = -1) -> bytes:
+    """The whole file, or its first bytes where it has more than `most`."""
     with source.open(name) as file:
         try:
-            return file.read()
+            return file.read(most)
         except OSError as error:
             raise ElmoError(f"{source.describe(name)} cannot be read: {error.strerror or error}") from error
 
 
-def read_text(source: Source, name: str) -> str:
-    """The whole file as UTF-8."""
+def read_text(source: Source, name: str, most: int = -1) -> str:
+    """The whole file as UTF-8, refused where it has more than `most` bytes."""
+    data = read_bytes(source, name, most + 1 if most >= 0 else -1)
+    if 0 <= most < len(data):
+        raise ElmoError(f"{source.describe(name)} must have at most {most:,} bytes; fetch it again")
     try:
-        return read_bytes(source, name).decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ElmoError(
             f"{source.describe(name)} must be UTF-8, got {error.reason} at byte {error.start}; save it as UTF-8"
@@ -149,7 +169,7 @@ def read_text(source: Source, name: str) -> str:
 
 def read_json(source: Source, name: str) -> dict[str, Any]:
     """The whole file as a JSON object."""
-    text = read_text(source, name).removeprefix("\ufeff")
+    text = read_text(source, name, _LARGEST_JSON).removeprefix("\ufeff")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -31,6 +31,7 @@ from elmokit.output.guarded_hdf5 import create
 from elmokit.output.shape import Shape, Vectors
 from elmokit.output.stored import Stored
 from elmokit.output.strings import without_nul
+from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, whole_number
 
 FORMAT, VERSION = "elmokit-vectors", 1
 INDEX = "sentence_to_index"
@@ -104,40 +105,64 @@ def _strings(texts: Iterator[str]) -> "np.ndarray[Any, np.dtype[np.object_]]":
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     """The tokens and vectors of each sentence, from any of the three layouts."""
-    with h5py.File(path, "r") as file:
-        if file.attrs.get("format") == FORMAT:
-            yield from _read_elmokit(file)
+    # The attribute `format` is not looked at: it is text of variable length, which HDF5 cannot read safely.
+    with path.open("rb") as raw, h5py.File(path, "r") as file:
+        parts = [find(file, name) for name in ("vectors", "offsets", "tokens")]
+        if all(part is not None for part in parts):
+            yield from _read_elmokit(file, raw, *parts)
         else:
-            yield from _read_keys(file)
+            yield from _read_keys(file, raw)
 
 
-def _read_elmokit(file: h5py.File) -> Iterator[tuple[list[str], Vectors]]:
-    if file.attrs["version"] != VERSION:
-        raise ElmoError(f"{file.filename} must be of version {VERSION}, got {file.attrs['version']}: update elmokit")
-    vectors, offsets, tokens = file["vectors"], file["offsets"], file["tokens"].asstr()
+def _read_elmokit(
+    file: Any,  # noqa: ANN401 - h5py has no types
+    raw: BinaryIO,
+    vectors: Any,  # noqa: ANN401
+    offsets: Any,  # noqa: ANN401
+    token_strings: Any,  # noqa: ANN401
+) -> Iterator[tuple[list[str], Vectors]]:
+    version = whole_number(file, "version")
+    if version != VERSION:
+        raise ElmoError(f"{file.filename} must be of version {VERSION}, got {version}: update elmokit")
+    size = raw.seek(0, 2)
+    check_numbers(vectors, f"{file.filename}: vectors", size)
+    check_numbers(offsets, f"{file.filename}: offsets", size)
+    tokens = Strings(token_strings, raw, f"{file.filename}: tokens")
     layers = vectors.shape[1] if vectors.ndim == 3 else None
-    shape = Shape(bool(file.attrs["pooled"]), layers, vectors.shape[-1])
+    shape = Shape(bool(whole_number(file, "pooled")), layers, vectors.shape[-1])
+    rows_in_all = len(offsets) - 1 if shape.pooled else len(tokens)
+    if len(vectors) < rows_in_all or vectors.ndim not in (2, 3) or offsets.ndim != 1:
+        raise ValueError(f"vectors of the shape {vectors.shape} for {rows_in_all} rows")
     for first in range(0, len(offsets) - 1, BATCH):
         bounds = offsets[first : first + BATCH + 1].tolist()
-        words = tokens[bounds[0] : bounds[-1]].tolist()
+        if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > len(tokens):
+            raise ValueError(f"offsets of the sentences from {first} on do not fit {len(tokens)} tokens")
+        words = tokens.read(bounds[0], bounds[-1])
         for number, (start, end) in enumerate(itertools.pairwise(bounds), first):
             rows = vectors[number : number + 1] if shape.pooled else vectors[start:end]
-            yield words[start - bounds[0] : end - bounds[0]], shape.from_rows(rows)
+            yield words[start - bounds[0] : end - bounds[0]], shape.from_rows(rows.astype(np.float32, copy=False))
 
 
-def _read_keys(file: h5py.File) -> Iterator[tuple[list[str], Vectors]]:
+def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
     # Only the sentence is in the file. Its words are the tokens, as AllenNLP split it, where there are as many of them.
     sentences: dict[str, str] = {}
-    if INDEX in file:
-        sentences = {place: sentence for sentence, place in json.loads(file[INDEX].asstr()[0]).items()}
-    pooled = bool(file.attrs.get("pooled", False))
-    for number in range(len(file) - (INDEX in file)):
-        if str(number) not in file:
+    listing = find(file, INDEX)
+    if listing is not None:
+        [text] = Strings(listing, raw, f"{file.filename}: {INDEX}").read(0, 1)
+        sentences = {place: sentence for sentence, place in json.loads(text).items()}
+    pooled = bool(whole_number(file, "pooled"))
+    size = raw.seek(0, 2)
+    for number in range(len(file) - (listing is not None)):
+        dataset = find(file, str(number))
+        if dataset is None:
             raise ElmoError(
                 f"the keys of {file.filename} must be sentence numbers from 0, but {number} is missing: "
                 f"is this a file of vectors?"
             )
-        vectors = file[str(number)][()].astype(np.float32, copy=False)
+        check_numbers(dataset, f"{file.filename}: {number}", size)
+        vectors = dataset[()].astype(np.float32, copy=False)
+        if vectors.ndim not in (1, 2, 3):
+            raise ValueError(f"vectors of the shape {vectors.shape}")
         words = sentences.get(str(number), "").split()
         known = vectors.ndim == 1 or pooled or len(words) == vectors.shape[-2]
         yield (words if known else []), vectors

@@ -15,6 +15,7 @@ import numpy as np
 from elmokit.errors import ElmoError
 from elmokit.output.shape import Vectors
 from elmokit.output.stored import Stored
+from elmokit.output.strings import as_tokens
 
 # The one float32 (and its negative) whose shortest decimal, read as a float64, rounds to a neighbour.
 _TRAP = np.float32(7.0385307e-26)
@@ -59,16 +60,23 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise ValueError(f"line {number} must be a JSON object, got {type(entry).__name__}")
             key = next((key for key in ("vectors", "layers", "vector") if key in entry), None)
             if key is None or "tokens" not in entry or "dim" not in entry:
                 raise ElmoError(
                     f"line {number} of {path} must have tokens, dim and vectors, got {', '.join(entry)}: "
                     f"is this a file of vectors?"
                 )
-            tokens, nested, dim = entry["tokens"], entry[key], entry["dim"]
-            vectors = np.array(nested, dtype=np.float32)
+            tokens, nested, dim = as_tokens(entry["tokens"]), entry[key], entry["dim"]
+            if type(dim) is not int or dim < 0:
+                raise ValueError(f"dim in line {number} must be the size of a vector, got {type(dim).__name__}")
+            with np.errstate(over="ignore"):  # 1e999 is an infinity
+                vectors = np.array(nested, dtype=np.float32)
             if key == "vectors":
                 vectors = vectors.reshape(len(tokens), dim)
             elif key == "layers":
                 vectors = vectors.reshape(len(nested), len(tokens), dim)
+            elif vectors.ndim not in (1, 2) or vectors.shape[-1] != dim:
+                raise ValueError(f"a vector in line {number} has the shape {vectors.shape}, not {dim} numbers")
             yield tokens, vectors

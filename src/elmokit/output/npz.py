@@ -7,6 +7,7 @@ sentence, a line each. Members are stored uncompressed, with ZIP64 sizes, and wr
 
 import itertools
 import json
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from numpy.lib import format as npy
 from elmokit.errors import ElmoError
 from elmokit.output.shape import Shape, Vectors
 from elmokit.output.stored import Stored
+from elmokit.output.strings import as_tokens
+from elmokit.storage.unpacked import check_zip
 
 VECTORS, OFFSETS, TOKENS, SETTINGS = "vectors.npy", "offsets.npy", "tokens.jsonl", "settings.json"
 FORMAT, VERSION = "elmokit-vectors", 1
@@ -61,6 +64,7 @@ def _npy_header(file: IO[bytes], descr: str, shape: tuple[int, ...]) -> None:
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     """The tokens and vectors of each sentence."""
     with zipfile.ZipFile(path) as archive:
+        check_zip(archive, path.stat().st_size, str(path))
         names = archive.namelist()
         if VECTORS not in names or TOKENS not in names:
             raise ElmoError(
@@ -70,9 +74,16 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
         with archive.open(VECTORS) as vectors, archive.open(TOKENS) as lines:
             npy.read_magic(vectors)
             flat, _, dtype = npy.read_array_header_1_0(vectors)
+            if dtype.kind != "f" or len(flat) not in (2, 3) or min(flat) < 0:
+                raise ValueError(f"vectors of {dtype} in the shape {flat}")
             shape = Shape(OFFSETS not in names, flat[1] if len(flat) == 3 else None, flat[-1])
+            row_bytes = math.prod(shape.row) * dtype.itemsize
+            left = archive.getinfo(VECTORS).file_size
             for line in lines:
-                tokens = json.loads(line)
+                tokens = as_tokens(json.loads(line))
                 rows = shape.rows(len(tokens))
-                data = vectors.read(rows * shape.row_bytes)
-                yield tokens, shape.from_rows(np.frombuffer(data, dtype).reshape(rows, *shape.row))
+                left -= rows * row_bytes
+                if left < 0:
+                    raise EOFError("more tokens than vectors")
+                data = np.frombuffer(vectors.read(rows * row_bytes), dtype).astype(np.float32, copy=False)
+                yield tokens, shape.from_rows(data.reshape(rows, *shape.row))

@@ -19,7 +19,8 @@ import numpy as np
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output.shape import Shape, Vectors
 from elmokit.output.stored import Stored
-from elmokit.output.strings import without_surrogates
+from elmokit.output.strings import as_tokens, without_surrogates
+from elmokit.storage.unpacked import check_unpacked
 
 FORMAT, VERSION = "elmokit-vectors", 1
 GROUP_BYTES = 32 << 20
@@ -86,28 +87,54 @@ def _groups(stored: Stored) -> Iterator[tuple[int, list[str], list[list[str]], V
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     """The tokens and vectors of each sentence."""
-    _, pq = load_pyarrow("Reading parquet")
-    with pq.ParquetFile(path) as file:
-        head = json.loads((file.schema_arrow.metadata or {}).get(b"elmokit", b"{}"))
-        if head.get("format") != FORMAT:
-            raise ElmoError(
-                f"{path} must be a parquet file written by elmokit, got other columns: {file.schema_arrow.names}"
-            )
-        names = [name for name in file.schema_arrow.names if name == "vectors" or name.startswith("layer_")]
-        layers = None if names == ["vectors"] else len(names)
-        for batch in file.iter_batches(READ_ROWS, columns=["tokens", *names]):
-            tokens = batch.column("tokens").to_pylist()
-            shape, columns = None, []
-            for name in names:
-                column = batch.column(name)
-                vectors = column if head["pooled"] else column.flatten()
-                dim = vectors.type.list_size
-                columns.append(vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim))
-                shape = Shape(head["pooled"], layers, dim)
-            assert shape is not None
-            rows = columns[0] if layers is None else np.stack(columns, axis=1)
-            row = 0
-            for words in tokens:
-                end = row + shape.rows(len(words))
-                yield words, shape.from_rows(rows[row:end])
-                row = end
+    pa, pq = load_pyarrow("Reading parquet")
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from _read(path, file, pa)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+
+
+def _read(path: Path, file: Any, pa: Any) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401 - pyarrow has no types
+    schema = file.schema_arrow
+    head = json.loads((schema.metadata or {}).get(b"elmokit", b"{}"))
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise ElmoError(f"{path} must be a parquet file written by elmokit, got other columns: {schema.names}")
+    names = [name for name in schema.names if name == "vectors" or name.startswith("layer_")]
+    pooled, layers = bool(head.get("pooled")), None if names == ["vectors"] else len(names)
+    dims = {_vector_size(schema.field(name).type, pooled, pa) for name in names}
+    if len(dims) != 1 or schema.field("tokens").type != pa.list_(pa.string()):
+        raise ValueError(f"columns of other types: {', '.join(f'{field.name} {field.type}' for field in schema)}")
+    shape = Shape(pooled, layers, dims.pop())
+    _refuse_bomb(path, file.metadata)
+    for batch in file.iter_batches(READ_ROWS, columns=["tokens", *names]):
+        tokens = [as_tokens(words) for words in batch.column("tokens").to_pylist()]
+        columns = []
+        for name in names:
+            vectors = batch.column(name) if pooled else batch.column(name).flatten()
+            columns.append(vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, shape.dim))
+        rows = columns[0] if layers is None else np.stack(columns, axis=1)
+        if len(rows) != sum(shape.rows(len(words)) for words in tokens):
+            raise ValueError("as many vectors as tokens must be there")
+        row = 0
+        for words in tokens:
+            end = row + shape.rows(len(words))
+            yield words, shape.from_rows(rows[row:end])
+            row = end
+
+
+def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
+    """D of a column of vectors, which must be of the type that `write` gives it."""
+    if not pooled:
+        kind = kind.value_type if pa.types.is_list(kind) else None
+    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float32():
+        raise ValueError("a column of vectors is not lists of a fixed size of float32")
+    return int(kind.list_size)
+
+
+def _refuse_bomb(path: Path, metadata: Any) -> None:  # noqa: ANN401
+    """Refuse a file that unpacks to far too much: packed, or as one value that counts for many."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    unpacked = sum(max(column.total_uncompressed_size, 4 * column.num_values) for column in columns)
+    check_unpacked(unpacked, path.stat().st_size, str(path))

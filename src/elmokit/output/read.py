@@ -1,6 +1,8 @@
 """Vectors back from a file that any of the writers made, told apart by their first bytes."""
 
 import json
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -9,7 +11,11 @@ from pathlib import Path
 from elmokit.errors import ElmoError
 from elmokit.output.shape import Vectors
 
-_DAMAGE = (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# What the packages that read these formats raise on files that are cut, flipped or say what is not true.
+_DAMAGE = (
+    OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
+    struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+)  # fmt: skip
 Reader = Callable[[Path], Iterator[tuple[list[str], Vectors]]]
 
 

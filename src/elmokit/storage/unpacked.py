@@ -1,0 +1,34 @@
+"""How much a packed file may unpack to: a few kilobytes can ask for more than any memory."""
+
+from __future__ import annotations
+
+import zipfile
+
+from elmokit.errors import ElmoError
+
+_TIMES = 16
+"""Weights and vectors shrink by a tenth when they are packed, text to a quarter, and whole numbers stored as floats to
+a fifth."""
+_ALWAYS = 16 << 20
+
+
+def most_unpacked(packed: int) -> int:
+    """The bytes that so many packed bytes may unpack to."""
+    return _ALWAYS + _TIMES * packed
+
+
+def check_unpacked(unpacked: int, packed: int, where: str) -> None:
+    """Refuse a file that says it unpacks to far more than models and vectors do."""
+    if unpacked > most_unpacked(packed):
+        raise ElmoError(
+            f"{where} says that its {packed} bytes unpack to {unpacked}, which no model or file of vectors does; "
+            "do not trust it"
+        )
+
+
+def check_zip(archive: zipfile.ZipFile, packed: int, where: str) -> None:
+    """Refuse a zip whose files together, or one of them alone, would unpack to far too much."""
+    members = archive.infolist()
+    for member in members:
+        check_unpacked(member.file_size, min(member.compress_size, packed), f"{where}!{member.filename}")
+    check_unpacked(sum(member.file_size for member in members), packed, where)
