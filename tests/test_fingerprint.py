@@ -79,7 +79,7 @@ def test_a_change_is_noticed_and_undone(make_elmo, way):
 def test_the_digest_is_computed_once(make_elmo, monkeypatch):
     elmo = make_elmo()
     known = elmo.fingerprint(), elmo.fingerprint(mixes=True)
-    monkeypatch.setattr(fingerprint.Fingerprint, "_digest", None)  # whoever calls it fails
+    monkeypatch.setattr(fingerprint.Fingerprint, "_compute", None)  # whoever calls it fails
     assert (elmo.fingerprint(), elmo.fingerprint(mixes=True)) == known
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain
 from operator import index
 from pathlib import Path
@@ -85,6 +84,7 @@ class Elmo(nn.Module):
         self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
         self.type_cache = TypeCache(type_cache_mb)
+        self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
         self.head = head_shell(checkpoint.head) if checkpoint.head else None
@@ -383,10 +383,6 @@ class Elmo(nn.Module):
             about=self.about,
             int8=self.bilm.int8,
         )
-
-    @cached_property
-    def _fingerprint(self) -> Fingerprint:
-        return Fingerprint(self.config, self.vocab, self.symbols)
 
     def fingerprint(self, *, mixes: bool = False) -> str:
         """A digest of everything that decides the vectors of the layers, the same in every process.

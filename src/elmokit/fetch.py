@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from elmokit.errors import ElmoError
 from elmokit.formats.hub import SCHEME, fetched, repository_of
-from elmokit.storage.atomic import atomic_file
+from elmokit.storage.atomic import atomic_file, disk_errors
 from elmokit.storage.cache import cache_folder
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
@@ -38,13 +38,8 @@ def local_path(path_or_url: str | Path) -> Path:
         raise ElmoError(f"an address must begin with http:// or https://, got {path_or_url}: {_BY_HAND}")
     target = cached_as(path_or_url)
     if not target.is_file():
-        try:
+        with disk_errors(f"the cache folder {target.parent}", "name another with ELMOKIT_CACHE"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ElmoError(
-                f"the cache folder {target.parent} cannot be made ({error.strerror or error}): name another with "
-                "ELMOKIT_CACHE"
-            ) from error
         with atomic_file(target) as temporary, temporary.open("wb") as file:
             for block in _download(path_or_url):
                 file.write(block)

@@ -37,20 +37,24 @@ class Fingerprint:
         state = options, [(value.dtype, version(value), _sum(value)) for value in tensors.values()]
         names = frozenset(tensors)
         if names not in self._known or self._known[names][0] != state:
-            self._known[names] = state, self._digest(tensors, options)
+            self._known[names] = state, self._compute(tensors, options)
         return self._known[names][1]
 
-    def _digest(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> str:
+    def _compute(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> str:
         facts = {"version": VERSION, "config": self._config.to_dict(), **options}
         if self._config.words is not None and self._vocab is not None:
             facts["words"], facts["specials"] = list(self._vocab), self._vocab.specials
         if self._symbols is not None:
             facts["symbols"] = dict(self._symbols.ids)
-        digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-        for name, value in sorted(tensors.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            digest.update(_bytes(value).cpu().numpy().data)
-        return digest.hexdigest()
+        return _digest(facts, {f"{name} {value.dtype} {tuple(value.shape)} ": value for name, value in tensors.items()})
+
+
+def _digest(facts: object, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    for name, value in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(_bytes(value).cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _sum(value: Tensor) -> int:
@@ -75,11 +79,7 @@ def former_fingerprint(checkpoint: Checkpoint) -> str:
         "symbols": None if symbols is None or symbols.ids is None else dict(symbols.ids),
         "layer_norm": [mix["layer_norm"] for mix in checkpoint.mixes],
     }
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     tensors = dict(checkpoint.weights)
     for number, mix in enumerate(checkpoint.mixes):
         tensors |= {f"{number}.{name}": mix[name] for name in ("weights", "gamma")}
-    for name, value in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return _digest(facts, {name: value.float() for name, value in tensors.items()})

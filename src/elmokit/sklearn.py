@@ -10,9 +10,9 @@ neither.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -37,12 +37,8 @@ log = logging.getLogger(__name__)
 Text = str | Sequence[str]
 Vector = NDArray[np.float32]
 
-_OPEN_MODELS = 2
 _SENTENCES_IN_A_FILE = 1_000
 """What a killed run loses at most."""
-_SQLITE = b"SQLite format 3\0"
-_lock = threading.RLock()
-_models: OrderedDict[tuple[str, int, str], Elmo] = OrderedDict()
 _recent = RecentVectors(1 << 29)
 
 
@@ -125,7 +121,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
             return VectorBlock.of(dict.fromkeys(keys, 1), torch.from_numpy(np.stack([*embedded(keys)])).unsqueeze(1))
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
-        store = VectorStore(_folder(self.cache) / name, (0, 1, size), elsewhere="cache")
+        store = VectorStore(_folder(self.cache) / name, (0, 1, size))
         places = store.complete(
             dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_SENTENCES_IN_A_FILE
         )
@@ -190,39 +186,30 @@ def open_model(model: str | Path | Elmo, device: str | None) -> Elmo:
     if isinstance(model, Elmo):
         return model
     path = Path(resolved(model))
-    files = [path, *path.glob("*")] if path.is_dir() else [path]
-    try:
-        changed = max(file.stat().st_mtime_ns for file in files)
-    except OSError:  # for the loader to name
-        changed = 0
-    key = (str(path.absolute()), changed, str(device))
-    with _lock:
-        if key not in _models:
-            _models[key] = Elmo.load(path, device=device)
-            while len(_models) > _OPEN_MODELS:
-                _models.popitem(last=False)
-        _models.move_to_end(key)
-        return _models[key]
+    changed = 0
+    with suppress(OSError):  # for the loader to name
+        changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))
+    return _load(path.absolute(), changed, device)
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, _changed: int, device: str | None) -> Elmo:
+    return Elmo.load(path, device=device)
 
 
 def forget() -> None:
     """Remove all models and vectors from the memory of this process."""
-    with _lock:
-        _models.clear()
+    _load.cache_clear()
     _recent.clear()
 
 
 def _folder(cache: str | Path) -> Path:
-    """The folder of a cache; where a file of an earlier release has its name, a folder beside it."""
+    """The folder of a cache; where a file has its name, as in earlier releases, a folder beside it."""
     path = Path(cache)
     if not path.is_file():
         return path
-    with path.open("rb") as file:
-        former = file.read(len(_SQLITE)) == _SQLITE
-    if not former:
-        raise ElmoError(f"the cache must be a folder, got the file {path}: name another, or remove it")
     folder = path.with_name(path.name + ".vectors")
-    log.warning("%s is of an earlier release and no longer used: the vectors are in %s, remove the file", path, folder)
+    log.warning("%s is a file, which is no longer used as a cache: the vectors are stored in %s", path, folder)
     return folder
 
 

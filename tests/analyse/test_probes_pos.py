@@ -6,7 +6,7 @@ import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.analyse.probes import pos
-from elmokit.analyse.probes.linear import LinearOptions, fit_linear
+from elmokit.analyse.probes.linear import LinearOptions, StoredRows, fit_linear
 from elmokit.analyse.probes.pos import probe_pos
 from elmokit.analyse.probes.sources import ElmoSource, StaticSource, append_mean
 from elmokit.tasks import features
@@ -132,7 +132,7 @@ def test_stored_rows_are_the_layers_and_their_mean(make_elmo, tmp_path):
     stored = features.frozen_features(elmo, rows, cache=tmp_path, dtype=torch.float32)
     expected = np.concatenate(elmo.encode(rows, output="layers"), axis=1)  # [L+1, N, D]
     for layers in ([0], [1], [2], [0, 1, 2]):
-        read = pos.StoredRows(stored, layers, elmo.config.vector_size)
+        read = StoredRows(stored, layers, elmo.config.vector_size)
         assert read.shape == expected.shape[1:]
         for part in (slice(0, 5), slice(3, 11), slice(7, 1000)):
             np.testing.assert_allclose(read[part], expected[layers].mean(0)[part], rtol=1e-6, atol=1e-6)

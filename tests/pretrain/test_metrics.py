@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain import metrics
 from elmokit.pretrain.metrics import MetricsLog, read_metrics
 
 
@@ -103,7 +102,7 @@ def test_a_full_disk_raises_and_leaves_whole_lines(tmp_path, monkeypatch):
         return taken
 
     log = MetricsLog(tmp_path / "m")
-    monkeypatch.setattr(metrics.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     write_steps(log, [1, 2])
     for step in (3, 4):
         with pytest.raises(ElmoError, match=r"metrics .*m cannot be written .No space left on device.: .*resume"):

@@ -9,8 +9,8 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.storage import atomic
+from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, atomic_folder, disk_errors, new_folder, update_folder, write_text
-from elmokit.storage.offset_file import OffsetFile
 
 
 def names(folder):

@@ -6,7 +6,7 @@ import pytest
 
 from elmokit.storage.atomic import disk_errors
 from elmokit.storage.cache import cache_folder, remove_abandoned, remove_leftovers, remove_oldest
-from elmokit.storage.locks import folder_lock, folder_lock_path, try_lock
+from elmokit.storage.locks import folder_lock, try_lock
 
 
 def names(folder):
@@ -48,13 +48,12 @@ def test_a_link_is_removed_and_not_followed(tmp_path):
 
 
 def test_what_killed_builders_left_goes_and_what_living_ones_write_stays(tmp_path):
-    own, dead, alive = (tmp_path / letter for letter in "abc")
     (tmp_path / ".dead.1.ff.tmp").mkdir()
-    folder_lock_path(dead).touch()
-    for folder in (own, dead, alive):
-        (tmp_path / f".{folder.name}.1.ff.tmp").mkdir()
-    with folder_lock(own, "", disk_errors), try_lock(folder_lock_path(alive)):
-        remove_abandoned(own, "[a-c]")
+    (tmp_path / ".b.lock").touch()
+    for name in "abc":
+        (tmp_path / f".{name}.1.ff.tmp").mkdir()
+    with folder_lock(tmp_path / "a", "", disk_errors), try_lock(tmp_path / ".c.lock"):
+        remove_abandoned(tmp_path / "a", "[a-c]")
         assert names(tmp_path) == [".a.1.ff.tmp", ".a.lock", ".c.1.ff.tmp", ".c.lock", ".dead.1.ff.tmp"]
 
 

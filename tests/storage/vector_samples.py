@@ -1,4 +1,4 @@
-"""Sentences whose vectors say which they are, and a run that stores them, which test_vectors.py kills.
+"""Sentences whose vectors say which they are, and a run that stores them, which test_storage_vectors.py kills.
 
 vector_samples.py FOLDER COUNT PAUSE
 """
@@ -47,10 +47,8 @@ def store(folder, numbers, *, computed=None, pause=0.0, **options):
         note(len(new))
         return block_of(new)
 
-    arguments = {name: options.pop(name) for name in ("most_sentences", "progress") if name in options}
-    found = VectorStore(folder, SHAPE, **options).complete(
-        {key: length(number) for key, number in of_key.items()}, compute, dtype=torch.float32, **arguments
-    )
+    rows = {key: length(number) for key, number in of_key.items()}
+    found = VectorStore(folder, SHAPE).complete(rows, compute, dtype=torch.float32, **options)
     return StoredLayers([found[key_of(number)] for number in numbers], layers=3, width=4, words=True)
 
 

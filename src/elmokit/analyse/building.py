@@ -7,8 +7,8 @@ what is done is told by a single number: the sentences whose vectors are on the 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from elmokit.analyse.choosing import Choice
 from elmokit.analyse.coarse import FROM_ROWS, SIZE, Projection
-from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, check_stateless, mapped
+from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, Rows, check_stateless, mapped
 from elmokit.analyse.index_text import nothing_kept, write_text
-from elmokit.analyse.row_file import DONE, RowFile, sentences_done
-from elmokit.analyse.vectors import Packed
+from elmokit.analyse.vectors import Floats, Packed, pack
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage import atomic
+from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import disk_errors, sync
 from elmokit.storage.locks import folder_lock
 from elmokit.storage.trusted import WorkFolder
@@ -34,7 +34,9 @@ from elmokit.storage.trusted import WorkFolder
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
 
-_PLAN = "plan.json"
+_PLAN, _DONE = "plan.json", "done.json"
+_BUFFER_BYTES = 1 << 25
+_SYNC_SECONDS = 20.0
 _ROWS_AT_ONCE = 1 << 14
 _TELL_EVERY = 32
 """Sentences."""
@@ -75,7 +77,6 @@ def build_index(
     layer, vector_size = plan["layer"], plan["vector_size"]
     if index := opened(folder, plan):
         return index
-    _refuse_unwritable(folder)
     with folder_lock(folder, "another process is building this index", index_errors):
         if index := opened(folder, plan):  # another process has built it while this one waited
             return index
@@ -126,13 +127,6 @@ def opened(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
         return None  # damaged, or of another version: who is about to write there says so
     same = json.loads(json.dumps(plan))
     return index if {name: index.description.get(name) for name in same} == same else None
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    with index_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder.parent, os.W_OK):
-        raise ElmoError(f"the index {folder} cannot be written, for its folder is not yours to write: name another")
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -213,7 +207,7 @@ def _write_vectors(
     rows = np.argsort(tokens)  # [R] in the order of the text
     places = tokens[rows]
     bounds = np.searchsorted(places, text.ends)  # [S] where in `rows` each sentence ends
-    done = sentences_done(partial)
+    done = _sentences_done(partial)
     types = list(text.type_texts())
 
     def sentences() -> Iterator[list[str]]:
@@ -230,7 +224,7 @@ def _write_vectors(
             on_progress(BuildProgress(sentence, text.n_sentences, len(tokens)))
 
     tell(done)
-    with RowFile(partial, size) as file:
+    with _RowFile(partial, size) as file:
         first = int(bounds[done - 1]) if done else 0
         number = done
         for number, vectors in enumerate(elmo.stream(sentences(), layer=layer, batch_tokens=batch_tokens), done + 1):
@@ -242,6 +236,64 @@ def _write_vectors(
                 tell(number)
         file.note(number, force=True)
         tell(number)
+
+
+def _sentences_done(partial: Path) -> int:
+    """How many sentences of an index that is half built are on the disk."""
+    try:
+        return int(json.loads((partial / _DONE).read_text(encoding="ascii"))["sentences"])
+    except (OSError, ValueError):
+        return 0
+
+
+class _RowFile:
+    """Vectors that come in any order, written to their rows; what is done is noted once it is on the disk."""
+
+    def __init__(self, partial: Path, size: int) -> None:
+        self._partial, self._size = partial, size
+        self._codes, self._scales = OffsetFile(partial / "vectors.bin"), OffsetFile(partial / "scales.bin")
+        self._waiting: list[tuple[Rows, Floats]] = []
+        self._bytes = 0
+        self._synced = time.monotonic()
+
+    def add(self, rows: Rows, vectors: Floats) -> None:
+        """Take vectors of any length [N, D]; many are written at once."""
+        self._waiting.append((rows, vectors))
+        self._bytes += vectors.nbytes
+        if self._bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def note(self, sentences: int, *, force: bool = False) -> None:
+        """Bring all of it to the disk and note how many sentences that makes, if the last time is long ago."""
+        if not force and time.monotonic() - self._synced < _SYNC_SECONDS:
+            return
+        self._write()
+        self._codes.sync()
+        self._scales.sync()
+        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=atomic.unexplained)
+        self._synced = time.monotonic()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = np.concatenate([rows for rows, _ in self._waiting])
+        packed = pack(np.concatenate([vectors for _, vectors in self._waiting]))
+        order = np.argsort(rows)
+        rows, codes, scales = rows[order], packed.codes[order], packed.scales[order]
+        # Rows that follow each other go in one write; of a frequent word these are many.
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+            row = int(rows[start])
+            self._codes.write(row * self._size, codes[start:stop].tobytes())
+            self._scales.write(row * 4, scales[start:stop].tobytes())
+        self._waiting, self._bytes = [], 0
+
+    def __enter__(self) -> _RowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._codes.close()
+        self._scales.close()
 
 
 def _write_coarse(partial: Path, rows: int, size: int) -> int:
@@ -273,7 +325,7 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     _name_of_partial(folder).rename(folder)
     sync(folder.parent)
     # Not before: until the folder has its name they say that nothing is left to do.
-    for name in (_PLAN, DONE):
+    for name in (_PLAN, _DONE):
         (folder / name).unlink(missing_ok=True)
 
 

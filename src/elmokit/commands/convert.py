@@ -15,6 +15,7 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.native import write_native
 from elmokit.formats.stored import Numbers, SoftmaxNumbers, stored_in
 from elmokit.formats.token_embeddings import write_token_embeddings
+from elmokit.storage.atomic import disk_errors
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,8 @@ def convert_model(
     for option, value in (("dtype", dtype), ("softmax", softmax)):
         if to != "elmokit" and value in ("float16", "int8"):
             raise ElmoError(f"the format {to} holds float32: --{option} {value} goes with --to elmokit")
-    try:
+    with disk_errors(target):
         _check_target(target, to, overwrite=overwrite)
-    except OSError as error:
-        raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
     checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
     checkpoint = stored_in(checkpoint, dtype, softmax)
     if to == "elmokit":

@@ -146,20 +146,22 @@ class _ShownSource(ElmoSource):
     def __init__(self, elmo: Elmo, batch_tokens: int | None) -> None:
         super().__init__(elmo, batch_tokens)
         self.progress = self._show
-        self._bar: Any = None
+        self._bar = tqdm(disable=True)
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
         for number, layers in enumerate(super().stream(sentences), start=1):
-            self._show(number)
+            self._show(number, None)
             yield layers
+        self._bar.close()
 
-    def _show(self, done: int, total: int | None = None) -> None:
-        if sys.stderr.isatty():
-            if self._bar is None or done < self._bar.n:  # the first sentence of another file
-                self._bar = tqdm(unit=" sentences", file=sys.stderr, leave=False, total=total)
-            self._bar.update(done - self._bar.n)
-        elif done % _LOG_EVERY == 0:
+    def _show(self, done: int, total: int | None) -> None:
+        if done == 1:
+            self._bar = tqdm(total=total, unit=" sentences", disable=None, leave=False)
+        self._bar.update(done - self._bar.n)
+        if self._bar.disable and done % _LOG_EVERY == 0:
             print(f"{counted(done, 'sentence')} embedded", file=sys.stderr, flush=True)
+        if done == total:
+            self._bar.close()
 
 
 def _check(request: ProbeRequest) -> None:

@@ -32,8 +32,7 @@ from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import SCALES, VALUES, quantised
-from elmokit.storage.atomic import update_folder, write_text
-from elmokit.storage.tensors import write_tensors
+from elmokit.storage.atomic import update_folder, write_tensors, write_text
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 

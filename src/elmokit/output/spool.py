@@ -31,10 +31,10 @@ from elmokit.messages import counted
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
+from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import ProcessLock, try_lock
-from elmokit.storage.offset_file import OffsetFile
 from elmokit.storage.trusted import WorkFolder, open_file
 
 FORMAT, VERSION = "elmokit-spool", 1
@@ -111,16 +111,14 @@ class Spool:
                 ) from None
             try:
                 return try_lock(self._work.path / LOCK)
-            except FileNotFoundError:
-                self._work.close()  # the run before us has removed the folder just now
-            except BlockingIOError:
+            except BaseException as error:
                 self._work.close()
-                raise ElmoError(
-                    f"another process is writing {self.output}: wait until it ends or choose another --output"
-                ) from None
-            except BaseException:
-                self._work.close()
-                raise
+                if isinstance(error, BlockingIOError):
+                    raise ElmoError(
+                        f"another process is writing {self.output}: wait until it ends or choose another --output"
+                    ) from None
+                if not isinstance(error, FileNotFoundError):  # the run before us has removed the folder just now
+                    raise
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()

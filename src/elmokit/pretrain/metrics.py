@@ -13,18 +13,16 @@ drops the lines of later steps and writes them again.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from elmokit.errors import ElmoError
-from elmokit.storage.atomic import atomic_file, disk_errors, sync
-from elmokit.storage.trusted import no_link
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import atomic_file, disk_errors
 
 
 class MetricsLog:
@@ -45,7 +43,7 @@ class MetricsLog:
                 temporary.write_bytes(kept)
         with _errors(path):
             # Nothing may wait in memory for a run that is killed.
-            self._file = io.FileIO(path, "ab", opener=no_link)
+            self._file = OffsetFile(path)
         self._end = len(kept)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -55,17 +53,16 @@ class MetricsLog:
         data = json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
         with _errors(self.path):
             try:
-                _write_all(self._file.fileno(), data)
+                self._end = self._file.write(self._end, data)
             except OSError:
                 with suppress(OSError):
-                    os.ftruncate(self._file.fileno(), self._end)
+                    self._file.truncate(self._end)
                 raise
-        self._end += len(data)
 
     def sync(self) -> None:
         """Make the lines durable, for before a checkpoint that counts on them."""
         with _errors(self.path):
-            sync(self.path)
+            self._file.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -113,11 +110,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- numbers of numpy and torch among them
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:  # a disk that is nearly full takes a part and refuses the rest
-        data = data[os.write(handle, data) :]
 
 
 def _errors(path: Path) -> AbstractContextManager[None]:

@@ -27,10 +27,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.storage.atomic import disk_errors, sync, temporary_name, write_text
+from elmokit.storage.atomic import disk_errors, sync, temporary_name, write_tensors, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import try_lock
-from elmokit.storage.tensors import write_tensors
 
 FORMAT, VERSION = "elmokit-training", 1
 _STEP = re.compile(r"step-(\d+)\.safetensors")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.trusted import hidden_file
+
+if TYPE_CHECKING:  # a corpus is prepared without torch
+    from torch import Tensor
 
 Errors = Callable[[Path], AbstractContextManager[None]]
 """What explains errors of the disk while the file or folder of a path is written."""
@@ -69,6 +74,24 @@ def write_text(path: Path, text: str, errors: Errors = disk_errors) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str] | None = None,
+    errors: Errors = disk_errors,
+) -> None:
+    """Write tensors of any device and layout to a safetensors file, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with atomic_file(path, errors) as temporary:
+        try:
+            save_file(plain, temporary, metadata)
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error).removeprefix("Error while serializing: ")) from error
+
+
 @contextmanager
 def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterator[Path]:
     """A temporary folder whose files move into `folder` once the block has ended without an error.
@@ -104,16 +127,9 @@ def new_folder(folder: Path, last: str) -> Iterator[Path]:
             yield staging
             _sync_all(staging)
         return
-    with disk_errors(folder), _parents_made(folder):
-        temporary = temporary_name(folder)
-        temporary.mkdir()
-        try:
-            yield temporary
-            _sync_all(temporary)
-            temporary.replace(folder)
-            sync(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, unexplained) as temporary:
+        yield temporary
+        _sync_all(temporary)
 
 
 def check_new_folder(folder: Path) -> None:
@@ -122,6 +138,21 @@ def check_new_folder(folder: Path) -> None:
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     with disk_errors(folder):
         Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=nearest)).rmdir()
+
+
+def read_description(path: Path, format: str, version: int, what: str, advice: str) -> dict[str, Any]:
+    """The JSON file that a whole folder has; refused with advice where it does not describe `what` in this version."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ElmoError(f"{path.parent} is not {what}: it has no {path.name}; {advice}") from error
+    except (OSError, ValueError) as error:
+        raise ElmoError(f"{path} is damaged or cannot be read ({error}): {advice}") from error
+    if not isinstance(found, dict) or found.get("format") != format:
+        raise ElmoError(f"{path} does not describe {what}: {advice}")
+    if found.get("version") != version:
+        raise ElmoError(f"{path} has version {found.get('version')!r}, and this elmokit reads {version}: {advice}")
+    return found
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from elmokit.storage.locks import folder_lock_path, try_lock
+from elmokit.storage.locks import try_lock
 
 _OLD_SECONDS = 86_400
 
@@ -42,7 +42,7 @@ def remove_abandoned(folder: Path, names: str) -> None:
     """
     parent = folder.parent
     # Not the caller's lock, which some network file systems would give it again, and free when the second is released.
-    for path in set(parent.glob(f".{names}.lock")) - {folder_lock_path(folder)}:
+    for path in set(parent.glob(f".{names}.lock")) - {parent / f".{folder.name}.lock"}:
         with suppress(OSError):  # most often because its builder is alive
             lock = try_lock(path)
             if not lock.supported:

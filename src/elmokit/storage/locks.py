@@ -82,26 +82,20 @@ def folder_lock(
     """
     with errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = wait_for_lock(folder_lock_path(folder), message)
+        lock = wait_for_lock(folder.with_name(f".{folder.name}.lock"), message)
     try:
         yield lock
     finally:
         lock.release(remove=True)
 
 
-def folder_lock_path(folder: Path) -> Path:
-    """The file of `folder_lock`."""
-    return folder.with_name(f".{folder.name}.lock")
-
-
 def wait_for_lock(path: Path, message: str) -> ProcessLock:
     """Lock a file once no other process has it, and log the message if there is a wait."""
     waiting = False
     while True:
-        try:
+        with suppress(BlockingIOError):
             return try_lock(path)
-        except BlockingIOError:
-            if not waiting:
-                log.info("%s: waiting for it", message)
-            waiting = True
-            time.sleep(_WAIT_SECONDS)
+        if not waiting:
+            log.info("%s: waiting for it", message)
+        waiting = True
+        time.sleep(_WAIT_SECONDS)

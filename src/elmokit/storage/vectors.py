@@ -30,7 +30,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,11 +40,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.storage.atomic import disk_errors
+from elmokit.storage.atomic import disk_errors, write_tensors
 from elmokit.storage.cache import remove_leftovers, remove_oldest
 from elmokit.storage.checksum import KEY_BYTES
 from elmokit.storage.locks import wait_for_lock
-from elmokit.storage.tensors import write_tensors
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +51,8 @@ MOST_BYTES = 20_000_000_000
 """What the files of all stores in a root may have together before the oldest are removed."""
 BLOCK_BYTES = 64_000_000
 """Vectors in a file; what a killed run loses at most."""
+_ADVICE = "free some space there, or name another folder with cache or ELMOKIT_CACHE"
+_ERRORS = partial(disk_errors, advice=_ADVICE)
 _SUFFIX = ".safetensors"
 _MERGED = 8
 """Files of similar size that are merged into one."""
@@ -118,48 +118,27 @@ class _Search:
     """Keys that are looked for, where they were found, and the files in which they were looked for."""
 
     def __init__(self, keys: Collection[bytes]) -> None:
-        self.keys = set(keys)
         self.found: dict[bytes, Place] = {}
         self.searched: set[Path] = set()
-        self._heads = np.sort(_heads(np.frombuffer(b"".join(self.keys), np.uint8)))
+        self._keys = np.sort(np.frombuffer(b"".join(keys), f"S{KEY_BYTES}"))
 
     def look_in(self, block: VectorBlock) -> bool:
         """Whether the block has sentences that were not found before."""
         before = len(self.found)
         keys, ends = block.keys.numpy(), block.ends.numpy()
-        if len(self._heads) and len(keys):
-            # The first halves are compared at once, and the whole keys where these are equal.
-            heads = _heads(keys)
-            near = self._heads[np.searchsorted(self._heads, heads).clip(max=len(self._heads) - 1)]
-            for number in np.flatnonzero(near == heads).tolist():
-                key = keys[number].tobytes()
-                if key in self.keys and key not in self.found:
-                    self.found[key] = Place(block, int(ends[number - 1]) if number else 0, int(ends[number]))
+        here = keys.reshape(-1).view(self._keys.dtype)
+        near = np.searchsorted(self._keys, here).clip(max=max(len(self._keys) - 1, 0))
+        for number in np.flatnonzero(self._keys[near] == here).tolist() if len(self._keys) else ():
+            place = Place(block, int(ends[number - 1]) if number else 0, int(ends[number]))
+            self.found.setdefault(keys[number].tobytes(), place)
         return len(self.found) > before
 
 
-def _heads(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(keys.reshape(-1, KEY_BYTES)[:, :8]).view(np.uint64).reshape(-1)
-
-
 class VectorStore:
-    """The stored vectors of one kind, whose word vectors, layers and outputs have the shape (P, L, D).
+    """The stored vectors of one kind, whose word vectors, layers and outputs have the shape (P, L, D)."""
 
-    `elsewhere` is what names another folder for them, for messages; `most_bytes` bounds all stores in the same root.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        shape: tuple[int, int, int],
-        *,
-        elsewhere: str = "ELMOKIT_CACHE",
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
+    def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
         self.folder, self.shape = folder, shape
-        self._most_bytes = most_bytes
-        self._advice = f"free some space there, or name another folder with {elsewhere}"
-        self._errors = partial(disk_errors, advice=self._advice)
         self._open: dict[Path, VectorBlock] = {}
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, Place]:
@@ -237,13 +216,13 @@ class VectorStore:
 
     def _add(self, block: VectorBlock) -> None:
         path = self.folder / f"{secrets.token_hex(8)}{_SUFFIX}"
-        write_tensors(path, vars(block), errors=self._errors)
+        write_tensors(path, vars(block), errors=_ERRORS)
         self._block(path)  # mapped from now on, even if another process removes the file to make space
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time that adds, so that none computes what another is about to store."""
-        with self._errors(self.folder):
+        with _ERRORS(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = wait_for_lock(self.folder / ".lock", "another process is computing vectors of this model")
         with lock:
@@ -253,12 +232,11 @@ class VectorStore:
     def _make_space(self, coming: int) -> None:
         """Remove what was used longest ago, of any store in the root; what this one has open stays."""
         files = self.folder.parent.glob(f"*/[!.]*{_SUFFIX}")
-        remove_oldest(files, self._most_bytes - coming, but=self._open)
+        remove_oldest(files, MOST_BYTES - coming, but=self._open)
         free = shutil.disk_usage(self.folder).free
         if free < coming:
             raise ElmoError(
-                f"the vectors need {coming / 1e9:.1f} GB in {self.folder}, and {free / 1e9:.1f} GB are free: "
-                f"{self._advice}"
+                f"the vectors need {coming / 1e9:.1f} GB in {self.folder}, and {free / 1e9:.1f} GB are free: {_ADVICE}"
             )
 
     def _merge(self) -> None:
@@ -303,7 +281,7 @@ class StoredLayers:
     def __init__(self, places: Sequence[Place], *, layers: int, width: int, words: bool = False) -> None:
         self._places, self._layers, self._width, self._words = places, layers, width, int(words)
         self.lengths = torch.tensor([place.end - place.start for place in places], dtype=torch.long)
-        self._tokens: tuple[list[VectorBlock], NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._ends = self.lengths.cumsum(0)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -324,35 +302,19 @@ class StoredLayers:
 
     def rows(self, layer: int, start: int, end: int) -> Tensor:
         """One layer of some rows of all sentences one after the other, [N, D], in the dtype that is stored."""
-        if self._tokens is None:
-            self._tokens = self._located()
-        blocks, numbers, places = self._tokens
         parts = []
-        for first, last in _runs(numbers[start:end]):
-            block, here = blocks[numbers[start + first]], torch.from_numpy(places[start + first : start + last])
+        first = int(torch.searchsorted(self._ends, start, right=True))
+        for place, last in zip(self._places[first:], self._ends[first:].tolist(), strict=True):
+            begin = last - (place.end - place.start)
+            if begin >= end:
+                break
+            here = slice(place.start + max(start - begin, 0), place.end - max(last - end, 0))
             if layer < self._words:
-                words = block.words[block.word_rows[here]]
+                words = place.block.words[place.block.word_rows[here]]
                 parts.append(words.repeat(1, self._width // words.shape[1]))
             else:
-                parts.append(block.layers[:, layer - self._words][here])
+                parts.append(place.block.layers[here, layer - self._words])
         return torch.cat(parts) if parts else torch.empty(0, self._width)
-
-    def _located(self) -> tuple[list[VectorBlock], NDArray[np.int64], NDArray[np.int64]]:
-        """The blocks, and for each row the number of its block and its place there."""
-        blocks = {id(place.block): place.block for place in self._places}
-        number_of = {key: number for number, key in enumerate(blocks)}
-        lengths = self.lengths.numpy()
-        starts = np.array([place.start for place in self._places], np.int64)
-        numbers = np.array([number_of[id(place.block)] for place in self._places], np.int64)
-        first = np.cumsum(lengths) - lengths
-        places = np.arange(int(lengths.sum())) + np.repeat(starts - first, lengths)
-        return list(blocks.values()), np.repeat(numbers, lengths), places
-
-
-def _runs(values: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Where runs of equal values begin and end."""
-    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return ((first, last) for first, last in pairwise(bounds) if last > first)
 
 
 class RecentVectors:

@@ -16,7 +16,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import cache_folder
 from elmokit.storage.checksum import key_of
-from elmokit.storage.vectors import MOST_BYTES, Place, StoredLayers, VectorBlock, VectorStore
+from elmokit.storage.vectors import Place, StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.examples import Tokens
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,6 @@ def frozen_features(
     cache: Path | None = None,
     dtype: torch.dtype = torch.float16,
     layer_0: bool = False,
-    most_bytes: int = MOST_BYTES,
     batch_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> StoredLayers:
@@ -46,12 +45,7 @@ def frozen_features(
     size, n_layers, width = elmo.config.lstm.output_size, elmo.config.lstm.n_layers, elmo.config.vector_size
     root = cache if cache is not None else cache_folder() / "features"
     name = f"{elmo.fingerprint()}-{str(dtype).removeprefix('torch.')}"
-    store = VectorStore(
-        root / name,
-        (size, n_layers, width),
-        elsewhere="ELMOKIT_CACHE" if cache is None else "cache",
-        most_bytes=most_bytes,
-    )
+    store = VectorStore(root / name, (size, n_layers, width))
     keys = [key_of(sentence) for sentence in sentences]
     distinct = dict(zip(keys, sentences, strict=True))
     rows = {key: len(tokens) for key, tokens in distinct.items()}

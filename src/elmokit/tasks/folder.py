@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,8 +22,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.native import write_native
 from elmokit.placement import choose_device
-from elmokit.storage.atomic import new_folder, write_text
-from elmokit.storage.tensors import write_tensors
+from elmokit.storage.atomic import new_folder, read_description, write_tensors, write_text
 from elmokit.tasks.answers import Answers
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork
@@ -72,7 +70,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     ('B-PER', 'I-PER', 'O', 'O', 'O', 'B-LOC')
     """
     folder, chosen = Path(folder), choose_device(device)
-    facts = _facts(folder)
+    facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", "`elmo task train` makes such a folder")
     words = None if facts.get("static") is None else _words(folder / "words.txt")
     try:
         stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
@@ -104,25 +102,6 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
         reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
         raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
     return TaskModel(network.to(chosen), answers, elmo, segment=segment, device=chosen)
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    path = folder / LAST
-    try:
-        facts = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ElmoError(
-            f"{folder} is not a task model: it has no task.json; `elmo task train` makes such a folder"
-        ) from None
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ElmoError(f"{path} is damaged ({error}): get the folder again") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ElmoError(f"{path} does not describe a task model")
-    if facts.get("version") != VERSION:
-        raise ElmoError(f"{path} has version {facts.get('version')!r}, and this elmokit reads {VERSION}: update it")
-    return facts
 
 
 def _words(path: Path) -> list[str]:

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from elmokit.analyse.probes.linear import Labels, LinearOptions, fit_linear
+from elmokit.analyse.probes.linear import Labels, LinearOptions, StoredRows, fit_linear
 from elmokit.analyse.probes.sources import ElmoSource, Source, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -91,20 +89,6 @@ def probe_pos(
     )
 
 
-class StoredRows:
-    """The mean of some layers of stored sentences, row by row."""
-
-    def __init__(self, stored: StoredLayers, layers: Sequence[int], size: int) -> None:
-        self._stored, self._layers = stored, layers
-        self.shape = (int(stored.lengths.sum()), size)
-
-    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Some rows, [N, D]."""
-        start, end, _ = rows.indices(self.shape[0])
-        first, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
-        return (torch.stack([first, *others]).float().mean(0) if others else first).numpy()
-
-
 def _parts(source: Source) -> dict[str, list[Sequence[int]]]:
     """For each probe the layers that it sees, each a mean of layers of the source."""
     count = len(source.names)
@@ -133,7 +117,7 @@ def _stored(source: Source, examples: Sequence[TaggedExample], folder: Path | No
             rounded(torch.cat(arrays), torch.float16),
         )
 
-    store = VectorStore(place, (0, len(source.names), source.size), elsewhere="folder")
+    store = VectorStore(place, (0, len(source.names), source.size))
     rows = {key: len(sentences[number]) for key, number in keys.items()}
     places = store.complete(rows, compute, dtype=torch.float16)
     return StoredLayers([places[key] for key in keys], layers=len(source.names), width=source.size)

@@ -1,8 +1,15 @@
-"""A file that is written at given offsets."""
+"""Files of plain numbers: written at given offsets, and mapped into memory when they are read."""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
 from elmokit.storage.trusted import no_link
 
 
@@ -37,3 +44,16 @@ class OffsetFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def map_array(path: Path, dtype: str, shape: tuple[int, ...], advice: str) -> NDArray[Any]:
+    """A file as an array, refused with advice where it does not have the right size."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    try:
+        if (found := path.stat().st_size) != size:
+            raise ElmoError(f"{path} must have {size:,} bytes, got {found:,}: {advice}")
+        # An empty file cannot be mapped.
+        return np.memmap(path, dtype=kind, mode="r", shape=shape) if size else np.empty(shape, dtype=kind)
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read ({error.strerror or error}): {advice}") from error

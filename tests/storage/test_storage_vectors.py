@@ -16,6 +16,7 @@ import torch
 
 from elmokit.errors import ElmoError
 from elmokit.storage import locks, vectors
+from elmokit.storage.atomic import write_tensors
 from elmokit.storage.checksum import key_of
 from elmokit.storage.vectors import Place, RecentVectors, StoredLayers, VectorBlock, VectorStore
 from vector_samples import SHAPE, block_of, check, layers_of, length, store
@@ -93,7 +94,7 @@ def test_a_damaged_file_is_computed_again(tmp_path, damage, caplog):
     store(tmp_path, range(5))
     (path,) = files(tmp_path)
     if damage == "other":
-        vectors.write_tensors(path, vars(VectorBlock.of({key_of(1): 1}, torch.zeros(1, 1, 1))))
+        write_tensors(path, vars(VectorBlock.of({key_of(1): 1}, torch.zeros(1, 1, 1))))
     else:
         path.write_bytes(path.read_bytes()[:-10] if damage == "cut" else damage)
     computed = []
@@ -107,9 +108,9 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("elmokit.storage.tensors.save_file", full)
-    with pytest.raises(ElmoError, match=r"No space left on device.*: free some space .* with --cache"):
-        store(tmp_path, range(5), elsewhere="--cache")
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ElmoError, match=r"No space left on device.*: free some space .*ELMOKIT_CACHE"):
+        store(tmp_path, range(5))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -138,7 +139,7 @@ def test_a_cache_that_may_only_be_read_is_read(tmp_path):
         (tmp_path / "store").chmod(0o700)
 
 
-def test_the_oldest_are_removed_where_the_root_grows_too_large(tmp_path):
+def test_the_oldest_are_removed_where_the_root_grows_too_large(tmp_path, monkeypatch):
     here, other = tmp_path / "here", tmp_path / "other"
     for age, number in ((300, 1), (100, 2), (200, 3)):
         known = set(files(here))
@@ -147,12 +148,15 @@ def test_the_oldest_are_removed_where_the_root_grows_too_large(tmp_path):
         os.utime(path, (1e9 - age, 1e9 - age))
     size = path.stat().st_size
     in_use = store(here, [1])  # the oldest, now the newest
-    store(other, [4], most_bytes=3 * size + 10)  # no vectors, no space
+    monkeypatch.setattr(vectors, "MOST_BYTES", 3 * size + 10)
+    store(other, [4])  # no vectors, no space
     assert len(files(here)) == 3
-    store(other, [5], most_bytes=2 * size + 600)
+    monkeypatch.setattr(vectors, "MOST_BYTES", 2 * size + 600)
+    store(other, [5])
     found = VectorStore(here, SHAPE).find([key_of(number) for number in (1, 2, 3)])
     assert [key_of(number) in found for number in (1, 2, 3)] == [True, True, False]
-    store(other, [6], most_bytes=1)
+    monkeypatch.setattr(vectors, "MOST_BYTES", 1)
+    store(other, [6])
     assert not files(here)
     check(in_use, [1])  # mapped, though its file is gone
 
