@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
+from elmokit.storage.atomic import atomic_file
 from elmokit.text.packed import DAMAGE, open_packed
 
 SHARE = 0.04
@@ -36,8 +36,8 @@ def cut(source: Path, folder: Path) -> tuple[int, int]:
     lines = 0
     # The blocks end from the right: the part to train on appears last, so where it is the other one is too.
     with (
-        replacing(train) as head,
-        replacing(heldout) as tail,
+        atomic_file(train) as head,
+        atomic_file(heldout) as tail,
         head.open("wb") as before,
         tail.open("wb") as after,
         ExitStack() as stack,

@@ -1,7 +1,9 @@
 """ElmoVectorizer in scikit-learn: pipelines, grid searches, clones, pickles, and vectors computed once."""
 
 import pickle
+import sqlite3
 import sys
+from contextlib import closing
 from importlib import import_module
 
 import numpy as np
@@ -18,7 +20,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
 
-from elmokit import Elmo, ElmoError, vector_memory
+from elmokit import Elmo, ElmoError
+from elmokit import sklearn as vectorizers
 from elmokit.errors import MissingExtraError
 from elmokit.sklearn import ElmoVectorizer
 
@@ -28,9 +31,9 @@ LABELS = [0, 1, 0, 1, 0, 1] * 2
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    vector_memory.forget()
+    vectorizers.forget()
     yield
-    vector_memory.forget()
+    vectorizers.forget()
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def test_a_pickle_holds_no_model(model_folder):
     pipeline = make_pipeline(ElmoVectorizer(model_folder), LogisticRegression()).fit(TEXTS, LABELS)
     stored = pickle.dumps(pipeline)
     assert len(stored) < (model_folder / "model.safetensors").stat().st_size
-    vector_memory.forget()
+    vectorizers.forget()
     again = pickle.loads(stored)
     np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
 
@@ -101,7 +104,7 @@ def test_an_elmo_is_shared_by_clones_and_travels_in_a_pickle(make_elmo):
     assert copy.model is elmo
     assert copy.pool == "max"
     again = pickle.loads(pickle.dumps(vectorizer))
-    vector_memory.forget()
+    vectorizers.forget()
     np.testing.assert_array_equal(again.transform(TEXTS), vectorizer.transform(TEXTS))
 
 
@@ -181,31 +184,65 @@ def test_segmentation(make_elmo):
     )
 
 
-def test_a_cache_file_serves_other_processes(tmp_path, model_folder, embedded):
-    cache = tmp_path / "vectors.db"
+def test_a_cache_serves_other_processes(tmp_path, model_folder, embedded):
+    cache = tmp_path / "vectors"
     first = ElmoVectorizer(model_folder, cache=cache).transform(TEXTS)
     known = sum(embedded)
-    vector_memory.forget()  # as a new process would begin
+    vectorizers.forget()  # as a new process would begin
     again = ElmoVectorizer(model_folder, cache=str(cache)).transform([*TEXTS, "new words"])
     np.testing.assert_array_equal(again[:-1], first)
     assert sum(embedded) == known + 1
-    vector_memory.forget()
+    vectorizers.forget()
     ElmoVectorizer(model_folder, cache=cache, pool="max").transform(TEXTS)
     assert sum(embedded) == 2 * known + 1, "another pool is another vector"
+    for layer in ("all", "top", 1):
+        vectorizers.forget()
+        ElmoVectorizer(model_folder, cache=cache, layer=layer).transform(TEXTS)
+    assert sum(embedded) == 3 * known + 1, "all layers are stored at once"
+
+
+def test_a_killed_run_loses_one_file_at_most(tmp_path, model_folder, monkeypatch, embedded):
+    monkeypatch.setattr(vectorizers, "_SENTENCES_IN_A_FILE", 2)
+    with monkeypatch.context() as patch:
+        plain = vectorizers.VectorStore._add
+        patch.setattr(vectorizers.VectorStore, "_add", lambda *given: plain(*given) if len(embedded) < 3 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ElmoVectorizer(model_folder, cache=tmp_path / "vectors").transform(TEXTS)
+    assert sum(embedded) == 6
+    embedded.clear()
+    vectorizers.forget()
+    found = ElmoVectorizer(model_folder, cache=tmp_path / "vectors").transform(TEXTS)
+    assert sum(embedded) == 2
+    np.testing.assert_array_equal(found, Elmo.load(model_folder).encode(TEXTS, output="sentence"))
+
+
+def test_a_cache_of_an_earlier_release_is_left_alone(tmp_path, model_folder, caplog, embedded):
+    former = tmp_path / "vectors.db"
+    with closing(sqlite3.connect(former)) as connection, connection:
+        connection.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+    data = former.read_bytes()
+    for _ in range(2):
+        vectorizers.forget()
+        found = ElmoVectorizer(model_folder, cache=former).transform(TEXTS)
+    np.testing.assert_array_equal(found, ElmoVectorizer(model_folder).transform(TEXTS))
+    assert sum(embedded) == len(set(TEXTS)), "the second time from the folder beside it"
+    assert former.read_bytes() == data
+    assert str(former) in caplog.text
+    assert (tmp_path / "vectors.db.vectors").is_dir()
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path, model_folder):
-    damaged = tmp_path / "vectors.db"
-    damaged.write_bytes(b"not a database, but long enough to look at" * 50)
-    for path in (damaged, tmp_path / "nowhere" / "vectors.db"):
-        with pytest.raises(ElmoError, match="the cache must be a file that can be written"):
-            ElmoVectorizer(model_folder, cache=path).transform(TEXTS)
+    other = tmp_path / "thesis.txt"
+    other.write_bytes(b"not a cache")
+    with pytest.raises(ElmoError, match=r"thesis\.txt.* cannot be written"):
+        ElmoVectorizer(model_folder, cache=other / "vectors").transform(TEXTS)
+    assert other.read_bytes() == b"not a cache"
 
 
 def test_memory_is_bounded(model_folder, monkeypatch, embedded):
     size = ElmoVectorizer(model_folder).transform(TEXTS[:1]).nbytes
-    vector_memory.forget()
-    monkeypatch.setattr(vector_memory, "LARGEST_MEMORY", 3 * size)
+    vectorizers.forget()
+    monkeypatch.setattr(vectorizers._recent, "most_bytes", 3 * size)
     vectorizer = ElmoVectorizer(model_folder)
     expected = Elmo.load(model_folder).encode(TEXTS, output="sentence")
     np.testing.assert_array_equal(vectorizer.transform(TEXTS), expected)

@@ -386,7 +386,7 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--output", "{place}"], "is not empty: name a folder that is new"),
         (["--output", "{place}/classify.tsv"], "is not empty"),
         (["--output", "{place}/classify.tsv/x"], "cannot be written"),
-        (["--cache", "{place}/classify.tsv"], "for ELMo vectors cannot be used"),
+        (["--cache", "{place}/classify.tsv"], "cannot be written (Not a directory)"),
     ],
 )
 def test_wrong_options_are_told_in_a_sentence(train, place, tmp_path, more, message):

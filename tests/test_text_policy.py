@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from elmokit import Elmo, ElmoError, vector_memory
+from elmokit import Elmo, ElmoError
+from elmokit import sklearn as elmokit_sklearn
 from elmokit.cli import main
 from elmokit.compat import tfhub
 from elmokit.elmo import ElmoOptions
@@ -151,7 +152,7 @@ ENTRY_POINTS = {
 @pytest.mark.parametrize("name", MODEL_NAMES)
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
 def test_the_same_string_has_the_same_tokens_everywhere(place, entry, name, text, tmp_path, capsys):
-    vector_memory.forget()
+    elmokit_sklearn.forget()
     candidates = [words(segmenter(segment)(text)) for segment in MODELS.values()]
     expected = candidates[MODEL_NAMES.index(name)]
     found = ENTRY_POINTS[entry](place, name, text, candidates, tmp_path, capsys)

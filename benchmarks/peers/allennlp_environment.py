@@ -15,8 +15,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from elmokit.cache import cache_folder
 from elmokit.errors import ElmoError
+from elmokit.storage.cache import cache_folder
 
 VERSION = "2.10.1"
 SHARED = ("torch", "numpy", "h5py")

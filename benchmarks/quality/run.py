@@ -30,8 +30,8 @@ from results import Journal, machine, render
 from rows import TABLE, Row, read_rows
 
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import write_text
 from elmokit.formats.bundled import resolved
+from elmokit.storage.atomic import write_text
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORDNET = Path("/usr/share/wordnet")

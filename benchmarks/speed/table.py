@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from elmokit.formats.atomic import write_text
+from elmokit.storage.atomic import write_text
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from elmokit.encode import (
     encode_stream,
 )
 from elmokit.errors import ElmoError
+from elmokit.fingerprint import Fingerprint
 from elmokit.formats.bundled import DEFAULT, name_of
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
@@ -95,6 +96,7 @@ class Elmo(nn.Module):
         specials = [self.indexer.begin, self.indexer.end, *(self.vocab.specials if self.vocab else ())]
         self.character_pieces = CharacterPieces(specials) if self.text.get("segment") == "chars" else None
         self.type_cache = TypeCache(options.type_cache_mb)
+        self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
         if self.state == "carry" and not self.bilm.context.carries_state:
@@ -487,6 +489,19 @@ class Elmo(nn.Module):
             text=self.text,
             about=self.about,
         )
+
+    def fingerprint(self, *, mixes: bool = False) -> str:
+        """A digest of everything that decides the vectors of the layers, the same in every process.
+
+        With `mixes`, also of what decides their sums, which `layer="mix"` gives.
+        """
+        tensors = self.bilm.state_dict()
+        norms = [mix.layer_norm for mix in self.mixes] if mixes else None
+        if mixes:
+            tensors |= self.mixes.state_dict(prefix="mixes.")
+        # In a model of characters a word of several has vectors of its own, which it had not in earlier versions.
+        pieces = {} if self.character_pieces is None else {"words": "by character"}
+        return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms, **pieces)
 
     def _language_model(self) -> LanguageModel:
         return LanguageModel(self.head, self.vocab)

@@ -9,25 +9,37 @@ neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
 from elmokit.encode import Layer, Pool, check_pool
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats.bundled import DEFAULT
+from elmokit.formats.bundled import DEFAULT, resolved
+from elmokit.storage.checksum import key_of
+from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore
 from elmokit.text.policy import Sentence
 from elmokit.text.tokens import SegmenterName
-from elmokit.vector_memory import Opened, Stored, open_model, remembered
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin, clone
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
+
+log = logging.getLogger(__name__)
+Vector = NDArray[np.float32]
+
+_SENTENCES_IN_A_FILE = 1_000
+"""What a killed run loses at most."""
+_recent = RecentVectors(1 << 29)
 
 
 class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not annotated
@@ -56,7 +68,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
         `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
         `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens ("english",
-        "jieba", "chars" or "whitespace"); None: as in `Elmo.encode`. `cache`: a file of vectors for other processes.
+        "jieba", "chars" or "whitespace"); None: as in `Elmo.encode`. `cache`: a folder
+        where the vectors are stored for other processes.
         """
         self.model = model
         self.layer = layer
@@ -68,51 +81,75 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
     def fit(self, X: Iterable[Sentence], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Open the model and check the arguments and the texts; nothing is learned."""
-        self._opened()
+        self._elmo()
         _texts(X)
         return self
 
     def transform(self, X: Iterable[Sentence]) -> NDArray[np.float32]:  # noqa: N803
         """N texts → [N, D]; a text without tokens gets zeros."""
-        opened = self._opened()
-        rows = opened.elmo.text_policy.override(self.segment).sentences_of(_texts(X))
-        stored = Stored(self.cache) if self.cache is not None else None
+        elmo = self._elmo()
+        rows = elmo.text_policy.override(self.segment).sentences_of(_texts(X))
+        # One pass gives all layers, so all are stored; the mix is not made of them once they are pooled.
+        layer: Layer = "mix" if self.layer == "mix" else "all"
+        name = f"{elmo.fingerprint(mixes=layer == 'mix')}-{layer}-{self.pool}"
+        keys = [key_of([name, row]) for row in rows]
+        vectors = _recent.find(keys)
+        if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in vectors}:
+            vectors |= self._computed(elmo, missing, layer, name)
+        _recent.add(vectors)
+        part = self._part(elmo)
+        found = np.empty((len(keys), part.stop - part.start), np.float32)
+        for number, key in enumerate(keys):
+            found[number] = vectors[key][part]
+        return found
 
-        def embed(tokens: Iterable[Sequence[str]]) -> Iterable[NDArray[np.float32]]:
-            stream = opened.elmo.stream(tokens, layer=kept, pool=self.pool, batch_tokens=self.batch_tokens)
+    def _computed(
+        self, elmo: Elmo, rows: Mapping[bytes, Sequence[str]], layer: Layer, name: str
+    ) -> dict[bytes, Vector]:
+        """The vectors of tokens by key, from the cache where there is one, or computed."""
+
+        def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
+            tokens = (rows[key] for key in keys)
+            stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
             return (vector.reshape(-1).copy() for vector in stream)  # not a view that keeps the sentence alive
 
-        # One pass gives all layers, so all are kept; the mix is not made of them once they are pooled.
-        kept: Layer = "mix" if self.layer == "mix" else "all"
-        vectors = remembered(rows, f"{opened.name} {kept} {self.pool}", embed, stored)
-        part = self._part(opened.elmo)
-        size = part.stop - part.start
-        return np.stack([vector[part] for vector in vectors]) if vectors else np.zeros((0, size), np.float32)
+        if self.cache is None:
+            return dict(zip(rows, embedded(rows), strict=True))
+
+        def compute(keys: Sequence[bytes], _: object) -> VectorBlock:
+            return VectorBlock.of(dict.fromkeys(keys, 1), torch.from_numpy(np.stack([*embedded(keys)])).unsqueeze(1))
+
+        size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
+        store = VectorStore(_folder(self.cache) / name, (0, 1, size))
+        places = store.complete(
+            dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_SENTENCES_IN_A_FILE
+        )
+        return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
-        elmo = self._opened().elmo
+        elmo = self._elmo()
         size = elmo.config.vector_size
         if self.layer != "all":
             return np.array([f"elmo_{number}" for number in range(size)], dtype=object)
         names = [f"elmo_layer{layer}_{number}" for layer in range(elmo.config.n_outputs) for number in range(size)]
         return np.array(names, dtype=object)
 
-    def _opened(self) -> Opened:
+    def _elmo(self) -> Elmo:
         if self.pool is None:
             raise ElmoError("pool must be mean, max, first or last, got None")
         check_pool(self.pool)
-        opened = open_model(DEFAULT if self.model is None else self.model, self.device)
-        if opened.elmo.state == "carry":
+        elmo = open_model(DEFAULT if self.model is None else self.model, self.device)
+        if elmo.state == "carry":
             raise ElmoError(
                 "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
             )
-        opened.elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
-        opened.elmo.text_policy.override(self.segment)
-        return opened
+        elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
+        elmo.text_policy.override(self.segment)
+        return elmo
 
     def _part(self, elmo: Elmo) -> slice:
-        """Which numbers of a vector that is kept are asked for."""
+        """Which numbers of a stored vector are asked for."""
         size, layers = elmo.config.vector_size, elmo.config.n_outputs
         if self.layer in ("mix", "all"):
             return slice(0, size if self.layer == "mix" else layers * size)
@@ -135,6 +172,41 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         tags.requires_fit = False
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+
+def open_model(model: str | Path | Elmo, device: str | None) -> Elmo:
+    """The model of a path, or a bundled one by its name, loaded once in this process; an Elmo as it is.
+
+    A model whose files have changed is loaded again.
+    """
+    if isinstance(model, Elmo):
+        return model
+    path = Path(resolved(model))
+    changed = 0
+    with suppress(OSError):  # for the loader to name
+        changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))
+    return _load(path.absolute(), changed, device)
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, _changed: int, device: str | None) -> Elmo:
+    return Elmo.load(path, device=device)
+
+
+def forget() -> None:
+    """Remove all models and vectors from the memory of this process."""
+    _load.cache_clear()
+    _recent.clear()
+
+
+def _folder(cache: str | Path) -> Path:
+    """The folder of a cache; where a file has its name, as in earlier releases, a folder beside it."""
+    path = Path(cache)
+    if not path.is_file():
+        return path
+    folder = path.with_name(path.name + ".vectors")
+    log.warning("%s is a file, which is no longer used as a cache: the vectors are stored in %s", path, folder)
+    return folder
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array

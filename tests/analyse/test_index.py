@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse import building, coarse, row_file
+from elmokit.analyse import building, coarse
 from elmokit.analyse.building import build_index
 from elmokit.analyse.choosing import Choice
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.vectors import normalised
-from elmokit.output.disk import OffsetFile
+from elmokit.storage.array_file import OffsetFile
 from standing_in import StandIn, prepared, sentences, vectors_of
 
 
@@ -102,8 +102,8 @@ def test_the_second_time_nothing_is_encoded(tmp_path, index) -> None:
 
 @pytest.mark.parametrize("broken_after", [0, 1, 23, 60])
 def test_an_interrupted_build_goes_on(tmp_path, monkeypatch, index, broken_after) -> None:
-    monkeypatch.setattr(row_file, "_BUFFER_BYTES", 2000)
-    monkeypatch.setattr(row_file, "_SYNC_SECONDS", -1.0)
+    monkeypatch.setattr(building, "_BUFFER_BYTES", 2000)
+    monkeypatch.setattr(building, "_SYNC_SECONDS", -1.0)
     corpus = prepared(tmp_path / "corpus")
     if broken_after < 60:
         with pytest.raises(KeyboardInterrupt):
@@ -122,11 +122,11 @@ def test_an_interrupted_build_goes_on(tmp_path, monkeypatch, index, broken_after
 
 
 def test_what_another_plan_left_is_not_gone_on_with(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(row_file, "_BUFFER_BYTES", 2000)
-    monkeypatch.setattr(row_file, "_SYNC_SECONDS", -1.0)
+    monkeypatch.setattr(building, "_BUFFER_BYTES", 2000)
+    monkeypatch.setattr(building, "_SYNC_SECONDS", -1.0)
     corpus = prepared(tmp_path / "corpus")
     with pytest.raises(KeyboardInterrupt):
-        build_index(StandIn(30), corpus, tmp_path / "second", model="another")
+        build_index(StandIn(30), corpus, tmp_path / "second", layer=1)
     rest = StandIn()
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 60
@@ -174,7 +174,7 @@ def test_damage_is_told(index) -> None:
         build_index(StandIn(), prepared(index.folder.parent / "corpus"), index.folder)
     described = json.loads((index.folder / "index.json").read_text())
     for wrong, said in (
-        ({"version": 99}, "another version"),
+        ({"version": 99}, "version 99"),
         ({"format": "zip"}, "does not describe"),
         ({"rows": None}, "is damaged"),
     ):
@@ -182,7 +182,7 @@ def test_damage_is_told(index) -> None:
         with pytest.raises(ElmoError, match=said):
             OccurrenceIndex.open(index.folder)
     (index.folder / "index.json").write_text("{")
-    with pytest.raises(ElmoError, match=r"index.json cannot be read"):
+    with pytest.raises(ElmoError, match=r"index.json is damaged"):
         OccurrenceIndex.open(index.folder)
 
 
@@ -210,7 +210,7 @@ def test_models_that_are_refused(tmp_path, make_elmo) -> None:
 
 def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypatch, index) -> None:
     """A model computes some sentences at once: only after all of them does a new run make the same batches."""
-    monkeypatch.setattr(row_file, "_SYNC_SECONDS", -1.0)
+    monkeypatch.setattr(building, "_SYNC_SECONDS", -1.0)
 
     class InTens(StandIn):
         def stream(self, sentences: Iterable[list[str]], **others: Any) -> Iterator[np.ndarray]:

@@ -4,14 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from elmokit import ElmoError
-from elmokit.analyse.probes.linear import LinearOptions, fit_linear
+from elmokit import Elmo, ElmoError
+from elmokit.analyse.probes import pos
+from elmokit.analyse.probes.linear import LinearOptions, StoredRows, fit_linear
 from elmokit.analyse.probes.pos import probe_pos
 from elmokit.analyse.probes.sources import ElmoSource, StaticSource, append_mean
+from elmokit.tasks import features
 from elmokit.tasks.examples import TaggedExample
 
+pytestmark = pytest.mark.usefixtures("_own_cache")
 QUICK = LinearOptions(epochs=10, batch_size=16, learning_rate=0.05, least_updates=0)
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _own_cache(tmp_path, monkeypatch):
+    for module in (pos, features):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
 
 
 class Layered:
@@ -87,8 +96,10 @@ def test_the_same_seed_gives_the_same_figures(tmp_path):
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
-    with pytest.raises(ElmoError, match=r"cannot be kept in .*nowhere"):
-        probe_pos(Layered(), sentences(by_word), sentences(by_word), folder=tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    for source in (Layered(), StaticSource(["a"], np.ones((1, 2), np.float32))):
+        with pytest.raises(ElmoError, match=r"file.* cannot be written"):
+            probe_pos(source, sentences(by_word), sentences(by_word), folder=tmp_path / "file")
 
 
 def test_a_tag_that_training_lacks_counts_as_wrong():
@@ -106,6 +117,25 @@ def test_an_elmo_is_a_source(make_elmo):
     result = probe_pos(elmo, sentences(by_word, 20), sentences(by_word, 5), options=QUICK)
     assert list(result.accuracy) == ["0", "1", "2", "mean", "mix"]
     assert result.accuracy["0"] == 1  # three words apart is not much to ask
+
+
+def test_the_vectors_of_an_elmo_are_stored_for_the_next_probe(make_elmo, tmp_path, monkeypatch):
+    train, dev = sentences(by_word, 20), sentences(by_word, 5, seed=1)
+    first = probe_pos(make_elmo(), train, dev, options=QUICK, folder=tmp_path)
+    monkeypatch.setattr(Elmo, "layers_of", None)  # whoever calls it fails
+    assert probe_pos(make_elmo(), train, dev, options=QUICK, folder=tmp_path) == first
+
+
+def test_stored_rows_are_the_layers_and_their_mean(make_elmo, tmp_path):
+    elmo = make_elmo()
+    rows = [example.tokens for example in sentences(by_word, 9)]
+    stored = features.frozen_features(elmo, rows, cache=tmp_path, dtype=torch.float32)
+    expected = np.concatenate(elmo.encode(rows, output="layers"), axis=1)  # [L+1, N, D]
+    for layers in ([0], [1], [2], [0, 1, 2]):
+        read = StoredRows(stored, layers, elmo.config.vector_size)
+        assert read.shape == expected.shape[1:]
+        for part in (slice(0, 5), slice(3, 11), slice(7, 1000)):
+            np.testing.assert_allclose(read[part], expected[layers].mean(0)[part], rtol=1e-6, atol=1e-6)
 
 
 def test_an_elmo_whose_vectors_depend_on_others_is_refused(make_elmo):

@@ -8,10 +8,12 @@ import os
 import pytest
 
 from elmokit.corpus import prepare as preparing
-from elmokit.corpus import storing
 from elmokit.corpus.prepare import FOLDER_NAMES, prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
+from elmokit.storage.atomic import disk_errors
+from elmokit.storage.cache import remove_abandoned
+from elmokit.storage.locks import folder_lock
 
 
 @pytest.fixture
@@ -78,10 +80,10 @@ def test_sweeping_leaves_the_own_lock_alone(tmp_path, monkeypatch):
     """On some file systems a process may lock its own lock again, and loses it with the second one's end."""
     own, other = tmp_path / ("a" * 32), tmp_path / ("b" * 32)
     locks = [folder.with_name(f".{folder.name}.lock") for folder in (own, other)]
-    monkeypatch.setattr(storing, "acquire", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
-    with storing.guarding(own):
+    monkeypatch.setattr("elmokit.storage.locks.lock_descriptor", lambda fd, blocking: True)
+    with folder_lock(own, "", disk_errors):
         locks[1].touch()
-        storing.sweep(own, FOLDER_NAMES)
+        remove_abandoned(own, FOLDER_NAMES)
         assert [lock.exists() for lock in locks] == [True, False]
 
 

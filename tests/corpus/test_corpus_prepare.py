@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import prepare as preparing
-from elmokit.corpus import reading, storing
+from elmokit.corpus import reading
 from elmokit.corpus.encoding import encode_sentences
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
-from elmokit.output import disk
+from elmokit.storage import atomic
 
 TEXT = "a b a\n\nc a <UNK> é\n<S> b\n"
 
@@ -163,10 +163,11 @@ def test_a_folder_by_another_name(source, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
     kept = PreparedCorpus.from_sentences([["a"]], tmp_path / "out")
-    plain = Path.rename
+    plain, refused = Path.rename, []
 
     def failing(self, target):
-        if self.name.endswith(".tmp") and not self.name.endswith(".old.tmp"):
+        if self.name.endswith(".tmp") and not refused:  # the new one; the old one is brought back after it
+            refused.append(self)
             raise PermissionError(13, "Permission denied")
         return plain(self, target)
 
@@ -268,7 +269,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
 @contextmanager
 def smaller_disk(size, monkeypatch):
     """No file may grow beyond size, by the kernel's own hand; its errno is made to count as a full disk."""
-    monkeypatch.setattr(storing, "FULL", (*disk.FULL, errno.EFBIG))
+    monkeypatch.setattr(atomic, "_FULL", (*atomic._FULL, errno.EFBIG))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

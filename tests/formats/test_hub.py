@@ -18,7 +18,6 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats import hub
 from elmokit.formats.bundled import resolved
 from elmokit.formats.hub import Repository, fetched, repository_of
-from elmokit.vector_memory import forget, open_model
 from model_files import make_bilm, write_tensorflow
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -192,9 +191,14 @@ def test_every_command_takes_one(fake, tmp_path, capsys):
 def test_other_ways_in(fake, model_folder):
     assert resolved("someone/elmo") == model_folder
     assert local_path("hf://someone/elmo") == model_folder
+
+
+def test_scikit_learn_loads_a_model_once(fake, model_folder):
+    pytest.importorskip("sklearn")
+    from elmokit.sklearn import forget, open_model
+
     forget()
-    one = open_model("someone/elmo", "cpu")
-    assert open_model(model_folder, "cpu").elmo is one.elmo
+    assert open_model(model_folder, "cpu") is open_model("someone/elmo", "cpu")
     forget()
 
 

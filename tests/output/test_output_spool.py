@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from elmokit.errors import ElmoError
-from elmokit.output import disk, read_vectors
+from elmokit.output import read_vectors
 from elmokit.output.spool import Spool
+from elmokit.storage import atomic
 from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(8)
@@ -272,7 +273,7 @@ def test_a_finished_run_is_no_obstacle_to_a_new_one(tmp_path, monkeypatch):
 def disk_of(size, monkeypatch):
     """No file may grow beyond size, by the kernel's own hand; its errno is made to count as a full disk."""
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(disk, "FULL", (errno.EFBIG,))
+    monkeypatch.setattr(atomic, "_FULL", (errno.EFBIG,))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -321,7 +322,7 @@ def test_other_disk_errors_are_one_sentence_too(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
-        with pytest.raises(ElmoError, match=r"cannot write .*o\.npz \(Input/output error\).* again$"):
+        with pytest.raises(ElmoError, match=r"o\.npz cannot be written \(Input/output error\).* again$"):
             embed(LINES, tmp_path / "o.npz")
     embed(LINES, tmp_path / "o.npz", resume=True)
     assert same(tmp_path / "o.npz", LINES)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain import metrics
 from elmokit.pretrain.metrics import MetricsLog, read_metrics
 
 
@@ -83,7 +82,7 @@ def test_a_failure_while_resuming_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("elmokit.formats.atomic.sync", full)
+    monkeypatch.setattr("elmokit.storage.atomic.sync", full)
     with pytest.raises(ElmoError, match="cannot be written: No space left"):
         MetricsLog(tmp_path / "m", resume_step=1)
     assert (tmp_path / "m").read_bytes() == before
@@ -103,12 +102,10 @@ def test_a_full_disk_raises_and_leaves_whole_lines(tmp_path, monkeypatch):
         return taken
 
     log = MetricsLog(tmp_path / "m")
-    monkeypatch.setattr(metrics.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     write_steps(log, [1, 2])
     for step in (3, 4):
-        with pytest.raises(
-            ElmoError, match=r"metrics .*m cannot be written: No space left on device; make room and resume"
-        ):
+        with pytest.raises(ElmoError, match=r"metrics .*m cannot be written .No space left on device.: .*resume"):
             write_steps(log, [step])
     assert steps_in(tmp_path / "m") == [1, 2]
     assert (tmp_path / "m").read_bytes().endswith(b"\n")

@@ -144,7 +144,7 @@ def killed_at(monkeypatch):
 
     for name in ("link", "replace", "unlink", "fsync", "chmod"):
         patch(os, name)
-    patch(sys.modules["elmokit.pretrain.run_files"], "save_file")
+    patch(sys.modules["safetensors.torch"], "save_file")
 
     def arm(last):
         counted.update(done=0, last=last)
@@ -199,7 +199,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint(folder, monkeypatch, error, bes
         Path(path).write_bytes(b"\0" * 50)
         raise error
 
-    monkeypatch.setattr("elmokit.pretrain.run_files.save_file", half)
+    monkeypatch.setattr("safetensors.torch.save_file", half)
     refusal(
         lambda: save(folder, 3, best=(3,) if best else ()),
         "cannot be written",

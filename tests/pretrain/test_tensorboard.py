@@ -69,7 +69,7 @@ def test_a_failure_raises_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(writer, "add_scalar", full)
     with pytest.raises(
-        ElmoError, match=r"TensorBoard log .* cannot be written: No space left on device; resume without"
+        ElmoError, match=r"TensorBoard log .* cannot be written \(No space left on device\): resume without"
     ):
         log.write({"step": 1, "loss": 1.0})
     log.write({"step": 2, "loss": 1.0})

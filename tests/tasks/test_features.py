@@ -1,20 +1,17 @@
 """Stored ELMo vectors: the same numbers as live ones, computed once, whole after any accident, bounded."""
 
-import logging
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Event
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from elmokit.cache import cache_folder
 from elmokit.config import LstmConfig
-from elmokit.encode import encode_stream
+from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.tasks import feature_store, features
-from elmokit.tasks.features import fingerprint, frozen_features, live_layers
+from elmokit.storage import vectors
+from elmokit.storage.cache import cache_folder
+from elmokit.tasks.features import frozen_features, live_layers
 from elmokit.tasks.inputs import SentenceBatch
 from tiny_models import tiny_config, word_config
 
@@ -25,15 +22,13 @@ SENTENCES = [("the", "bank"), ("a", "river", "bank", "of", "money"), (), ("the",
 def computed(monkeypatch):
     """The sentences that the biLM was run on."""
     seen = []
+    plain = Elmo.layers_of
 
-    def noting(sentences, run, *rest):
-        def noted(batch):
-            seen.extend(map(tuple, batch))
-            return run(batch)
+    def layers_of(self, sentences, **options):
+        seen.extend(map(tuple, sentences))
+        return plain(self, sentences, **options)
 
-        return encode_stream(sentences, noted, *rest)
-
-    monkeypatch.setattr(features, "encode_stream", noting)
+    monkeypatch.setattr(Elmo, "layers_of", layers_of)
     return seen
 
 
@@ -86,10 +81,10 @@ def test_words_are_kept_apart(make_elmo, tmp_path):
 def test_layer_0_is_stored_once_a_word(make_elmo, tmp_path):
     frozen_features(make_elmo(), SENTENCES, cache=tmp_path)
     (path,) = tmp_path.glob("*/*.safetensors")
-    with feature_store.safe_open(path, "pt") as file:
+    with safe_open(path, "pt") as file:
         assert file.get_tensor("words").shape == (6, 6)
-        assert file.get_tensor("context").shape == (10, 2, 12)
-        assert file.get_tensor("context").dtype == torch.float16
+        assert file.get_tensor("layers").shape == (10, 2, 12)
+        assert file.get_tensor("layers").dtype == torch.float16
 
 
 def test_layer_0_alone_needs_no_lstm_and_no_disk(make_elmo, tmp_path, computed):
@@ -107,7 +102,7 @@ def test_layer_0_alone_needs_no_lstm_and_no_disk(make_elmo, tmp_path, computed):
 def test_many_small_files_are_as_one(make_elmo, tmp_path, monkeypatch):
     elmo = make_elmo()
     whole = frozen_features(elmo, SENTENCES, cache=tmp_path / "whole")
-    monkeypatch.setattr(features, "_BLOCK_BYTES", 150)
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 150)
     split = frozen_features(elmo, SENTENCES, cache=tmp_path / "split")
     assert len(list((tmp_path / "split").glob("*/*.safetensors"))) > 2
     torch.testing.assert_close(split.batch(range(6))[0], whole.batch(range(6))[0], atol=2e-3, rtol=2e-3)
@@ -115,7 +110,7 @@ def test_many_small_files_are_as_one(make_elmo, tmp_path, monkeypatch):
 
 def test_a_killed_run_goes_on_where_it_stopped(make_elmo, tmp_path, monkeypatch, computed):
     elmo = make_elmo()
-    monkeypatch.setattr(features, "_BLOCK_BYTES", 150)
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 150)
 
     def stop(done, total):
         if done > 2:
@@ -131,74 +126,6 @@ def test_a_killed_run_goes_on_where_it_stopped(make_elmo, tmp_path, monkeypatch,
     assert not list(folder.glob("*.tmp"))
     expected, _ = live_layers(elmo, SENTENCES)
     torch.testing.assert_close(stored.batch(range(6))[0], expected, atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("damage", [b"", b"no such file", None])
-def test_a_damaged_file_is_made_again(make_elmo, tmp_path, damage):
-    elmo = make_elmo()
-    frozen_features(elmo, SENTENCES, cache=tmp_path)
-    (path,) = tmp_path.glob("*/*.safetensors")
-    path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
-    stored = frozen_features(elmo, SENTENCES, cache=tmp_path)
-    assert torch.isfinite(stored.batch(range(6))[0]).all()
-    (again,) = tmp_path.glob("*/*.safetensors")
-    assert again.stat().st_size > 500
-
-
-def test_a_full_disk_ends_in_one_sentence(make_elmo, tmp_path, monkeypatch):
-    def full(tensors, path):
-        Path(path).write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(feature_store, "save_file", full)
-    with pytest.raises(ElmoError, match=r"No space left on device: free some space there, or name .*ELMOKIT_CACHE"):
-        frozen_features(make_elmo(), SENTENCES, cache=tmp_path)
-    assert [path.name for path in tmp_path.glob("*/*")] == [".lock"]
-
-
-def test_what_cannot_fit_is_refused_before_it_is_computed(make_elmo, tmp_path, monkeypatch, computed):
-    usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr(feature_store.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ElmoError, match=r"need 0.0 GB in .*0.0 GB are free"):
-        frozen_features(make_elmo(), SENTENCES, cache=tmp_path)
-    assert not computed
-
-
-def test_a_cache_that_is_a_file_is_named(make_elmo, tmp_path):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(ElmoError, match=r"cannot be used .*ELMOKIT_CACHE"):
-        frozen_features(make_elmo(), SENTENCES, cache=tmp_path / "cache")
-
-
-def test_the_oldest_are_removed_where_the_cache_grows_too_large(make_elmo, tmp_path):
-    elmo, other = make_elmo(), make_elmo(seed=1)
-    batches = [[("the", "bank", str(number))] for number in range(3)]
-    for age, batch in zip((300, 100, 200), batches, strict=True):
-        known = set(tmp_path.glob("*/*.safetensors"))
-        frozen_features(elmo, batch, cache=tmp_path)
-        (path,) = set(tmp_path.glob("*/*.safetensors")) - known
-        os.utime(path, (1e9 - age, 1e9 - age))
-    size = path.stat().st_size
-    in_use = frozen_features(elmo, batches[0], cache=tmp_path)  # the oldest, now the newest
-    frozen_features(other, [("the", "bank", "x")], cache=tmp_path, most_bytes=2 * size + 150)
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == 3
-    kept = feature_store.FeatureStore(tmp_path / fingerprint(elmo), (6, 2, 12))
-    digests = [features._digest(batch[0]) for batch in batches]
-    assert [digest in kept.find(digests) for digest in digests] == [True, True, False]
-    frozen_features(other, [("the", "bank", "y")], cache=tmp_path, most_bytes=1)
-    assert not list((tmp_path / fingerprint(elmo)).glob("*.safetensors"))
-    assert torch.isfinite(in_use.batch([0])[0]).all()  # mapped, though its file is gone
-
-
-def test_a_fingerprint_tells_models_apart(make_elmo):
-    elmo = make_elmo()
-    assert fingerprint(elmo) == fingerprint(make_elmo())
-    others = [make_elmo(seed=1), make_elmo(word_config()), make_elmo(tiny_config(bidirectional=False))]
-    codes = [fingerprint(model) for model in (elmo, *others)] + [fingerprint(elmo, torch.float32)]
-    codes.append(fingerprint(make_elmo().to(torch.bfloat16)))
-    with torch.no_grad():
-        elmo.bilm.context.forward_lstm.layers[0].bias[0] += 1e-3
-    assert len({*codes, fingerprint(elmo)}) == 7
 
 
 def test_numbers_too_large_for_half_precision_are_cut(make_elmo, tmp_path):
@@ -231,35 +158,3 @@ def test_the_cache_is_where_the_environment_says(make_elmo, tmp_path, monkeypatc
     assert len(list((tmp_path / "features").glob("*/*.safetensors"))) == 1
     monkeypatch.delenv("ELMOKIT_CACHE")
     assert cache_folder() == Path("~/.cache/elmokit").expanduser()
-
-
-def test_two_at_once_compute_once(make_elmo, tmp_path, caplog):
-    """A lock is between open files, so that two threads are to it what two processes are."""
-    caplog.set_level("INFO")
-    sentences = [("the", "bank", str(number)) for number in range(50)]
-    told: list[list[int]] = [[], []]
-    both, waiting = Barrier(2), Event()
-
-    def ask(number):
-        def progress(done, total):
-            told[number].append(done)
-            waiting.wait(timeout=600)  # until the other has found the lock taken
-
-        both.wait(timeout=600)
-        return frozen_features(make_elmo(), sentences, cache=tmp_path, progress=progress).batch(range(50))[0]
-
-    class Heard(logging.Handler):
-        def emit(self, record):
-            waiting.set()
-
-    handler = Heard()
-    feature_store.log.addHandler(handler)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(ask, range(2))
-    finally:
-        feature_store.log.removeHandler(handler)
-    assert "waiting" in caplog.text
-    assert sorted(map(len, told)) == [0, 1]
-    assert torch.equal(first, second)
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1

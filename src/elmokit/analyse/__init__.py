@@ -1,7 +1,7 @@
 """Looking inside: where words occur, what their neighbours are, what each layer knows.
 
 choosing.py           which occurrences of a corpus are kept → their rows
-building.py           a model and a corpus → an index on the disk; index_text.py and row_file.py are its parts
+building.py           a model and a corpus → an index on the disk; index_text.py is a part of it
 index.py              the index, memory-mapped; vectors.py and coarse.py are how it is searched
 finding.py            the index that a command asks, named or in the cache
 nearest.py            nearest contexts

@@ -7,11 +7,11 @@ what is done is told by a single number: the sentences whose vectors are on the 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,23 +20,25 @@ from numpy.typing import NDArray
 
 from elmokit.analyse.choosing import Choice
 from elmokit.analyse.coarse import FROM_ROWS, SIZE, Projection
-from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, check_stateless, mapped
+from elmokit.analyse.index import DESCRIPTION, FORMAT, VERSION, OccurrenceIndex, Rows, check_stateless, mapped
 from elmokit.analyse.index_text import nothing_kept, write_text
 from elmokit.analyse.joining import WordJoiner
-from elmokit.analyse.row_file import DONE, RowFile, sentences_done
-from elmokit.analyse.vectors import Packed
+from elmokit.analyse.vectors import Floats, Packed, pack
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.storing import guarding
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.output.disk import FULL, replace_text
+from elmokit.storage import atomic
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import disk_errors, sync
+from elmokit.storage.locks import folder_lock
 from elmokit.storage.trusted import WorkFolder
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
 
-_PLAN = "plan.json"
+_PLAN, _DONE = "plan.json", "done.json"
+_BUFFER_BYTES = 1 << 25
+_SYNC_SECONDS = 20.0
 _ROWS_AT_ONCE = 1 << 14
 _TELL_EVERY = 32
 """Sentences."""
@@ -60,30 +62,28 @@ def build_index(
     *,
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice | None = None,
-    model: str | None = None,
     batch_tokens: int | None = None,
     on_progress: Callable[[BuildProgress], None] | None = None,
 ) -> OccurrenceIndex:
     """The index of a corpus in a folder, opened where it is there already, and gone on with where it is half built.
 
-    Only sentences with an occurrence that the choice keeps are encoded. `model` is what tells the model from others,
-    without it the file that it was loaded from. Memory holds the list of words and 16 bytes an occurrence.
+    Only sentences with an occurrence that the choice keeps are encoded. Memory holds the list of words and 16 bytes an
+    occurrence.
 
         corpus = prepare(["texts/"], segment="english", split="line")
         index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
     """
     folder = Path(folder).expanduser().resolve()
     choice = choice or Choice()
-    plan = plan_of(elmo, corpus, layer=layer, choice=choice, model=model)
+    plan = plan_of(elmo, corpus, layer=layer, choice=choice)
     layer, vector_size = plan["layer"], plan["vector_size"]
     if index := opened(folder, plan):
         return index
-    _refuse_unwritable(folder)
-    with guarding(folder, "index"):
+    with folder_lock(folder, "another process is building this index", index_errors):
         if index := opened(folder, plan):  # another process has built it while this one waited
             return index
         _refuse_foreign(folder)
-        with _explained(folder), _work_folder(folder) as partial:
+        with index_errors(folder), _work_folder(folder) as partial:
             _start(elmo, partial, folder, corpus, choice, plan)
             text = PreparedCorpus.open(partial / "text")
             tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
@@ -102,7 +102,6 @@ def plan_of(
     *,
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice,
-    model: str | None = None,
 ) -> dict[str, Any]:
     """What an index is made from: two with the same plan are the same."""
     check_stateless(elmo)
@@ -111,7 +110,7 @@ def plan_of(
         raise ElmoError(f"the layer of an index must be mix, top or a number from 0 to {last}, got {layer!r}")
     return {
         "version": VERSION,
-        "model": elmo.where if model is None else model,
+        "model": elmo.fingerprint(mixes=layer == "mix"),
         "corpus": corpus.fingerprint,
         "content": corpus.content,
         "layer": layer,
@@ -130,13 +129,6 @@ def opened(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
         return None  # damaged, or of another version: who is about to write there says so
     same = json.loads(json.dumps(plan))
     return index if {name: index.description.get(name) for name in same} == same else None
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    with _explained(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder.parent, os.W_OK):
-        raise ElmoError(f"the index {folder} cannot be written, for its folder is not yours to write: name another")
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -196,7 +188,7 @@ def _start(
     for name, values in (("tokens.bin", tokens), ("words.bin", words)):
         (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
         sync(partial / name)
-    replace_text(partial / _PLAN, text)
+    atomic.write_text(partial / _PLAN, text, errors=atomic.unexplained)
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
@@ -224,7 +216,7 @@ def _write_vectors(
     rows = np.argsort(tokens)  # [R] in the order of the text
     places = tokens[rows]
     bounds = np.searchsorted(places, text.ends)  # [S] where in `rows` each sentence ends
-    done = sentences_done(partial)
+    done = _sentences_done(partial)
     types = list(text.type_texts())
 
     def sentences() -> Iterator[list[str]]:
@@ -241,7 +233,7 @@ def _write_vectors(
             on_progress(BuildProgress(sentence, text.n_sentences, len(tokens)))
 
     tell(done)
-    with RowFile(partial, size) as file:
+    with _RowFile(partial, size) as file:
         first = int(bounds[done - 1]) if done else 0
         number = done
         for number, vectors in enumerate(elmo.stream(sentences(), layer=layer, batch_tokens=batch_tokens), done + 1):
@@ -253,6 +245,64 @@ def _write_vectors(
                 tell(number)
         file.note(number, force=True)
         tell(number)
+
+
+def _sentences_done(partial: Path) -> int:
+    """How many sentences of an index that is half built are on the disk."""
+    try:
+        return int(json.loads((partial / _DONE).read_text(encoding="ascii"))["sentences"])
+    except (OSError, ValueError):
+        return 0
+
+
+class _RowFile:
+    """Vectors that come in any order, written to their rows; what is done is noted once it is on the disk."""
+
+    def __init__(self, partial: Path, size: int) -> None:
+        self._partial, self._size = partial, size
+        self._codes, self._scales = OffsetFile(partial / "vectors.bin"), OffsetFile(partial / "scales.bin")
+        self._waiting: list[tuple[Rows, Floats]] = []
+        self._bytes = 0
+        self._synced = time.monotonic()
+
+    def add(self, rows: Rows, vectors: Floats) -> None:
+        """Take vectors of any length [N, D]; many are written at once."""
+        self._waiting.append((rows, vectors))
+        self._bytes += vectors.nbytes
+        if self._bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def note(self, sentences: int, *, force: bool = False) -> None:
+        """Bring all of it to the disk and note how many sentences that makes, if the last time is long ago."""
+        if not force and time.monotonic() - self._synced < _SYNC_SECONDS:
+            return
+        self._write()
+        self._codes.sync()
+        self._scales.sync()
+        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=atomic.unexplained)
+        self._synced = time.monotonic()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = np.concatenate([rows for rows, _ in self._waiting])
+        packed = pack(np.concatenate([vectors for _, vectors in self._waiting]))
+        order = np.argsort(rows)
+        rows, codes, scales = rows[order], packed.codes[order], packed.scales[order]
+        # Rows that follow each other go in one write; of a frequent word these are many.
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+            row = int(rows[start])
+            self._codes.write(row * self._size, codes[start:stop].tobytes())
+            self._scales.write(row * 4, scales[start:stop].tobytes())
+        self._waiting, self._bytes = [], 0
+
+    def __enter__(self) -> _RowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._codes.close()
+        self._scales.close()
 
 
 def _write_coarse(partial: Path, rows: int, size: int) -> int:
@@ -276,27 +326,22 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     """Give the folder its name once everything is on the disk."""
     for file in partial.glob("*.bin"):
         sync(file)
-    replace_text(partial / DESCRIPTION, json.dumps(description, indent=1, sort_keys=True) + "\n")
+    text = json.dumps(description, indent=1, sort_keys=True) + "\n"
+    atomic.write_text(partial / DESCRIPTION, text, errors=atomic.unexplained)
     sync(partial)
     if folder.is_dir():
         folder.rmdir()
     _name_of_partial(folder).rename(folder)
     sync(folder.parent)
     # Not before: until the folder has its name they say that nothing is left to do.
-    for name in (_PLAN, DONE):
+    for name in (_PLAN, _DONE):
         (folder / name).unlink(missing_ok=True)
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise ElmoError(
-                f"no space is left on the disk for the index {folder}: free some and run the same command again, which "
-                "goes on from what is done, or name another folder"
-            ) from error
-        raise ElmoError(
-            f"the index {folder} cannot be written ({error.strerror or error}): name another folder"
-        ) from error
+def index_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while an index is built."""
+    return disk_errors(
+        f"the index {folder}",
+        "name another folder",
+        if_full="free some and run the same command again, which resumes where it stopped, or name another folder",
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats.atomic import replacing
+from elmokit.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def drawing(path: Path, size: tuple[float, float], families: Iterable[str]) -> I
         FigureCanvasAgg(figure)
         yield figure
         dates = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]
-        with replacing(path) as temporary:
+        with atomic_file(path) as temporary:
             figure.savefig(temporary, format=suffix, metadata=dates)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import tempfile
 import time
@@ -18,13 +16,15 @@ from tqdm import tqdm
 from elmokit.analyse.building import BuildProgress, build_index, opened, plan_of
 from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
-from elmokit.cache import cache_folder
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.report import progress_display
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.fingerprint import former_fingerprint
 from elmokit.messages import counted
+from elmokit.storage.cache import cache_folder
+from elmokit.storage.checksum import name_of
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 
@@ -71,7 +71,7 @@ def _layer(request: IndexRequest, elmo: Elmo) -> Literal["mix"] | int:
 
 
 def find_index(
-    request: IndexRequest, elmo: Elmo, model: str, *, words: Sequence[str] | None, ignore_case: bool = False
+    request: IndexRequest, elmo: Elmo, *, words: Sequence[str] | None, ignore_case: bool = False
 ) -> OccurrenceIndex:
     """The index in which some words, or with None all words, are to be found.
 
@@ -81,7 +81,7 @@ def find_index(
     _layer(request, elmo)  # a mistake has to show before the corpus is read
     named = request.index
     if named is not None and not request.corpus:
-        return _checked(OccurrenceIndex.open(named), request, elmo, model)
+        return _checked(OccurrenceIndex.open(named), request, elmo)
     if not request.corpus:
         raise ElmoError("--corpus is needed, the text in which to look, or --index, an index that has been built")
     general = Choice(
@@ -92,26 +92,27 @@ def find_index(
     with ExitStack() as stack:
         corpus = _corpus(request, elmo, stack)
         if named is not None:
-            return _build(request, elmo, model, corpus, general, Path(named))
+            return _build(request, elmo, corpus, general, Path(named))
         if words is None:
-            return _build(request, elmo, model, corpus, general, _cached(request, elmo, model, corpus, general))
-        general_folder = _cached(request, elmo, model, corpus, general)
-        index = opened(general_folder, _plan(request, elmo, model, corpus, general))
+            return _build(request, elmo, corpus, general, _cached(request, elmo, corpus, general))
+        general_folder = _cached(request, elmo, corpus, general)
+        index = opened(general_folder, _plan(request, elmo, corpus, general))
         if index is not None and all(len(index.rows_of(word, ignore_case=ignore_case)) for word in words):
             return index
         choice = Choice(tuple(words), ignore_case, max_occurrences=request.max_occurrences)
-        return _build(request, elmo, model, corpus, choice, _cached(request, elmo, model, corpus, choice))
+        return _build(request, elmo, corpus, choice, _cached(request, elmo, corpus, choice))
 
 
-def _checked(index: OccurrenceIndex, request: IndexRequest, elmo: Elmo, model: str) -> OccurrenceIndex:
-    if index.description["model"] != model:
+def _checked(index: OccurrenceIndex, request: IndexRequest, elmo: Elmo) -> OccurrenceIndex:
+    model, layer = index.description["model"], index.description["layer"]
+    if model != elmo.fingerprint(mixes=layer == "mix") and model != former_fingerprint(elmo.checkpoint()):
         raise ElmoError(
             f"the index {index.folder} was built with another model, whose vectors do not compare with those of "
             f"{elmo.where}: name that model, or build an index with this one (--corpus)"
         )
-    if request.layer is not None and index.description["layer"] != _layer(request, elmo):
+    if request.layer is not None and layer != _layer(request, elmo):
         raise ElmoError(
-            f"the index {index.folder} is of layer {index.description['layer']}, got --layer {request.layer}: leave "
+            f"the index {index.folder} is of layer {layer}, got --layer {request.layer}: leave "
             "--layer out, or build another index (--corpus)"
         )
     return index
@@ -133,25 +134,21 @@ def _corpus(request: IndexRequest, elmo: Elmo, stack: ExitStack) -> PreparedCorp
         )
 
 
-def _plan(request: IndexRequest, elmo: Elmo, model: str, corpus: PreparedCorpus, choice: Choice) -> dict[str, object]:
-    return plan_of(elmo, corpus, model=model, layer=_layer(request, elmo), choice=choice)
+def _plan(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: Choice) -> dict[str, object]:
+    return plan_of(elmo, corpus, layer=_layer(request, elmo), choice=choice)
 
 
-def _cached(request: IndexRequest, elmo: Elmo, model: str, corpus: PreparedCorpus, choice: Choice) -> Path:
-    plan = json.dumps(_plan(request, elmo, model, corpus, choice), sort_keys=True).encode()
-    return cache_folder() / "indexes" / hashlib.blake2b(plan, digest_size=16).hexdigest()
+def _cached(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: Choice) -> Path:
+    return cache_folder() / "indexes" / name_of(_plan(request, elmo, corpus, choice))
 
 
-def _build(
-    request: IndexRequest, elmo: Elmo, model: str, corpus: PreparedCorpus, choice: Choice, folder: Path
-) -> OccurrenceIndex:
+def _build(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: Choice, folder: Path) -> OccurrenceIndex:
     new = not (folder / DESCRIPTION).is_file()
     with _building() as on_progress:
         index = build_index(
             elmo,
             corpus,
             folder,
-            model=model,
             layer=_layer(request, elmo),
             choice=choice,
             batch_tokens=request.batch_tokens,

@@ -12,8 +12,6 @@ coarse.bin      [R, C] int8, directions.bin [D, C] and steps.bin [C] float32, wh
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +26,8 @@ from elmokit.analyse.coarse import CANDIDATE_SHARE, CANDIDATES, Projection
 from elmokit.analyse.vectors import Codes, Floats, Packed, best, normalised, products
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
+from elmokit.storage import atomic
+from elmokit.storage.array_file import map_array
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "index.json"
 FORMAT = "elmokit-index"
 VERSION = 1
+_ADVICE = "remove the folder and build the index again (--corpus)"
 _NUMBERS, _FACTS = ("rows", "vector_size", "coarse_size"), {"model", "layer"}
 """What a description has to have."""
 Rows = NDArray[np.int64]
@@ -194,36 +195,12 @@ def check_stateless(elmo: Elmo) -> None:
 def read_description(folder: Path) -> dict[str, Any]:
     """What index.json says, refused in one sentence where it is not that of an index of this version."""
     path = folder / DESCRIPTION
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ElmoError(
-            f"{folder} is not an index of occurrences: it has no {DESCRIPTION}; give --corpus to build one"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ElmoError(f"{path} cannot be read ({error}): remove the folder and build the index again") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ElmoError(f"{path} does not describe an index of occurrences: name another folder")
-    if description.get("version") != VERSION:
-        raise ElmoError(
-            f"{folder} was built by another version of elmokit (format {description.get('version')}, this one reads "
-            f"{VERSION}): remove the folder and build the index again"
-        )
+    description = atomic.read_description(path, FORMAT, VERSION, "an index of occurrences", _ADVICE)
     if not all(isinstance(description.get(name), int) for name in _NUMBERS) or not description.keys() >= _FACTS:
-        raise ElmoError(f"{path} is damaged: remove the folder and build the index again")
+        raise ElmoError(f"{path} is damaged: {_ADVICE}")
     return description
 
 
 def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """A file of an index as an array, refused where it has not the right size."""
-    kind = np.dtype(dtype)
-    size = math.prod(shape) * kind.itemsize
-    try:
-        found = path.stat().st_size
-        if found != size:
-            raise ElmoError(
-                f"{path} must have {size:,} bytes, got {found:,}: remove the folder and build the index again"
-            )
-        return np.memmap(path, dtype=kind, mode="r", shape=shape) if size else np.empty(shape, dtype=kind)
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read ({error.strerror or error}): build the index again") from error
+    """A file of an index as an array."""
+    return map_array(path, dtype, shape, _ADVICE)

@@ -9,6 +9,7 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT, Format
 from elmokit.formats.save import format_to_write, write_checkpoint
 from elmokit.formats.stored import Numbers, SoftmaxNumbers
+from elmokit.storage.atomic import disk_errors
 
 
 def convert_model(
@@ -27,10 +28,8 @@ def convert_model(
     `dtype` and `softmax` are those of `formats.stored`.
     """
     format = format_to_write(to, target, dtype=dtype, softmax=softmax)
-    try:
+    with disk_errors(target):
         _check_target(target, format, overwrite=overwrite)
-    except OSError as error:
-        raise ElmoError(f"{target} cannot be written: {error.strerror or error}") from error
     checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
     write_checkpoint(checkpoint, target, to, dtype=dtype, softmax=softmax)
     return target

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +18,10 @@ from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
 from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError
+from elmokit.fingerprint import former_fingerprint
 from elmokit.messages import counted
 from elmokit.output import check_output, embed_lines, writer_for
-from elmokit.output.spool import partial_folder
+from elmokit.output.spool import partial_folder, read_settings
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, WordSplitter
 from elmokit.text.vocab import UnknownTokens
@@ -172,7 +171,7 @@ def _to_file(
 ) -> None:
     assert request.output is not None
     settings = {
-        "model": fingerprint(elmo),
+        "model": _model_name(elmo, request),
         "layer": request.layer,
         "pool": request.pool,
         "segment": elmo.text_policy.name_in_files,
@@ -193,6 +192,16 @@ def _to_file(
     resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
     done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
     print(f"wrote {request.output}: {done}{resumed}", file=sys.stderr)
+
+
+def _model_name(elmo: Elmo, request: EmbedRequest) -> str:
+    """The model's fingerprint, or the former one where the run to resume was begun by an earlier release."""
+    assert request.output is not None
+    name = elmo.fingerprint(mixes=True)
+    if not request.resume:
+        return name
+    before = read_settings(partial_folder(check_output(request.output))).get("settings", {}).get("model", name)
+    return before if before != name and before == former_fingerprint(elmo.checkpoint()) else name
 
 
 @contextmanager
@@ -243,22 +252,3 @@ def readable(tokens: list[str], vectors: NDArray[np.float32]) -> str:
 def _showable(character: str) -> bool:
     """Printable, or of the invisible kind that joins emoji and shapes letters."""
     return character.isprintable() or (unicodedata.category(character) == "Cf" and character not in _BIDI_CONTROLS)
-
-
-def fingerprint(elmo: Elmo) -> str:
-    """A short name that two models share only if they give every word the same ids and all their numbers are equal."""
-    vocab, symbols = elmo.vocab, elmo.symbols
-    facts: dict[str, object] = {
-        "config": elmo.config.to_dict(),
-        "vocabulary": None if vocab is None else {"words": list(vocab), "specials": vocab.specials},
-        "symbols": None if symbols is None or symbols.ids is None else dict(symbols.ids),
-        "layer_norm": [mix.layer_norm for mix in elmo.mixes],
-    }
-    if elmo.character_pieces is not None:
-        facts["tokens"] = "read by character"  # vectors of words from before that were all those of <UNK>
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    state: dict[str, Any] = {**elmo.bilm.state_dict(), **elmo.mixes.state_dict()}
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(state[name].detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -17,7 +17,6 @@ from elmokit.analyse.position_picture import draw_by_position
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
@@ -29,6 +28,7 @@ from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.progress import perplexity
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences
+from elmokit.storage.atomic import atomic_file
 from elmokit.text.tokens import SegmenterName, name_in_files
 
 _SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
@@ -205,7 +205,7 @@ def _unknown(model: Checkpoint) -> str:
 def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
     """A TSV with a line for each sentence: its number, tokens, perplexities and text."""
     sentences = Sentences(corpus)
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, dialect="excel-tab", lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
         table.writerow(["sentence", "tokens", "forward", "backward", "mean", "text"])
         begin = 0

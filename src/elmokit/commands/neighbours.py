@@ -11,7 +11,6 @@ from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.nearest import Neighbour, neighbours
 from elmokit.analyse.showing import in_context, terminal_width
-from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.text.policy import PolicyName
@@ -52,7 +51,6 @@ def run_neighbours(request: NeighboursRequest) -> None:
     index = find_index(
         request.where,
         elmo,
-        fingerprint(elmo),
         words=None if request.any_word else [request.word],
         ignore_case=request.ignore_case,
     )

@@ -16,7 +16,6 @@ from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.similarity_picture import draw_similarity, similarities
 from elmokit.analyse.words_picture import draw_words, place_words
-from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.text.tokens import SegmenterName
@@ -119,7 +118,7 @@ def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> li
 def _in_corpus(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
     """Some occurrences of each word, spread evenly over the corpus."""
     where = request.where if request.where.index else replace(request.where, max_occurrences=request.occurrences)
-    index = find_index(where, elmo, fingerprint(elmo), words=asked, ignore_case=request.ignore_case)
+    index = find_index(where, elmo, words=asked, ignore_case=request.ignore_case)
     found = []
     for group, word in enumerate(asked):
         rows = index.rows_of(word, ignore_case=request.ignore_case)

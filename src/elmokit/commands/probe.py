@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from elmokit.analyse.probes.pos import PosResult, probe_pos
@@ -20,8 +19,8 @@ from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import WsdResult, probe_wsd
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import write_text
 from elmokit.messages import counted
+from elmokit.storage.atomic import write_text
 from elmokit.tasks.reading.columns import read_tagged
 
 _LOG_EVERY = 5_000
@@ -52,7 +51,7 @@ class PosRequest(ProbeRequest):
     """The column of the tags; None: UPOS of CoNLL-U, the last one elsewhere."""
     seeds: int = 1
     cache: Path | None = None
-    """A folder with room for the vectors; None: where temporary files go."""
+    """A folder for the vectors; None: features/ in the cache folder."""
 
 
 @dataclass(frozen=True)
@@ -141,25 +140,28 @@ def wic_lines(result: WicResult) -> list[str]:
     return ["accuracy: is the word meant in the same way?", *_table([heading, *rows])]
 
 
-class _Watched:
-    """A source that shows how many sentences it has read: a bar on a terminal, a line now and then elsewhere."""
+class _ShownSource(ElmoSource):
+    """An Elmo that shows how many sentences it has read: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, source: Source) -> None:
-        self.names, self.size = source.names, source.size
-        self._source = source
-
-    @property
-    def device(self) -> torch.device:
-        return self._source.device
+    def __init__(self, elmo: Elmo, batch_tokens: int | None) -> None:
+        super().__init__(elmo, batch_tokens)
+        self.progress = self._show
+        self._bar = tqdm(disable=True)
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
-        if sys.stderr.isatty():
-            yield from tqdm(self._source.stream(sentences), unit=" sentences", file=sys.stderr, leave=False)
-            return
-        for number, layers in enumerate(self._source.stream(sentences), start=1):
-            if number % _LOG_EVERY == 0:
-                print(f"{counted(number, 'sentence')} embedded", file=sys.stderr, flush=True)
+        for number, layers in enumerate(super().stream(sentences), start=1):
+            self._show(number, None)
             yield layers
+        self._bar.close()
+
+    def _show(self, done: int, total: int | None) -> None:
+        if done == 1:
+            self._bar = tqdm(total=total, unit=" sentences", disable=None, leave=False)
+        self._bar.update(done - self._bar.n)
+        if self._bar.disable and done % _LOG_EVERY == 0:
+            print(f"{counted(done, 'sentence')} embedded", file=sys.stderr, flush=True)
+        if done == total:
+            self._bar.close()
 
 
 def _check(request: ProbeRequest) -> None:
@@ -179,7 +181,7 @@ def _check(request: ProbeRequest) -> None:
 
 def _source(request: ProbeRequest) -> Source:
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
-    return _Watched(ElmoSource(elmo, request.batch_tokens))
+    return _ShownSource(elmo, request.batch_tokens)
 
 
 def _report(request: ProbeRequest, result: Any, lines: Sequence[str]) -> None:  # noqa: ANN401 - any result dataclass

@@ -12,7 +12,6 @@ from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.sense_picture import draw_senses
 from elmokit.analyse.senses import Senses, find_senses
 from elmokit.analyse.showing import in_context, terminal_width
-from elmokit.commands.embed import fingerprint
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
@@ -56,7 +55,7 @@ def run_senses(request: SensesRequest) -> None:
         device=request.device,
         segment=request.where.segment,
     )
-    index = find_index(request.where, elmo, fingerprint(elmo), words=[request.word], ignore_case=request.ignore_case)
+    index = find_index(request.where, elmo, words=[request.word], ignore_case=request.ignore_case)
     senses = find_senses(
         index,
         request.word,

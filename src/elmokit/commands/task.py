@@ -12,10 +12,10 @@ from elmokit import __version__
 from elmokit.commands.task_progress import AnswerBar, TrainingShown, say
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import check_making, making
 from elmokit.formats.bundled import DEFAULT
 from elmokit.messages import counted
 from elmokit.model.placement import choose_device
+from elmokit.storage.atomic import check_new_folder, new_folder
 from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample
 from elmokit.tasks.folder import LAST, load, write_model
 from elmokit.tasks.options import TaskOptions
@@ -85,7 +85,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
     """Train, score on the dev data, write the model with its report, and print what came out."""
     options = TaskOptions(**request.changes)
     _refuse_idle(request, options)
-    check_making(request.output)
+    check_new_folder(request.output)
     for path in (request.train, request.dev, None if options.static in ("train", "none") else options.static):
         _refuse_missing(path)
     device, elmo = choose_device(request.device), None
@@ -128,7 +128,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
         for other in (with_layer_0(options), without_elmo(options)):
             if other != options:
                 comparison.append((_name(other), trained(other, _name(other)).scores))
-    with making(request.output, last=LAST) as folder:
+    with new_folder(request.output, last=LAST) as folder:
         write_model(fitted.model, folder)
         note = write_report(
             folder / "report",

@@ -13,10 +13,10 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
-from elmokit.cache import cache_folder
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
 from elmokit.formats.hub import SCHEME, fetched, repository_of
+from elmokit.storage.atomic import atomic_file, disk_errors
+from elmokit.storage.cache import cache_folder
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 _BY_HAND = "download the file by hand and pass its path"
@@ -38,14 +38,9 @@ def local_path(path_or_url: str | Path) -> Path:
         raise ElmoError(f"an address must begin with http:// or https://, got {path_or_url}: {_BY_HAND}")
     target = cached_as(path_or_url)
     if not target.is_file():
-        try:
+        with disk_errors(f"the cache folder {target.parent}", "name another with ELMOKIT_CACHE"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ElmoError(
-                f"the cache folder {target.parent} cannot be made ({error.strerror or error}): name another with "
-                "ELMOKIT_CACHE"
-            ) from error
-        with replacing(target) as temporary, temporary.open("wb") as file:
+        with atomic_file(target) as temporary, temporary.open("wb") as file:
             for block in _download(path_or_url):
                 file.write(block)
     return target

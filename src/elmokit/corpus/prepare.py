@@ -5,7 +5,6 @@ Prepared corpora share a folder. Each has a subfolder there, named after its fin
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -18,21 +17,23 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-from elmokit.cache import cache_folder
 from elmokit.corpus.encoding import chunks_of, encode_all
 from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, first_few, is_prepared
-from elmokit.corpus.prepared import VERSION, CorpusBuilder, PreparedCorpus, read_description
+from elmokit.corpus.prepared import VERSION, CorpusBuilder, PreparedCorpus, corpus_errors, read_description
 from elmokit.corpus.reading import ReadingOptions, SplitMode, read_pieces
 from elmokit.corpus.report import Progress, Tally
-from elmokit.corpus.storing import explained, guarding, storing, sweep
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
+from elmokit.storage.atomic import atomic_folder, sync
+from elmokit.storage.cache import cache_folder, remove_abandoned
+from elmokit.storage.checksum import name_of
+from elmokit.storage.locks import folder_lock
 from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)
 FOLDER_NAMES = "[0-9a-f]" * 32
 """A pattern that matches the names of prepared corpora in the shared folder, and nothing else there."""
+_BUSY = "another process is preparing this corpus"
 _WORTH_WORKERS = 2_000_000
 """Bytes on disk; for less text, starting worker processes takes longer than they save."""
 _MOST_WORKERS = 32
@@ -76,13 +77,13 @@ def prepare(
     target = shared / (fingerprint or secrets.token_hex(16))
     if corpus := _open_complete(target, fingerprint):
         return corpus
-    with guarding(target) as alone:
+    with folder_lock(target, _BUSY, corpus_errors) as lock:
         if corpus := _open_complete(target, fingerprint):  # another process has built it while this one waited
             return corpus
-        sweep(target, FOLDER_NAMES)
+        remove_abandoned(target, FOLDER_NAMES)
         try:
             with (
-                storing(target, alone=alone) as temporary,
+                atomic_folder(target, corpus_errors, alone=lock.supported) as temporary,
                 CorpusBuilder(temporary, shown=target, max_types=max_types) as builder,
             ):
                 _build(inputs, options, builder, tally, workers, on_progress)
@@ -167,8 +168,8 @@ def _open_complete(folder: Path, fingerprint: str | None) -> PreparedCorpus | No
 def _name_after_content(target: Path) -> Path:
     """Rename a corpus from standard input after its content; if that folder is there already, it stays."""
     description = read_description(target)
-    named = target.with_name(_digest([description[name] for name in ("version", "content", "settings", "report")]))
-    with guarding(named), explained(named):
+    named = target.with_name(name_of([description[name] for name in ("version", "content", "settings", "report")]))
+    with folder_lock(named, _BUSY, corpus_errors), corpus_errors(named):
         if _open_complete(named, description["content"]):
             shutil.rmtree(target)
         else:
@@ -196,17 +197,13 @@ def _fingerprint(inputs: Sequence[Input], settings: Mapping[str, Any]) -> str | 
     """A hash of the files and the settings; None for standard input, which has to be read first."""
     if any(each.name == STANDARD_INPUT for each in inputs):
         return None
-    return _digest({"version": VERSION, "files": [each.identity for each in inputs], "settings": settings})
+    return name_of({"version": VERSION, "files": [each.identity for each in inputs], "settings": settings})
 
 
 def _origin(sources: Sequence[str], settings: Mapping[str, Any]) -> str:
     """A hash of the names of the sources and the settings: it stays the same when the files change."""
     named = [source if source == STANDARD_INPUT else os.path.realpath(Path(source).expanduser()) for source in sources]
-    return _digest({"sources": named, "settings": settings})
-
-
-def _digest(facts: object) -> str:
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return name_of({"sources": named, "settings": settings})
 
 
 def _earlier_versions(folder: Path, origin: str, sources: Sequence[str]) -> str | None:

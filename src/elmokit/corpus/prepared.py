@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,10 +26,10 @@ from numpy.typing import NDArray
 from elmokit.corpus.encoding import EncodedSentences, encode_sentences
 from elmokit.corpus.files import DESCRIPTION
 from elmokit.corpus.report import Report, Tally
-from elmokit.corpus.storing import explained, storing
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.output.disk import OffsetFile
+from elmokit.storage import atomic
+from elmokit.storage.array_file import OffsetFile, map_array
+from elmokit.storage.atomic import atomic_folder, disk_errors, sync
 from elmokit.text.vocab import BEGIN, END, UNKNOWN
 
 FORMAT = "elmokit-corpus"
@@ -36,6 +37,7 @@ VERSION = 1
 """Increases when the files change, or when a splitter or tokenizer gives other sentences for the same text."""
 SPECIALS = (BEGIN, END, UNKNOWN)
 _TYPES_AT_ONCE = 1 << 16
+_ADVICE = "remove the folder and prepare the corpus again"
 _UNKNOWN_ID = SPECIALS.index(UNKNOWN)
 
 
@@ -122,11 +124,11 @@ class PreparedCorpus:
             settings=description["settings"],
             fingerprint=description["fingerprint"],
             content=description["content"],
-            tokens=_mapped(folder / "tokens.bin", np.dtype("<u4"), tokens),
-            ends=_mapped(folder / "ends.bin", np.dtype("<i8"), sentences),
-            counts=_mapped(folder / "counts.bin", np.dtype("<i8"), types),
-            type_bytes=_mapped(folder / "types.bin", np.dtype("u1"), description["type_bytes"]),
-            type_ends=_mapped(folder / "type_ends.bin", np.dtype("<i8"), types),
+            tokens=_mapped(folder / "tokens.bin", "<u4", tokens),
+            ends=_mapped(folder / "ends.bin", "<i8", sentences),
+            counts=_mapped(folder / "counts.bin", "<i8", types),
+            type_bytes=_mapped(folder / "types.bin", "u1", description["type_bytes"]),
+            type_ends=_mapped(folder / "type_ends.bin", "<i8", types),
         )
 
     @classmethod
@@ -148,7 +150,10 @@ class PreparedCorpus:
 
         folder = Path(folder).resolve()
         total = Tally()
-        with storing(folder) as temporary, CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder:
+        with (
+            atomic_folder(folder, corpus_errors) as temporary,
+            CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder,
+        ):
             builder.add(encode_sentences(counted_sentences(), tally), total)
             builder.finish(total.report(types=builder.n_types), {}, None)
         return cls.open(folder)
@@ -156,35 +161,18 @@ class PreparedCorpus:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """The contents of corpus.json; it must be that of a prepared corpus of this version."""
-    path = folder / DESCRIPTION
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ElmoError(f"{folder} is not a prepared corpus: it has no {DESCRIPTION}") from error
-    except (OSError, ValueError) as error:
-        raise ElmoError(f"{path} cannot be read ({error}): prepare the corpus again") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ElmoError(f"{path} does not describe a prepared corpus: prepare one in another folder")
-    if description.get("version") != VERSION:
-        raise ElmoError(
-            f"{folder} was prepared by another version of elmokit (format {description.get('version')}, this one reads "
-            f"{VERSION}): remove the folder and prepare the corpus again"
-        )
-    return description
+    return atomic.read_description(folder / DESCRIPTION, FORMAT, VERSION, "a prepared corpus", _ADVICE)
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-    try:
-        size = path.stat().st_size
-        if size != length * dtype.itemsize:
-            raise ElmoError(
-                f"{path} must have {length * dtype.itemsize:,} bytes, got {size:,}: remove the folder and prepare the "
-                "corpus again"
-            )
-        # An empty file cannot be mapped.
-        return np.memmap(path, dtype=dtype, mode="r") if length else np.empty(0, dtype=dtype)
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read ({error.strerror or error}): prepare the corpus again") from error
+def _mapped(path: Path, dtype: str, length: int) -> NDArray[Any]:
+    return map_array(path, dtype, (length,), _ADVICE)
+
+
+def corpus_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while a prepared corpus is written."""
+    return disk_errors(
+        f"the prepared corpus {folder}", "name another folder", if_full="free some, or name another folder"
+    )
 
 
 class CorpusBuilder:
@@ -263,7 +251,7 @@ class CorpusBuilder:
             "settings": settings,
             "report": report.to_dict(),
         }
-        with explained(self._shown):
+        with corpus_errors(self._shown):
             for file in self._files.values():
                 file.sync()
             path = self._folder / DESCRIPTION
@@ -290,7 +278,7 @@ class CorpusBuilder:
         return end
 
     def _append(self, name: str, values: NDArray[Any]) -> None:
-        with explained(self._shown):
+        with corpus_errors(self._shown):
             if name not in self._files:
                 self._files[name] = _AppendedFile(self._folder / name)
             self._files[name].append(values.tobytes())

@@ -9,7 +9,7 @@ import numpy as np
 
 from elmokit.corpus.prepared import SPECIALS, PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import write_text
+from elmokit.storage.atomic import write_text
 from elmokit.text.vocab import SKIPPED_LINE, UNKNOWN, Vocabulary
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import filling, write_text
 from elmokit.formats.bilm_options import read_options, read_vocabulary, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, names_at_top, write_datasets
@@ -34,6 +33,7 @@ from elmokit.formats.registry import Format, ModelFiles, first_bytes
 from elmokit.formats.source import Source, read_json
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
+from elmokit.storage.atomic import update_folder, write_text
 from elmokit.storage.hostile_hdf5 import MAGIC
 from elmokit.text.vocab import Vocabulary
 
@@ -286,7 +286,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
         # Older readers look datasets up by name and ignore these two; `read` gets the language model back.
         arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
         arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
-    with filling(folder, last="options.json", optional=("vocab.txt",)) as staging:
+    with update_folder(folder, last="options.json", optional=("vocab.txt",)) as staging:
         write_datasets(staging / "weights.hdf5", arrays, _second_names(config))
         if checkpoint.vocab is not None:
             write_text(staging / "vocab.txt", checkpoint.vocab.to_text())

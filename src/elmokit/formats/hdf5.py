@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
 from elmokit.formats.source import Source
+from elmokit.storage.atomic import atomic_file
 from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find
 from elmokit.storage.unpacked import check_unpacked
 
@@ -105,7 +105,7 @@ def write_datasets(path: Path, arrays: Mapping[str, NDArray[Any]], links: Mappin
             file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
         for alias, target in links.items():
             file[alias] = file[target]
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_bytes(image.getbuffer())
 
 

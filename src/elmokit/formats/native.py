@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import filling, replacing, write_text
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import SCALES, VALUES, quantised
+from elmokit.storage.atomic import update_folder, write_tensors, write_text
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
@@ -110,7 +110,7 @@ def read(files: ModelFiles) -> Checkpoint:
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write our own folder; config.json is written last, so that a folder with one is whole."""
-    with filling(folder, last="config.json", optional=_OPTIONAL) as staging:
+    with update_folder(folder, last="config.json", optional=_OPTIONAL) as staging:
         if (folder / "encoder.pkl").exists():
             raise ElmoError(
                 f"{folder} contains an ELMoForManyLangs model, which would lose its config.json: save elsewhere"
@@ -131,10 +131,10 @@ def _write_files(checkpoint: Checkpoint, folder: Path, *, card: bool) -> None:
     for number, mix in enumerate(checkpoint.mixes):
         tensors[f"mixes.{number}.weights"] = mix["weights"]
         tensors[f"mixes.{number}.gamma"] = mix["gamma"]
-    _save(folder / "model.safetensors", tensors)
+    write_tensors(folder / "model.safetensors", tensors)
     for name, part in (("lm_head", checkpoint.head), ("optimizer", checkpoint.optimizer)):
         if part:
-            _save(folder / f"{name}.safetensors", part)
+            write_tensors(folder / f"{name}.safetensors", part)
     values: dict[str, Any] = {
         "format": NAME,
         "version": VERSION,
@@ -236,14 +236,6 @@ def _path(source: Source, name: str) -> Path | None:
 
 def _damaged(where: str, error: Exception) -> ElmoError:
     return ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again")
-
-
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        try:
-            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary)
-        except SafetensorError as error:  # its word for a disk that is full
-            raise OSError(str(error)) from error
 
 
 def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:

@@ -14,6 +14,7 @@ folder from what lies there, so for a while the disk holds the vectors twice.
 import hashlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -25,25 +26,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.output import lock
-from elmokit.output.disk import OffsetFile, explained, replace_text
 from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
-from elmokit.storage.trusted import WorkFolder
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
+from elmokit.storage.cache import remove_leftovers
+from elmokit.storage.locks import ProcessLock, try_lock
+from elmokit.storage.trusted import WorkFolder, open_file
 
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
+FORMER_TEMPORARY = "settings.json.tmp"
+"""What a killed run of an earlier release may have left."""
 # Removed in this order: the journal outlives the data it describes, and the settings mark the folder as ours till late.
-FILES = (RESULT, VECTORS, TEXTS, JOURNAL, SETTINGS, SETTINGS + ".tmp", LOCK)
+FILES = (RESULT, VECTORS, TEXTS, JOURNAL, SETTINGS, FORMER_TEMPORARY, LOCK)
 
 
 def partial_folder(output: Path) -> Path:
     """Where the vectors of an output wait, links in its path already followed."""
     return output.with_name(output.name + ".partial")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What the run was asked for whose vectors wait in a folder; nothing where it is not the folder of a run."""
+    try:
+        fd = open_file(folder / SETTINGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    with os.fdopen(fd, encoding="ascii") as file, suppress(ValueError):
+        found = json.load(file)
+        return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+    return {}
 
 
 class Spool:
@@ -67,7 +83,7 @@ class Spool:
         self._journal_end = 0
         self._files: list[OffsetFile] = []
         self._removed = False
-        with self._explained():
+        with self._errors():
             self._lock = self._acquire()
             try:
                 self._open(resume)
@@ -75,11 +91,17 @@ class Spool:
                 self._close()
                 raise
 
-    def _explained(self) -> AbstractContextManager[None]:
+    def _errors(self, *, committing: bool = False) -> AbstractContextManager[None]:
         # Sentences that are not committed count where a commit still follows, which is everywhere but in a commit.
-        return explained(self.output, self.folder, kept=self.sentences > 0)
+        resumable = (self._committed if committing else self._state).sentences > 0
+        again = f"with --resume, which continues from what {self.folder} has" if resumable else "again"
+        return disk_errors(
+            self.output,
+            f"once that is mended, run the same command {again}",
+            if_full=f"free some and run the same command {again}",
+        )
 
-    def _acquire(self) -> int | None:
+    def _acquire(self) -> ProcessLock:
         while True:
             try:
                 self._work = WorkFolder(self.folder)
@@ -88,17 +110,15 @@ class Spool:
                     f"{self.folder} must be a folder or absent, got a file: move it away, vectors are collected there"
                 ) from None
             try:
-                return lock.acquire(self._work.path / LOCK)
-            except FileNotFoundError:
-                self._work.close()  # the run before us has removed the folder just now
-            except BlockingIOError:
+                return try_lock(self._work.path / LOCK)
+            except BaseException as error:
                 self._work.close()
-                raise ElmoError(
-                    f"another process is writing {self.output}: wait until it ends or choose another --output"
-                ) from None
-            except BaseException:
-                self._work.close()
-                raise
+                if isinstance(error, BlockingIOError):
+                    raise ElmoError(
+                        f"another process is writing {self.output}: wait until it ends or choose another --output"
+                    ) from None
+                if not isinstance(error, FileNotFoundError):  # the run before us has removed the folder just now
+                    raise
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()
@@ -136,21 +156,18 @@ class Spool:
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        replace_text(self._work.path / SETTINGS, json.dumps(whole, indent=1))
+        write_text(self._work.path / SETTINGS, json.dumps(whole, indent=1), errors=unexplained)
 
     def _read_settings(self) -> dict[str, Any]:
-        try:
-            found = json.loads((self._work.path / SETTINGS).read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
-            found = None
-        if isinstance(found, dict) and found.get("format") == FORMAT:
+        if found := read_settings(self._work.path):
             if found.get("version") != VERSION:
                 raise ElmoError(
                     f"{self.folder} must be of version {VERSION}, got {found.get('version')} from another release of "
                     f"elmokit: finish it with that release or delete the folder"
                 )
             return found
-        if any(path.name not in (LOCK, SETTINGS + ".tmp") for path in self._work.path.iterdir()):
+        remove_leftovers(self._work.path, SETTINGS, alone=True)
+        if any(path.name not in (LOCK, FORMER_TEMPORARY) for path in self._work.path.iterdir()):
             raise ElmoError(
                 f"{self.folder} is not the folder of an unfinished run: move it away, the vectors for {self.output} "
                 f"are collected there"
@@ -231,7 +248,7 @@ class Spool:
         line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
         digest = self._digest.copy()
         _add_line(digest, text)
-        with self._explained():
+        with self._errors():
             vector_bytes = state.vector_bytes
             if rows.size:
                 vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
@@ -253,7 +270,7 @@ class Spool:
         if self._state == self._committed:
             return
         state = self._state
-        with explained(self.output, self.folder, kept=self._committed.sentences > 0):
+        with self._errors(committing=True):
             self._vectors.sync()
             self._texts.sync()
             self._note(state)
@@ -275,7 +292,7 @@ class Spool:
         """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
         self.commit()
         result = self._work.path / RESULT
-        with self._explained():
+        with self._errors():
             try:
                 write(self.stored(), result)
                 sync(result)
@@ -293,7 +310,8 @@ class Spool:
         """Delete the spool's files and, if nothing else lies in it, its folder."""
         for file in self._files:
             file.close()
-        with self._explained():
+        with self._errors():
+            remove_leftovers(self._work.path, SETTINGS, alone=True)
             for name in FILES:
                 (self._work.path / name).unlink(missing_ok=True)
             with suppress(OSError):  # a file of somebody else's keeps the folder
@@ -304,8 +322,7 @@ class Spool:
     def _close(self) -> None:
         for file in self._files:
             file.close()
-        held, self._lock = self._lock, None
-        lock.release(held)
+        self._lock.release()
         self._work.close()
 
     def __enter__(self) -> "Spool":

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.formats.atomic import replacing
 from elmokit.pretrain.evaluate import ROWS, HeldOut, StateUse, held_out, scored
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Ints, Sentences
+from elmokit.storage.atomic import atomic_file
 
 STARTS = (*range(1, 32), 41, 61)
 """The first position of each bin: 1 to 30 have one each, then come 31-40, 41-60 and the rest."""
@@ -76,7 +76,7 @@ def write_table(path: Path, measured: Mapping[StateUse, ByPosition]) -> None:
     binned = {state: found.bins() for state, found in measured.items()}
     rows = next(iter(binned.values()))
     ways = ["forward", "backward"][: len(next(iter(measured.values())).losses)]
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, dialect="excel-tab", lineterminator="\n")
         table.writerow(["position", "predictions", *(f"{way}_{state}" for state in measured for way in ways)])
         for number, (name, here) in enumerate(rows):

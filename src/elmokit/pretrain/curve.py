@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats.atomic import replacing
 from elmokit.pretrain.metrics import read_metrics
 from elmokit.pretrain.progress import perplexity, quantity
+from elmokit.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def draw_curve(metrics_path: Path, png_path: Path) -> None:
     figure = Figure(figsize=(8, 5.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     _draw(figure, curves, metrics_path.absolute().parent.name)
-    with replacing(png_path) as temporary, warnings.catch_warnings():
+    with atomic_file(png_path) as temporary, warnings.catch_warnings():
         # A folder may be named in a script that the font has no shapes for.
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
         figure.savefig(temporary, format="png")

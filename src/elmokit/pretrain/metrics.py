@@ -13,19 +13,16 @@ drops the lines of later steps and writes them again.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
-from elmokit.storage.trusted import no_link
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import atomic_file, disk_errors
 
 
 class MetricsLog:
@@ -39,18 +36,14 @@ class MetricsLog:
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = path
         kept = b"" if resume_step is None else _kept(path, resume_step)
-        try:
+        with _errors(path):
             unchanged = path.exists() and path.stat().st_size == len(kept)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         if not unchanged:
-            with replacing(path) as temporary:
+            with atomic_file(path) as temporary:
                 temporary.write_bytes(kept)
-        try:
+        with _errors(path):
             # Nothing may wait in memory for a run that is killed.
-            self._file = io.FileIO(path, "ab", opener=no_link)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+            self._file = OffsetFile(path)
         self._end = len(kept)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -58,20 +51,18 @@ class MetricsLog:
         assert type(line["step"]) is int, line
         plain = {name: _plain(value) for name, value in line.items()}
         data = json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
-        try:
-            _write_all(self._file.fileno(), data)
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), self._end)
-            raise _cannot_write(self.path, error) from error
-        self._end += len(data)
+        with _errors(self.path):
+            try:
+                self._end = self._file.write(self._end, data)
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise
 
     def sync(self) -> None:
         """Make the lines durable, for before a checkpoint that counts on them."""
-        try:
-            sync(self.path)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
+        with _errors(self.path):
+            self._file.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -121,10 +112,5 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- numbers of numpy and torch amo
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    while data:  # a disk that is nearly full takes a part and refuses the rest
-        data = data[os.write(handle, data) :]
-
-
-def _cannot_write(path: Path, error: OSError) -> ElmoError:
-    return ElmoError(f"the metrics {path} cannot be written: {error.strerror or error}; make room and resume")
+def _errors(path: Path) -> AbstractContextManager[None]:
+    return disk_errors(f"the metrics {path}", "free some space and resume")

@@ -10,11 +10,11 @@ from typing import Any
 
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import write_text
 from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.source import FolderSource
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.run_files import VERSION, RunFolder
+from elmokit.storage.atomic import write_text
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 _DEFAULT_EPOCHS = 10.0

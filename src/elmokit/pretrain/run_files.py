@@ -15,22 +15,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from elmokit.durable import sync
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing, write_text
-from elmokit.output.lock import acquire, release
+from elmokit.storage.atomic import disk_errors, sync, temporary_name, write_tensors, write_text
+from elmokit.storage.cache import remove_leftovers
+from elmokit.storage.locks import try_lock
 
 FORMAT, VERSION = "elmokit-training", 1
 _STEP = re.compile(r"step-(\d+)\.safetensors")
@@ -67,28 +66,25 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One training at a time in a folder; the system drops the lock when its holder dies."""
-        try:
+        """One training at a time in a folder."""
+        with disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = acquire(self.folder / ".lock")
-        except BlockingIOError as error:
-            raise ElmoError(f"another process is training in {self.folder}: wait for it or choose another") from error
-        except OSError as error:
-            raise ElmoError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+            try:
+                lock = try_lock(self.folder / ".lock")
+            except BlockingIOError as error:
+                raise ElmoError(
+                    f"another process is training in {self.folder}: wait for it or choose another"
+                ) from error
         try:
-            for left in self.checkpoints.glob(".*.tmp"):  # of a run that was killed
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink(missing_ok=True)
+            remove_leftovers(self.checkpoints, alone=True)
             yield
         finally:
             if not self.started:  # stopped by a mistake: leave no trace in a folder of other things
                 with suppress(OSError):
-                    (self.folder / ".lock").unlink()
+                    lock.path.unlink()
                     self.checkpoints.rmdir()
                     self.folder.rmdir()
-            release(lock)
+            lock.release()
 
     def write_request(self, values: dict[str, Any]) -> None:
         """Keep what the run was asked to do."""
@@ -125,15 +121,15 @@ class RunFolder:
 
     def _name_again(self, written: Path, path: Path, snapshot: Snapshot) -> None:
         """A second name for the same bytes: nothing more to write, and nothing that could be half there."""
-        link = self.checkpoints / f".{path.name}.{os.getpid()}.tmp"
-        with suppress(FileNotFoundError):
-            link.unlink()
+        link = temporary_name(path)
         try:
             os.link(written, link)
             link.replace(path)
             sync(self.checkpoints)
         except OSError:  # a file system without hard links
             write_snapshot(path, snapshot)
+        finally:
+            link.unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, rising."""
@@ -156,15 +152,8 @@ class RunFolder:
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """One safetensors file, whole or not at all."""
     facts = {"format": FORMAT, "version": VERSION, **snapshot.facts}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in snapshot.tensors.items()}
-    try:
-        with replacing(path) as temporary:
-            try:
-                save_file(tensors, temporary, {"elmokit": json.dumps(facts)})
-            except SafetensorError as error:  # its word for a disk that is full
-                raise OSError(str(error).removeprefix("Error while serializing: ")) from error
-    except ElmoError as error:
-        raise ElmoError(f"{error}; the checkpoints before it are whole: make room and resume") from error
+    errors = partial(disk_errors, advice="the checkpoints before it are whole, so free some space and resume")
+    write_tensors(path, snapshot.tensors, {"elmokit": json.dumps(facts)}, errors)
 
 
 def read_snapshot(path: Path) -> Snapshot:

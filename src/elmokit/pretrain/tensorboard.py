@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.errors import MissingExtraError
+from elmokit.storage.atomic import disk_errors
 
 # Names before a slash are TensorBoard's groups: what belongs together stands together.
 _TAGS = {
@@ -87,14 +88,12 @@ class TensorBoardLog:
 
     @contextmanager
     def _failing_once(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None  # its thread may still be about to tell of the error
-            reason = error.strerror or error
-            raise ElmoError(
-                f"the TensorBoard log {self.folder} cannot be written: {reason}; resume without it"
-            ) from error
+        with disk_errors(f"the TensorBoard log {self.folder}", "resume without it"):
+            try:
+                yield
+            except OSError:
+                self._writer = None  # its thread may still be about to report the error
+                raise
 
     def __enter__(self) -> TensorBoardLog:
         return self

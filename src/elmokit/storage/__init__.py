@@ -1,1 +1,1 @@
-"""Files on the disk: opened safely, written whole or not at all."""
+"""Files, folders, locks, caches and vectors on the disk: used by every package that writes."""

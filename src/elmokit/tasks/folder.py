@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import making, replacing, write_text
 from elmokit.formats.save import write_checkpoint
 from elmokit.model.placement import choose_device
+from elmokit.storage.atomic import new_folder, read_description, write_tensors, write_text
 from elmokit.tasks.answers import Answers
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import TaskNetwork
@@ -38,15 +37,14 @@ LAST = "task.json"
 
 def save(model: TaskModel, folder: str | Path) -> None:
     """Write a task model to a folder that is new or empty."""
-    with making(Path(folder), last=LAST) as staging:
+    with new_folder(Path(folder), last=LAST) as staging:
         write_model(model, staging)
 
 
 def write_model(model: TaskModel, folder: Path) -> None:
     """Write a task model's files into a folder; task.json comes last."""
     network, static = model.network, model.network.encoder.static
-    weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    _save(folder / "network.safetensors", weights)
+    write_tensors(folder / "network.safetensors", network.state_dict())
     if static is not None:
         write_text(folder / "words.txt", "".join(json.dumps(word) + "\n" for word in static.words))
     if model.elmo is not None:
@@ -72,7 +70,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     ('B-PER', 'I-PER', 'O', 'O', 'O', 'B-LOC')
     """
     folder, chosen = Path(folder), choose_device(device)
-    facts = _facts(folder)
+    facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", "`elmo task train` makes such a folder")
     words = None if facts.get("static") is None else _words(folder / "words.txt")
     try:
         stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
@@ -106,25 +104,6 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     return TaskModel(network.to(chosen), answers, elmo, segment=policy, device=chosen)
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    path = folder / LAST
-    try:
-        facts = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ElmoError(
-            f"{folder} is not a task model: it has no task.json; `elmo task train` makes such a folder"
-        ) from None
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ElmoError(f"{path} is damaged ({error}): get the folder again") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ElmoError(f"{path} does not describe a task model")
-    if facts.get("version") != VERSION:
-        raise ElmoError(f"{path} has version {facts.get('version')!r}, and this elmokit reads {VERSION}: update it")
-    return facts
-
-
 def _words(path: Path) -> list[str]:
     try:
         words = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -141,11 +120,3 @@ def _halved(value: Tensor) -> Tensor:
         return value
     half = value.half()
     return half if torch.equal(half.to(value.dtype), value) else value
-
-
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary)
-        except SafetensorError as error:  # its word for a disk that is full
-            raise OSError(str(error)) from error

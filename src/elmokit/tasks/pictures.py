@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import MissingExtraError
-from elmokit.formats.atomic import replacing
+from elmokit.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,7 +173,7 @@ def _figure(path: Path, purpose: str) -> Iterator[Callable[[float, float], Figur
     with rc_context({"font.family": _families()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")  # a title may be in any script
         yield new
-        with replacing(path) as temporary:
+        with atomic_file(path) as temporary:
             # "tight", for a square picture can push its title and labels beyond the edge.
             made[0].savefig(temporary, format="png", bbox_inches="tight")
 

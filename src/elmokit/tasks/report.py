@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elmokit.errors import MissingExtraError
-from elmokit.formats.atomic import filling, write_text
+from elmokit.storage.atomic import update_folder, write_text
 from elmokit.tasks.pictures import draw_confusion, draw_learning, draw_mixes, mix_name
 from elmokit.tasks.scores import UNTYPED, ClassScore, LabelScores, NumberScores, Scores, columns, padded
 
@@ -36,7 +36,7 @@ def write_report(
     the fact `command` becomes a block to copy. `best_epoch` is marked in the curve.
     """
     note = None
-    with filling(folder, "scores.json", PICTURES) as staging:
+    with update_folder(folder, "scores.json", PICTURES) as staging:
         drawn: list[str] = []
         for name, draw in _pictures(scores, history, mixes, best_epoch):
             try:

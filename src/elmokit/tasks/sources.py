@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from elmokit.elmo import Elmo
+from elmokit.storage.vectors import StoredLayers
 from elmokit.tasks.examples import Example, PairExample, TaggedExample, TextExample, Tokens
-from elmokit.tasks.features import Features, Progress, frozen_features, live_layers
+from elmokit.tasks.features import Progress, frozen_features, live_layers
 from elmokit.tasks.inputs import SentenceBatch
 from elmokit.tasks.network import Inputs
 from elmokit.tasks.options import TaskOptions
@@ -71,7 +72,7 @@ class Source:
         self.lengths = [sum(map(len, sentences)) for sentences in zip(*self.sides, strict=True)]
         self._elmo, self._static = (None if options.elmo == "none" else elmo), static
         self._layer_0 = options.elmo == "0"
-        self._features: Features | None = None
+        self._features: StoredLayers | None = None
         if keep and self._elmo is not None:
             every = [sentence for side in self.sides for sentence in side]
             self._features = frozen_features(self._elmo, every, cache=cache, layer_0=self._layer_0, progress=progress)

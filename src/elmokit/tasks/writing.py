@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.formats.atomic import replacing
 from elmokit.output.strings import without_surrogates
+from elmokit.storage.atomic import atomic_file
 from elmokit.tasks.examples import Example, Kind, PairExample, Tokens
 from elmokit.tasks.model import Answer, LabelAnswer, ScoreAnswer, TagAnswer, TaskModel
 
@@ -35,7 +35,7 @@ def write_answers(path: Path, answered: Answered, model: TaskModel) -> None:
         lines = (_columns(answer) for _, answer in answered)
     else:
         lines = _table(answered, model)
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(without_surrogates(line) + "\n" for line in lines)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Features = Sequence[NDArray[np.float16]]
-"""K layers, each [N, D], memory-mapped or not."""
+from elmokit.storage.vectors import StoredLayers
+
 Labels = NDArray[np.int64]
 
 _BLOCK = 16_384
 _LEAST_DEVIATION = 1e-4
+
+
+class StoredRows:
+    """The mean of some layers of stored sentences, row by row."""
+
+    def __init__(self, stored: StoredLayers, layers: Sequence[int], size: int) -> None:
+        self._stored, self._layers = stored, layers
+        self.shape = (int(stored.lengths.sum()), size)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Some rows, [N, D]."""
+        start, end, _ = rows.indices(self.shape[0])
+        first, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
+        return (torch.stack([first, *others]).float().mean(0) if others else first).numpy()
+
+
+Features = Sequence[StoredRows | NDArray[Any]]
+"""K layers, each [N, D]."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +134,7 @@ def _moments(features: Features, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(features: Features, device: torch.device) -> Iterator[Tensor]:
-    for start in range(0, len(features[0]), _BLOCK):
+    for start in range(0, features[0].shape[0], _BLOCK):
         yield _block(features, start, device)
 
 

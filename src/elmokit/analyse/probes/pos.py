@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
+import secrets
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
+import torch
 
-from elmokit.analyse.probes.linear import Features, Labels, LinearOptions, fit_linear
-from elmokit.analyse.probes.sources import Source, append_mean, source_of, with_mean
+from elmokit.analyse.probes.linear import Labels, LinearOptions, StoredRows, fit_linear
+from elmokit.analyse.probes.sources import ElmoSource, Source, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.storage.cache import cache_folder
+from elmokit.storage.checksum import key_of
+from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.examples import TaggedExample
-
-_LARGEST = float(np.finfo(np.float16).max)
+from elmokit.tasks.features import frozen_features, rounded
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def probe_pos(
 ) -> PosResult:
     """Train a linear classifier of tags on each layer, once for each seed, and measure it on `dev`.
 
-    The vectors of all layers are computed once and kept as float16 in temporary files, in `folder` where one is given.
+    The vectors of all layers are computed once and stored as float16 in `folder`, by default features/ in the cache
+    folder. Those of an Elmo stay there for the next probe or task; those of another source are removed at the end.
 
     >>> probe_pos(elmo, train, dev).accuracy  # doctest: +SKIP
     {'0': 0.89, '1': 0.94, '2': 0.93, 'mean': 0.95, 'mix': 0.95}
@@ -66,15 +70,15 @@ def probe_pos(
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     train_labels, dev_labels = _labels(shuffled, tags), _labels(dev, tags)
     runs: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
-    with ExitStack() as files:
-        train_features = _write_features(chosen, shuffled, folder, files)
-        dev_features = _write_features(chosen, dev, folder, files)
-        for name, layers in _views(chosen).items():
+    with ExitStack() as stack:
+        train_layers, dev_layers = (_stored(chosen, examples, folder, stack) for examples in (shuffled, dev))
+        for name, parts in _parts(chosen).items():
+            train_features, dev_features = (
+                [StoredRows(layers, part, chosen.size) for part in parts] for layers in (train_layers, dev_layers)
+            )
             for seed in seeds:
-                probe = fit_linear(
-                    train_features[layers], train_labels, len(tags), replace(options, seed=seed), chosen.device
-                )
-                runs[name] += (float((probe.predict(dev_features[layers]) == dev_labels).mean()),)
+                probe = fit_linear(train_features, train_labels, len(tags), replace(options, seed=seed), chosen.device)
+                runs[name] += (float((probe.predict(dev_features) == dev_labels).mean()),)
     return PosResult(
         accuracy={name: sum(values) / len(values) for name, values in runs.items()},
         runs=dict(runs),
@@ -85,47 +89,38 @@ def probe_pos(
     )
 
 
-def _views(source: Source) -> dict[str, slice]:
-    """Which layers of the stored ones, the mean last among them, each probe sees."""
-    stored = with_mean(source)
-    views = {name: slice(number, number + 1) for number, name in enumerate(stored)}
-    return views if len(stored) == 1 else views | {"mix": slice(0, len(source.names))}
+def _parts(source: Source) -> dict[str, list[Sequence[int]]]:
+    """For each probe the layers that it sees, each a mean of layers of the source."""
+    count = len(source.names)
+    alone: list[Sequence[int]] = [(number,) for number in range(count)]
+    parts = {name: [layer] for name, layer in zip(source.names, alone, strict=True)}
+    return parts if count == 1 else {**parts, "mean": [range(count)], "mix": alone}
 
 
-def _write_features(
-    source: Source, examples: Sequence[TaggedExample], folder: Path | None, files: ExitStack
-) -> Features:
-    """The vectors of all tokens, memory-mapped, [N, D] for each layer and for their mean, which is last.
+def _stored(source: Source, examples: Sequence[TaggedExample], folder: Path | None, stack: ExitStack) -> StoredLayers:
+    """The vectors of all tokens; the stack removes those that nobody could find again."""
+    sentences = [example.tokens for example in examples]
+    if isinstance(source, ElmoSource):
+        return frozen_features(
+            source.elmo, sentences, cache=folder, batch_tokens=source.batch_tokens, progress=source.progress
+        )
+    # A run that is killed leaves them to the bound on the cache's size.
+    place = (folder or cache_folder() / "features") / f"run-{secrets.token_hex(8)}"
+    stack.callback(shutil.rmtree, place, ignore_errors=True)
+    keys = {key_of(number): number for number in range(len(sentences))}
 
-    The files have no name, so that nothing of them is left however the process ends. They are written plainly, because
-    a full disk under a memory map would end the process without a word.
-    """
-    try:
-        outputs = [_nameless(folder, files) for _ in with_mean(source)]
-        for layers in source.stream(example.tokens for example in examples):
-            halves = np.clip(append_mean(layers), -_LARGEST, _LARGEST).astype(np.float16)
-            for output, layer in zip(outputs, halves, strict=True):
-                output.write(layer.tobytes())
-        for output in outputs:
-            output.flush()
-    except OSError as error:
-        where = folder or tempfile.gettempdir()
-        raise ElmoError(
-            f"the vectors cannot be kept in {where} ({error.strerror or error}): give a folder with more room"
-        ) from error
-    return [np.memmap(output, np.float16, mode="r").reshape(-1, source.size) for output in outputs]
+    def compute(new: Sequence[bytes], _: object) -> VectorBlock:
+        wanted = [sentences[keys[key]] for key in new]
+        arrays = [torch.from_numpy(layers).transpose(0, 1) for layers in source.stream(wanted)]  # [T, K, D] each
+        return VectorBlock.of(
+            {key: len(tokens) for key, tokens in zip(new, wanted, strict=True)},
+            rounded(torch.cat(arrays), torch.float16),
+        )
 
-
-def _nameless(folder: Path | None, files: ExitStack) -> IO[bytes]:
-    """A temporary file that the stack closes."""
-    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- the stack closes it
-
-    def close() -> None:
-        with suppress(OSError):  # on a full disk closing fails too, after the error that was told already
-            file.close()
-
-    files.callback(close)
-    return file
+    store = VectorStore(place, (0, len(source.names), source.size))
+    rows = {key: len(sentences[number]) for key, number in keys.items()}
+    places = store.complete(rows, compute, dtype=torch.float16)
+    return StoredLayers([places[key] for key in keys], layers=len(source.names), width=source.size)
 
 
 def _tags(example: TaggedExample) -> tuple[str, ...]:

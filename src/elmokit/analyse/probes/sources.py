@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.tasks.features import Progress
 
 Vectors = NDArray[np.float32]
 Tokens = Sequence[str]
@@ -37,7 +38,9 @@ class Source(Protocol):
 
 
 class ElmoSource:
-    """All layers of an Elmo, from "0"."""
+    """All layers of an Elmo, from "0"; `progress` is called while a probe computes vectors to store."""
+
+    progress: Progress | None = None
 
     def __init__(self, elmo: Elmo, batch_tokens: int | None = None) -> None:
         if elmo.boundaries or elmo.state == "carry":

@@ -23,7 +23,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmokit.cache import cache_folder
+from elmokit.storage.cache import cache_folder
 from elmokit.storage.trusted import UntrustedError, WorkFolder, open_file, open_folder
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,59 @@
+"""Files of plain numbers: written at given offsets, and mapped into memory when they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+from elmokit.storage.trusted import no_link
+
+
+class OffsetFile:
+    """A file written only at offsets that the caller names, so that a write that broke off is written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = no_link(path, os.O_RDWR | os.O_CREAT)
+
+    def write(self, offset: int, data: bytes | memoryview) -> int:
+        """Write all of data at offset and return the offset after it."""
+        view = memoryview(data)
+        os.lseek(self._fd, offset, os.SEEK_SET)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        return offset + len(data)
+
+    def size(self) -> int:
+        """The bytes in the file."""
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        """Drop everything from size on."""
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        """Return once the contents are on the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def map_array(path: Path, dtype: str, shape: tuple[int, ...], advice: str) -> NDArray[Any]:
+    """A file as an array, refused with advice where it does not have the right size."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    try:
+        if (found := path.stat().st_size) != size:
+            raise ElmoError(f"{path} must have {size:,} bytes, got {found:,}: {advice}")
+        # An empty file cannot be mapped.
+        return np.memmap(path, dtype=kind, mode="r", shape=shape) if size else np.empty(shape, dtype=kind)
+    except OSError as error:
+        raise ElmoError(f"{path} cannot be read ({error.strerror or error}): {advice}") from error

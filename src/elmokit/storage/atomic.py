@@ -1,0 +1,220 @@
+"""Files and folders that appear whole or not at all, flushed to the disk, and errors of the disk as one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elmokit.errors import ElmoError
+from elmokit.storage.cache import remove_leftovers
+from elmokit.storage.trusted import hidden_file
+
+if TYPE_CHECKING:  # a corpus is prepared without torch
+    from torch import Tensor
+
+Errors = Callable[[Path], AbstractContextManager[None]]
+"""What explains errors of the disk while the file or folder of a path is written."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Iterator[None]:
+    """Turn an error of the disk into one sentence with advice, another one where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if if_full and error.errno in _FULL:
+            raise ElmoError(f"no space is left on the disk for {what}: {if_full}") from error
+        reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
+        said = f"cannot be written ({reason}): {advice}" if advice else f"cannot be written: {reason}"
+        raise ElmoError(f"{what} {said}") from error
+
+
+def unexplained(_: Path) -> AbstractContextManager[None]:
+    """Leave errors of the disk as they are, for the caller to explain."""
+    return nullcontext()
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows can neither open nor flush a folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
+    """A temporary file beside `path` that replaces it once the block has ended without an error."""
+    with errors(path), hidden_file(path) as temporary:
+        # Not mkstemp, whose files only their owner can read.
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)  # a writer that replaced the file may have hidden it from other users
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+
+
+def write_text(path: Path, text: str, errors: Errors = disk_errors) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with atomic_file(path, errors) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str] | None = None,
+    errors: Errors = disk_errors,
+) -> None:
+    """Write tensors of any device and layout to a safetensors file, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with atomic_file(path, errors) as temporary:
+        try:
+            save_file(plain, temporary, metadata)
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error).removeprefix("Error while serializing: ")) from error
+
+
+@contextmanager
+def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterator[Path]:
+    """A temporary folder whose files move into `folder` once the block has ended without an error.
+
+    Until then nothing in `folder` changes, and a folder that this call made is removed after an error. The file `last`
+    is removed first and moved last, so a folder that has it is whole. Files named in `optional` that the block has not
+    written are removed.
+    """
+    with disk_errors(folder), _parents_made(folder):
+        folder.mkdir(exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=folder))
+        try:
+            yield staging
+            files = sorted(staging.iterdir(), key=lambda file: file.name == last)
+            for name in (last, *(set(optional) - {file.name for file in files})):
+                (folder / name).unlink(missing_ok=True)
+            for file in files:
+                file.replace(folder / file.name)
+            sync(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(folder: Path, last: str) -> Iterator[Path]:
+    """A temporary folder that becomes `folder` once the block has ended without an error.
+
+    There must be nothing at `folder`, or an empty folder, into which the files then move, the file `last` at the end.
+    """
+    _refuse_filled(folder)
+    if folder.exists():  # it may be a mounted disk or the current folder, which cannot be replaced
+        with update_folder(folder, last, ()) as staging:
+            yield staging
+            _sync_all(staging)
+        return
+    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, unexplained) as temporary:
+        yield temporary
+        _sync_all(temporary)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Refuse what `new_folder` would refuse, before the work whose result goes there."""
+    _refuse_filled(folder)
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    with disk_errors(folder):
+        Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=nearest)).rmdir()
+
+
+def read_description(path: Path, format: str, version: int, what: str, advice: str) -> dict[str, Any]:
+    """The JSON file that a whole folder has; refused with advice where it does not describe `what` in this version."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ElmoError(f"{path.parent} is not {what}: it has no {path.name}; {advice}") from error
+    except (OSError, ValueError) as error:
+        raise ElmoError(f"{path} is damaged or cannot be read ({error}): {advice}") from error
+    if not isinstance(found, dict) or found.get("format") != format:
+        raise ElmoError(f"{path} does not describe {what}: {advice}")
+    if found.get("version") != version:
+        raise ElmoError(f"{path} has version {found.get('version')!r}, and this elmokit reads {version}: {advice}")
+    return found
+
+
+@contextmanager
+def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder` that replaces it once the block, which flushes its files, has ended.
+
+    `errors` explains those that are not the block's own. What killed writers of the folder left is removed: all of it
+    where the caller is `alone`, and otherwise what is a day old.
+    """
+    temporary = temporary_name(folder)
+    with errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder.parent, folder.name, alone=alone)
+        temporary.mkdir()
+    try:
+        yield temporary
+        with errors(folder):
+            _replace_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(temporary: Path, folder: Path) -> None:
+    old = temporary_name(folder)
+    with suppress(FileNotFoundError):
+        folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        with suppress(OSError):
+            old.rename(folder)
+        raise
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path` that nobody can guess; `cache.remove_leftovers` recognises it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def _parents_made(folder: Path) -> Iterator[None]:
+    """Make the folders above, and remove those that were made, and the folder, if they are empty after an error."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for parent in made:
+            with suppress(OSError):  # someone else has put a file there
+                parent.rmdir()
+        raise
+
+
+def _refuse_filled(folder: Path) -> None:
+    with disk_errors(folder):
+        filled = os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir()))
+    if filled:
+        raise ElmoError(f"{folder} is not empty: name a folder that is new, or remove that one first")
+
+
+def _sync_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        sync(path)

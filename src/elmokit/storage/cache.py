@@ -1,0 +1,68 @@
+"""The cache folder: what can be computed or downloaded again, with a bound on its size and no leftovers."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from elmokit.storage.locks import try_lock
+
+_OLD_SECONDS = 86_400
+
+
+def cache_folder() -> Path:
+    """The folder named by ELMOKIT_CACHE, or ~/.cache/elmokit."""
+    return Path(os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit").expanduser()
+
+
+def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
+    """Remove what killed writers of `name`, or of any file, left in a folder.
+
+    That is all of it where the caller is `alone`, having the lock under which it was written, and otherwise what is a
+    day old.
+    """
+    for leftover in folder.glob(f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"):
+        with suppress(OSError):
+            if alone or time.time() - leftover.stat().st_mtime > _OLD_SECONDS:
+                if leftover.is_dir() and not leftover.is_symlink():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink()
+
+
+def remove_abandoned(folder: Path, names: str) -> None:
+    """Remove what killed builders of the folders beside this one, with names of a pattern, left: their locks are free.
+
+    The folder is the caller's own, whose lock it has.
+    """
+    parent = folder.parent
+    # Not the caller's lock, which some network file systems would give it again, and free when the second is released.
+    for path in set(parent.glob(f".{names}.lock")) - {parent / f".{folder.name}.lock"}:
+        with suppress(OSError):  # most often because its builder is alive
+            lock = try_lock(path)
+            if not lock.supported:
+                return  # then nobody knows whether it is alive
+            remove_leftovers(parent, path.stem.removeprefix("."), alone=True)
+            lock.release(remove=True)
+
+
+def remove_oldest(files: Iterable[Path], most_bytes: int, *, but: Collection[Path] = ()) -> None:
+    """Remove the files that were used longest ago until the others have at most so many bytes in all."""
+    known = []
+    for path in files:
+        with suppress(OSError):  # another process has removed it
+            status = path.stat()
+            known.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in known)
+    for _, size, path in sorted(known):
+        if total <= most_bytes:
+            break
+        if path not in but:
+            with suppress(OSError):  # on Windows another process may have it open
+                path.unlink()
+            total -= size

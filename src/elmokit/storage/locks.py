@@ -1,0 +1,101 @@
+"""Locks between processes, which the system releases when their process ends, however it ends.
+
+The lock itself is `filelock.lock_descriptor`. The file is opened here, because a lock file may be removed by the
+process that had it, and because a file system without locks must not leave a lock file that nobody ever removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+from elmokit.storage.trusted import no_link
+
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.1
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class ProcessLock:
+    """An acquired lock; as a context manager it is released at the end of the block."""
+
+    def __init__(self, path: Path, fd: int | None) -> None:
+        self.path, self._fd = path, fd
+
+    @property
+    def supported(self) -> bool:
+        """Whether the lock keeps others out; some network file systems have no locks, and then nothing does."""
+        return self._fd is not None
+
+    def release(self, *, remove: bool = False) -> None:
+        """Release the lock and, with `remove`, leave no file of it; releasing twice is fine."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            if remove:  # before the lock is free: a process that has opened the file meanwhile notices
+                with suppress(OSError):
+                    self.path.unlink()
+            os.close(fd)
+
+    def __enter__(self) -> ProcessLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def try_lock(path: Path) -> ProcessLock:
+    """Lock a file, which is made if it is not there.
+
+    Raises BlockingIOError when another process has the lock, FileNotFoundError when the folder is not there.
+    """
+    while True:
+        fd = no_link(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if not lock_descriptor(fd, blocking=False):
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked by another process", str(path))
+            # The process before us may have removed the file between our open and our lock, which then locks nothing.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return ProcessLock(path, fd)
+            os.close(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in _UNSUPPORTED:
+                return ProcessLock(path, None)  # working without a lock is better than not working
+            raise
+
+
+@contextmanager
+def folder_lock(
+    folder: Path, message: str, errors: Callable[[Path], AbstractContextManager[None]]
+) -> Iterator[ProcessLock]:
+    """One process at a time in the block, by a lock file beside the folder; others wait, and log the message.
+
+    `errors` explains errors of the disk on the way to the lock.
+    """
+    with errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = wait_for_lock(folder.with_name(f".{folder.name}.lock"), message)
+    try:
+        yield lock
+    finally:
+        lock.release(remove=True)
+
+
+def wait_for_lock(path: Path, message: str) -> ProcessLock:
+    """Lock a file once no other process has it, and log the message if there is a wait."""
+    waiting = False
+    while True:
+        with suppress(BlockingIOError):
+            return try_lock(path)
+        if not waiting:
+            log.info("%s: waiting for it", message)
+        waiting = True
+        time.sleep(_WAIT_SECONDS)

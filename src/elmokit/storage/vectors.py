@@ -1,0 +1,349 @@
+"""Vectors of sentences by key: in files that processes share, mapped into memory when read, or in a process's memory.
+
+    ROOT/NAME/<random>.safetensors
+
+A key stands for a sentence's tokens, and NAME for all else that decides the vectors: the model, the layers, the dtype.
+S sentences of N rows in all, where a row is a token, or a whole sentence where its tokens are pooled:
+
+| tensor | shape | contents |
+| --- | --- | --- |
+| keys | [S, 16] uint8 | the key of each sentence |
+| ends | [S] int64 | where among the N rows each sentence ends |
+| layers | [N, L, D] | the vectors of each row |
+| words | [U, P] | the vectors that depend on the word alone, one for each different word; [0, 0] where there are none |
+| word_rows | [N] int32 | which of `words` each row has; [0] where there are none |
+
+A file appears whole or not at all and never changes. So sentences are computed once whoever asks for them, a run that
+was killed continues where it stopped, and several processes read and write at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import shutil
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.storage.atomic import disk_errors, write_tensors
+from elmokit.storage.cache import remove_leftovers, remove_oldest
+from elmokit.storage.checksum import KEY_BYTES
+from elmokit.storage.locks import wait_for_lock
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 20_000_000_000
+"""What the files of all stores in a root may have together before the oldest are removed."""
+BLOCK_BYTES = 64_000_000
+"""Vectors in a file; what a killed run loses at most."""
+_ADVICE = "free some space there, or name another folder with cache or ELMOKIT_CACHE"
+_ERRORS = partial(disk_errors, advice=_ADVICE)
+_SUFFIX = ".safetensors"
+_MERGED = 8
+"""Files of similar size that are merged into one."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorBlock:
+    """The vectors of some sentences, in memory or in a file that is mapped."""
+
+    keys: Tensor  # [S, 16]
+    ends: Tensor  # [S]
+    layers: Tensor  # [N, L, D]
+    words: Tensor  # [U, P]
+    word_rows: Tensor  # [N]
+
+    @classmethod
+    def of(
+        cls, rows: Mapping[bytes, int], layers: Tensor, words: Tensor | None = None, word_rows: Tensor | None = None
+    ) -> VectorBlock:
+        """A block of sentences by key, with so many rows each."""
+        return cls(
+            torch.from_numpy(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, KEY_BYTES).copy()),
+            torch.tensor(list(rows.values()), dtype=torch.int64).cumsum(0),
+            layers,
+            torch.empty(0, 0, dtype=layers.dtype) if words is None else words,
+            torch.empty(0, dtype=torch.int32) if word_rows is None else word_rows,
+        )
+
+    @classmethod
+    def joined(cls, blocks: Sequence[VectorBlock]) -> VectorBlock:
+        """The sentences of several blocks in one."""
+        first_row = np.cumsum([0, *(len(block.layers) for block in blocks)]).tolist()
+        first_word = np.cumsum([0, *(len(block.words) for block in blocks)]).tolist()
+        return cls(
+            torch.cat([block.keys for block in blocks]),
+            torch.cat([block.ends + first for block, first in zip(blocks, first_row, strict=False)]),
+            torch.cat([block.layers for block in blocks]),
+            torch.cat([block.words for block in blocks]),
+            torch.cat([block.word_rows + first for block, first in zip(blocks, first_word, strict=False)]),
+        )
+
+    def is_whole(self, size: int, layers: int, width: int) -> bool:
+        """Whether the parts belong together and have the shape (P, L, D)."""
+        rows = len(self.layers)
+        return (
+            self.keys.shape == (len(self.ends), KEY_BYTES)
+            and self.layers.shape[1:] == (layers, width)
+            and self.words.shape[1:] == (size,)
+            and len(self.word_rows) == (rows if size else 0)
+            and (int(self.ends[-1]) if len(self.ends) else 0) == rows
+        )
+
+
+class Place(NamedTuple):
+    """Where a sentence's vectors are."""
+
+    block: VectorBlock
+    start: int
+    end: int
+
+
+class _Search:
+    """Keys that are looked for, where they were found, and the files in which they were looked for."""
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        self.found: dict[bytes, Place] = {}
+        self.searched: set[Path] = set()
+        self._keys = np.sort(np.frombuffer(b"".join(keys), f"S{KEY_BYTES}"))
+
+    def look_in(self, block: VectorBlock) -> bool:
+        """Whether the block has sentences that were not found before."""
+        before = len(self.found)
+        keys, ends = block.keys.numpy(), block.ends.numpy()
+        here = keys.reshape(-1).view(self._keys.dtype)
+        near = np.searchsorted(self._keys, here).clip(max=max(len(self._keys) - 1, 0))
+        for number in np.flatnonzero(self._keys[near] == here).tolist() if len(self._keys) else ():
+            place = Place(block, int(ends[number - 1]) if number else 0, int(ends[number]))
+            self.found.setdefault(keys[number].tobytes(), place)
+        return len(self.found) > before
+
+
+class VectorStore:
+    """The stored vectors of one kind, whose word vectors, layers and outputs have the shape (P, L, D)."""
+
+    def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
+        self.folder, self.shape = folder, shape
+        self._open: dict[Path, VectorBlock] = {}
+
+    def find(self, keys: Collection[bytes]) -> dict[bytes, Place]:
+        """Where the sentences of these keys are; those that are not stored are left out."""
+        search = _Search(keys)
+        self._look(search)
+        return search.found
+
+    def complete(
+        self,
+        rows: Mapping[bytes, int],
+        compute: Callable[[Sequence[bytes], Callable[[int], None]], VectorBlock],
+        *,
+        dtype: torch.dtype,
+        most_sentences: int = 1 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[bytes, Place]:
+        """Where the sentences are that have these keys and so many rows each.
+
+        Those that are not stored are computed, a file of at most `most_sentences` at a time, by one process at a time.
+        `compute` gets their keys, and a function that it calls with the number of them that are done. `progress` is
+        called with the number of sentences done and of those to do.
+        """
+        search = _Search(rows)
+        self._look(search)
+        found, known = search.found, len(search.found)
+        missing = {key: count for key, count in rows.items() if key not in found}
+        row_bytes = self.shape[1] * self.shape[2] * dtype.itemsize
+        coming = row_bytes * sum(missing.values())
+
+        def note(count: int) -> None:
+            if progress is not None:
+                progress(len(found) - known + count, len(missing))
+
+        for group in _groups(missing, max(1, BLOCK_BYTES // row_bytes), most_sentences):
+            if all(key in found for key in group):
+                continue  # another process has stored them meanwhile
+            with self._alone():
+                self._look(search)
+                if new := [key for key in group if key not in found]:
+                    self._make_space(coming)
+                    coming = 0  # made for all of them at once
+                    self._add(compute(new, note))
+                    self._look(search)
+                    self._merge()
+        return found
+
+    def _look(self, search: _Search) -> None:
+        """Look in the files that have not been searched."""
+        for path in sorted(set(self.folder.glob(f"[!.]*{_SUFFIX}")) - search.searched):
+            search.searched.add(path)
+            block = self._block(path)
+            if block is not None and search.look_in(block):
+                with suppress(OSError):  # used now, whether or not the cache can be written
+                    os.utime(path)
+            else:
+                self._open.pop(path, None)
+
+    def _block(self, path: Path) -> VectorBlock | None:
+        if path not in self._open:
+            try:
+                with safe_open(path, "pt") as file:
+                    block = VectorBlock(**{part.name: file.get_tensor(part.name) for part in fields(VectorBlock)})
+            except FileNotFoundError:
+                return None  # removed by another process since it was listed
+            except (SafetensorError, OSError) as error:
+                log.warning("%s is not a whole file of vectors (%s): they are computed again", path, error)
+                with suppress(OSError):
+                    path.unlink()
+                return None
+            if not block.is_whole(*self.shape):
+                return None
+            self._open[path] = block
+        return self._open[path]
+
+    def _add(self, block: VectorBlock) -> None:
+        path = self.folder / f"{secrets.token_hex(8)}{_SUFFIX}"
+        write_tensors(path, vars(block), errors=_ERRORS)
+        self._block(path)  # mapped from now on, even if another process removes the file to make space
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time that adds, so that none computes what another is about to store."""
+        with _ERRORS(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = wait_for_lock(self.folder / ".lock", "another process is computing vectors of this model")
+        with lock:
+            remove_leftovers(self.folder, alone=lock.supported)
+            yield
+
+    def _make_space(self, coming: int) -> None:
+        """Remove what was used longest ago, of any store in the root; what this one has open stays."""
+        files = self.folder.parent.glob(f"*/[!.]*{_SUFFIX}")
+        remove_oldest(files, MOST_BYTES - coming, but=self._open)
+        free = shutil.disk_usage(self.folder).free
+        if free < coming:
+            raise ElmoError(
+                f"the vectors need {coming / 1e9:.1f} GB in {self.folder}, and {free / 1e9:.1f} GB are free: {_ADVICE}"
+            )
+
+    def _merge(self) -> None:
+        """Make one file of several of similar size, so that a store of many small additions has few files."""
+        if os.name == "nt":
+            return  # files that are mapped cannot be removed there
+        similar = defaultdict(list)
+        for path in self.folder.glob(f"[!.]*{_SUFFIX}"):
+            with suppress(OSError):
+                if (size := path.stat().st_size) < BLOCK_BYTES // 2:
+                    similar[int(math.log(max(size, 1), _MERGED))].append(path)
+        for paths in similar.values():
+            if len(paths) >= _MERGED:
+                blocks = {path: block for path in paths if (block := self._block(path)) is not None}
+                self._add(VectorBlock.joined(list(blocks.values())))
+                for path in blocks:
+                    del self._open[path]
+                    path.unlink(missing_ok=True)
+
+
+def _groups(rows: Mapping[bytes, int], most_rows: int, most_sentences: int) -> Iterator[list[bytes]]:
+    """Keys for a file each; a file has more rows than it should only where one sentence alone has."""
+    group: list[bytes] = []
+    total = 0
+    for key, count in rows.items():
+        if group and (total + count > most_rows or len(group) == most_sentences):
+            yield group
+            group, total = [], 0
+        group.append(key)
+        total += count
+    if group:
+        yield group
+
+
+class StoredLayers:
+    """The layers of sentences that are stored, read by batches of sentences or by rows.
+
+    `lengths` are the rows of each sentence, and `width` is D. `layers` says how many are read of those that are stored
+    beside the word vectors, which are layer 0 where there are any.
+    """
+
+    def __init__(self, places: Sequence[Place], *, layers: int, width: int, words: bool = False) -> None:
+        self._places, self._layers, self._width, self._words = places, layers, width, int(words)
+        self.lengths = torch.tensor([place.end - place.start for place in places], dtype=torch.long)
+        self._ends = self.lengths.cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Numbers of sentences → layers [L+1, B, T, D] in float32, zeros at padding, and lengths [B]."""
+        lengths = self.lengths[list(indices)]
+        width = int(lengths.max()) if len(lengths) else 0
+        batch = torch.zeros(self._words + self._layers, len(lengths), width, self._width)
+        for slot, index in enumerate(indices):
+            block, start, end = self._places[index]
+            filled = batch[:, slot, : end - start]
+            if self._words:
+                words = block.words[block.word_rows[start:end]]  # [T, P]
+                filled[0].view(len(words), self._width // words.shape[1], words.shape[1]).copy_(words.unsqueeze(1))
+            filled[self._words :].copy_(block.layers[start:end, : self._layers].transpose(0, 1))
+        return batch, lengths
+
+    def rows(self, layer: int, start: int, end: int) -> Tensor:
+        """One layer of some rows of all sentences one after the other, [N, D], in the dtype that is stored."""
+        parts = []
+        first = int(torch.searchsorted(self._ends, start, right=True))
+        for place, last in zip(self._places[first:], self._ends[first:].tolist(), strict=True):
+            begin = last - (place.end - place.start)
+            if begin >= end:
+                break
+            here = slice(place.start + max(start - begin, 0), place.end - max(last - end, 0))
+            if layer < self._words:
+                words = place.block.words[place.block.word_rows[here]]
+                parts.append(words.repeat(1, self._width // words.shape[1]))
+            else:
+                parts.append(place.block.layers[here, layer - self._words])
+        return torch.cat(parts) if parts else torch.empty(0, self._width)
+
+
+class RecentVectors:
+    """Vectors by key in the memory of this process, at most so many bytes; the longest unused are removed first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._vectors: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, keys: Collection[bytes]) -> dict[bytes, NDArray[np.float32]]:
+        """Those of the keys that are here, with their vectors."""
+        with self._lock:
+            return {key: self._vectors[key] for key in keys if key in self._vectors}
+
+    def add(self, vectors: Mapping[bytes, NDArray[np.float32]]) -> None:
+        """Take vectors that were used now, known ones among them."""
+        with self._lock:
+            for key, vector in vectors.items():
+                if key not in self._vectors:
+                    self._vectors[key] = vector
+                    self._bytes += vector.nbytes
+                self._vectors.move_to_end(key)
+            while self._bytes > self.most_bytes and self._vectors:
+                self._bytes -= self._vectors.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        """Remove all."""
+        with self._lock:
+            self._vectors.clear()
+            self._bytes = 0
