@@ -155,9 +155,12 @@ def test_the_oldest_are_removed_where_the_root_grows_too_large(tmp_path, monkeyp
     store(other, [5])
     found = VectorStore(here, SHAPE).find([key_of(number) for number in (1, 2, 3)])
     assert [key_of(number) in found for number in (1, 2, 3)] == [True, True, False]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"the user's own")
     monkeypatch.setattr(vectors, "MOST_BYTES", 1)
     store(other, [6])
     assert not files(here)
+    assert files(tmp_path / "model"), "a file that is not ours stays"
     check(in_use, [1])  # mapped, though its file is gone
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class OffsetFile:
 def map_array(path: Path, dtype: str, shape: tuple[int, ...], advice: str) -> NDArray[Any]:
     """A file as an array, refused with advice where it does not have the right size."""
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(shape) * kind.itemsize  # of Python's numbers, which a damaged description cannot overflow
     try:
         if (found := path.stat().st_size) != size:
             raise ElmoError(f"{path} must have {size:,} bytes, got {found:,}: {advice}")

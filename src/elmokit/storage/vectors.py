@@ -54,6 +54,8 @@ BLOCK_BYTES = 64_000_000
 _ADVICE = "free some space there, or name another folder with cache or ELMOKIT_CACHE"
 _ERRORS = partial(disk_errors, advice=_ADVICE)
 _SUFFIX = ".safetensors"
+_FILES = "[0-9a-f]" * 16 + _SUFFIX
+"""A pattern that matches the names of our files and no others, which a user's folder may have."""
 _MERGED = 8
 """Files of similar size that are merged into one."""
 
@@ -188,7 +190,7 @@ class VectorStore:
 
     def _look(self, search: _Search) -> None:
         """Look in the files that have not been searched."""
-        for path in sorted(set(self.folder.glob(f"[!.]*{_SUFFIX}")) - search.searched):
+        for path in sorted(set(self.folder.glob(_FILES)) - search.searched):
             search.searched.add(path)
             block = self._block(path)
             if block is not None and search.look_in(block):
@@ -231,7 +233,7 @@ class VectorStore:
 
     def _make_space(self, coming: int) -> None:
         """Remove what was used longest ago, of any store in the root; what this one has open stays."""
-        files = self.folder.parent.glob(f"*/[!.]*{_SUFFIX}")
+        files = self.folder.parent.glob(f"*/{_FILES}")
         remove_oldest(files, MOST_BYTES - coming, but=self._open)
         free = shutil.disk_usage(self.folder).free
         if free < coming:
@@ -244,7 +246,7 @@ class VectorStore:
         if os.name == "nt":
             return  # files that are mapped cannot be removed there
         similar = defaultdict(list)
-        for path in self.folder.glob(f"[!.]*{_SUFFIX}"):
+        for path in self.folder.glob(_FILES):
             with suppress(OSError):
                 if (size := path.stat().st_size) < BLOCK_BYTES // 2:
                     similar[int(math.log(max(size, 1), _MERGED))].append(path)
