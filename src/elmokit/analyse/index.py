@@ -200,7 +200,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise ElmoError(
             f"{folder} is not an index of occurrences: it has no {DESCRIPTION}; give --corpus to build one"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} cannot be read ({error}): remove the folder and build the index again") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ElmoError(f"{path} does not describe an index of occurrences: name another folder")

@@ -116,7 +116,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ElmoError(f"{path} is damaged ({error}): get the folder again") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ElmoError(f"{path} does not describe a task model")
@@ -128,7 +128,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _words(path: Path) -> list[str]:
     try:
         words = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} cannot be read: {error}") from error
     if not all(isinstance(word, str) for word in words):
         raise ElmoError(f"{path} is damaged: it must have a word in quotes a line")

@@ -143,7 +143,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ElmoError(f"{folder} is not a prepared corpus: it has no {DESCRIPTION}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} cannot be read ({error}): prepare the corpus again") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ElmoError(f"{path} does not describe a prepared corpus: prepare one in a folder of its own")
