@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-from elmokit.ops import native
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import bilstm as native_bilstm
 from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native import linear as native_linear
+from elmokit.ops.native.binding import SWITCH, Library
+from elmokit.ops.native.build import FLAGS, BuildError, find_compiler, load
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import Int8LstmWeights, LstmWeights
 
-missing = native.reason_against(torch.float32, int8=False)
+
+def compiles(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether a compiler makes a library of an empty source with these flags."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "empty.c"
+        source.touch()
+        whole = [*command, *FLAGS, *flags, "-o", f"{folder}/empty.so", str(source), "-lm"]
+        return subprocess.run(whole, capture_output=True, check=False).returncode == 0
+
+
+def reason_against_compiling() -> str | None:
+    """Why this machine has no kernels, their own source left aside: an error in that has to fail a test."""
+    if os.name == "nt":
+        return "the kernels are not made for Windows"
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    try:
+        command = find_compiler()
+    except BuildError as error:
+        return str(error)
+    return None if compiles(command, ()) else f"{command[0]} does not compile an empty source"
+
+
+missing = reason_against_compiling()
 needs_kernels = pytest.mark.skipif(missing is not None, reason=str(missing))
+
+
+def library_with(flags: str) -> Library:
+    """The kernels compiled with these flags; the test is skipped where the compiler does not know them."""
+    command = find_compiler()
+    if not compiles(command, flags.split()):
+        pytest.skip(f"{command[0]} does not know {flags}")
+    return Library(load(command, [flags.split()]))
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:

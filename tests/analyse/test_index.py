@@ -186,6 +186,19 @@ def test_damage_is_told(index) -> None:
         OccurrenceIndex.open(index.folder)
 
 
+@pytest.mark.parametrize("name", ["words.bin", "text/tokens.bin", "text/types.bin", "text/corpus.json"])
+def test_numbers_that_lead_nowhere(index, name) -> None:
+    (index.folder / name).write_bytes(b"\xff" * (index.folder / name).stat().st_size)
+
+    def look() -> None:
+        damaged = OccurrenceIndex.open(index.folder)
+        for row in damaged.rows_of("bank").tolist():
+            damaged.occurrence(row)
+
+    with pytest.raises(ElmoError, match=r"is damaged|cannot be read"):
+        look()
+
+
 def test_words_that_are_not_there(tmp_path) -> None:
     corpus = prepared(tmp_path / "corpus")
     for choice, said in (

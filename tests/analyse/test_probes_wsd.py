@@ -188,6 +188,7 @@ def test_files_are_read(tmp_path):
         '{"tokens": ["a"], "senses": [[3, 1, "a", "NN", "a%1", "1"]]}',
         '{"tokens": ["a"], "senses": [[0, 1, "a", "XX", "a%1", "1"]]}',
         '{"tokens": ["a"], "senses": [[0, 1, "a"]]}',
+        "[" * 100_000,
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path, line):

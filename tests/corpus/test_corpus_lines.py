@@ -7,6 +7,7 @@ import lzma
 import os
 import threading
 import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -139,3 +140,37 @@ def test_memory_does_not_grow_with_the_file(tmp_path, packing):
     finally:
         tracemalloc.stop()
     assert peak < 2 << 20
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_a_line_that_would_fill_the_memory(tmp_path, packing, monkeypatch):
+    monkeypatch.setattr("elmokit.text.packed.LONGEST_LINE", 1 << 16)
+    (tmp_path / "f").write_bytes(PACKERS[packing](b"a short one\n" + b"x" * (1 << 16) + b"\n" + b"y" * (8 << 20)))
+    tracemalloc.start()
+    try:
+        with InputLines(tmp_path / "f") as lines:
+            assert len(next(lines)) == 11
+            with pytest.raises(ElmoError, match=r"line 2 of .* must have at most 65,536 bytes"):
+                next(lines)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_xz_file_that_asks_for_a_window_of_a_gigabyte(tmp_path):
+    data = bytearray(lzma.compress(b"words\n", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]))
+    data[16] = 36
+    data[20:24] = zlib.crc32(data[12:20]).to_bytes(4, "little")
+    (tmp_path / "f").write_bytes(data)
+    with (
+        pytest.raises(ElmoError, match=r"damaged after line 0 \(Memory usage limit"),
+        InputLines(tmp_path / "f") as lines,
+    ):
+        list(lines)
+
+
+@pytest.mark.parametrize("after", [b"", bytes(4), bytes(4000), b"what is no xz at all"])
+@pytest.mark.parametrize("between", [b"", bytes(4), bytes(4000)])
+def test_xz_files_after_each_other(tmp_path, between, after):
+    (tmp_path / "f").write_bytes(lzma.compress(b"a\n") + between + lzma.compress(b"b\n") + after)
+    assert lines_of(tmp_path / "f") == ["a", "b"]

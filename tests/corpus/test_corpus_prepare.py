@@ -209,6 +209,19 @@ def test_what_is_no_prepared_corpus(tmp_path, source):
             prepare([str(source)], folder=folder)
 
 
+@pytest.mark.parametrize(
+    "change", [{"tokens": "many"}, {"types": -1}, {"report": []}, {"settings": ...}, {"content": ...}]
+)
+def test_a_description_that_is_damaged(tmp_path, source, change):
+    folder = prepare([str(source)], folder=tmp_path / "corpora").folder
+    described = {**json.loads((folder / "corpus.json").read_text()), **change}
+    (folder / "corpus.json").write_text(
+        json.dumps({name: value for name, value in described.items() if value is not ...})
+    )
+    with pytest.raises(ElmoError, match="prepare the corpus again"):
+        PreparedCorpus.open(folder)
+
+
 @pytest.mark.parametrize("text", ["", "\n \n", "\ufeff"])
 def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, cache, text):
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

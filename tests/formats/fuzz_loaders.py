@@ -1,18 +1,21 @@
-"""Damage one file of a model in a way that a seed names, and load it: vectors or an ElmoError, nothing else.
+"""Damage one file in a way that a seed names, and read it: vectors or an ElmoError, nothing else.
 
-`test_fuzz.py` runs a few hundred cases. For more, and in a process whose memory is bounded:
+The files are those of models of every format, and files of vectors. `test_fuzz.py` runs a few hundred cases. For more,
+each in a process that may take a gigabyte of memory and ten seconds:
 
-    ulimit -v 6000000; python tests/formats/fuzz_loaders.py weights.hdf5 0 20000
+    python tests/formats/fuzz_loaders.py weights.hdf5 0 20000
 """
 
-import faulthandler
 import json
+import os
 import random
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import torch
 from elmokit import Elmo
 from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.output import embed_lines, read_vectors
 from model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
 
 NUMBERS = (
@@ -77,8 +81,16 @@ PARTS = {
     "mixes": ("config.json", "model.safetensors"),
     "symbols": ("config.json", "model.safetensors", "characters.json", "vocab.txt"),
     "bilm.zip": ("",),
+    "flat.h5": ("",),
+    "bilm.h5": ("",),
+    "allennlp.h5": ("",),
+    "layers.npz": ("",),
+    "layers.jsonl": ("",),
+    **({"layers.parquet": ("",)} if find_spec("pyarrow") else {}),
 }
-"""The files of each model that are damaged; "" is the model itself, where it is one file."""
+"""The files of each model that are damaged; "" is what is read itself, where it is one file."""
+_VECTORS = (".h5", ".npz", ".jsonl", ".parquet")
+_MOST_BYTES, _MOST_SECONDS = 1 << 30, 10
 
 
 def build(root: Path) -> dict[str, Path]:
@@ -92,7 +104,23 @@ def build(root: Path) -> dict[str, Path]:
     Elmo.load(root / "bilm", mixes=2).save(root / "mixes")
     convert_model(root / "manylangs", root / "symbols", to="elmokit")
     write_zip(root / "bilm.zip", root / "bilm", top="136/")
+    for kind in PARTS:
+        if kind.endswith(_VECTORS):
+            write_vectors(root / kind)
     return {kind: root / kind for kind in PARTS}
+
+
+def write_vectors(path: Path) -> None:
+    """A file of vectors: of one layer in HDF5, and of three elsewhere."""
+    layers = () if path.suffix == ".h5" else (3,)
+    embed_lines(
+        ["the river bank", "", "語 bank"],
+        tokenise=str.split,
+        encode=lambda sentences: (np.ones((*layers, len(tokens), 4), np.float32) for tokens in sentences),
+        output=path,
+        layout=path.stem if path.stem in ("bilm", "allennlp") else "elmokit",
+        settings={"model": "none"},
+    )
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
@@ -144,18 +172,30 @@ def damaged_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def outcome(path: Path) -> str:
-    """Load and encode: "vectors" or "refused"; any other exception goes through."""
+    """Load and encode, or read: "vectors" or "refused"; any other exception goes through."""
     try:
-        elmo = Elmo.load(path)
-        vectors = elmo.encode(SENTENCES)
+        return read(path) if path.suffix in _VECTORS else encoded(path)
     except ElmoError as error:
         message = str(error)
-    else:
-        message = None
-    if message is not None:
-        assert "\n" not in message
-        assert len(message) > 10
-        return "refused"
+    assert "\n" not in message
+    assert len(message) > 10
+    return "refused"
+
+
+def read(path: Path) -> str:
+    """Read a file of vectors."""
+    for tokens, vectors in read_vectors(path):
+        assert type(tokens) is list
+        assert all(type(token) is str for token in tokens)
+        assert vectors.dtype == np.float32
+        assert vectors.ndim in (1, 2, 3)
+    return "vectors"
+
+
+def encoded(path: Path) -> str:
+    """Load a model and encode two sentences."""
+    elmo = Elmo.load(path)
+    vectors = elmo.encode(SENTENCES)
     # A flipped exponent may make a weight of 1e38, which is a number, and vectors that are none.
     if all(float(value.abs().max()) < 1e4 for value in elmo.state_dict().values() if value.numel()):
         assert all(np.isfinite(array).all() for array in vectors)
@@ -175,26 +215,54 @@ def run_case(path: Path, name: str, seed: int) -> str:
         file.write_bytes(original)
 
 
+def run_bounded(path: Path, name: str, seeds: Sequence[int]) -> Counter[str]:
+    """Run cases in a process with bounds; a case that ends it is counted, and the next process goes on after it."""
+    tally: Counter[str] = Counter()
+    while seeds:
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if not child:
+            _bounded_child(path, name, seeds, theirs)
+        os.close(theirs)
+        with os.fdopen(ours) as file:
+            lines = file.read().splitlines()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        tally.update(line for line in lines if line)
+        done = len(lines)
+        if status:
+            print(f"{path.name}/{name} {seeds[done]} ended the process with status {status}")
+            tally[f"status {status}"] += 1
+            done += 1
+        seeds = seeds[done:]
+    return tally
+
+
+def _bounded_child(path: Path, name: str, seeds: Sequence[int], report: int) -> None:
+    import resource  # not on Windows
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MOST_BYTES, used + _MOST_BYTES))
+    for seed in seeds:
+        signal.alarm(_MOST_SECONDS)
+        try:
+            outcome_of_case = run_case(path, name, seed)
+        except BaseException as error:  # noqa: BLE001 - these are what the run is after
+            print(f"{path.name}/{name} {seed}:")
+            traceback.print_exc()
+            outcome_of_case = type(error).__name__
+        os.write(report, f"{outcome_of_case}\n".encode())
+    os._exit(0)
+
+
 def main(wanted: str, start: int, count: int) -> None:
-    """Run cases and tell of every surprise; should the process die, the last line names the case that killed it."""
-    faulthandler.enable()
+    """Run cases and tell of every surprise."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for kind, path in build(Path(folder)).items():
             for name in PARTS[kind]:
-                if wanted not in f"{kind}/{name}":
-                    continue
-                tally: Counter[str] = Counter()
-                for seed in range(start, start + count):
-                    signal.alarm(60)  # a case that hangs ends the run
-                    print(f"\r{kind}/{name} {seed} ", end="", file=sys.stderr, flush=True)
-                    try:
-                        tally[run_case(path, name, seed)] += 1
-                    except Exception:  # noqa: BLE001 - these are what the run is after
-                        tally["surprise"] += 1
-                        traceback.print_exc()
-                signal.alarm(0)
-                print(f"{kind}/{name}: {dict(tally)}", flush=True)
+                if wanted in f"{kind}/{name}":
+                    tally = run_bounded(path, name, range(start, start + count))
+                    print(f"{kind}/{name}: {dict(tally)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
 """weights.hdf5 that lacks something, has too much, is cut, or points elsewhere."""
 
+import os
+import zlib
+
 import h5py
 import numpy as np
 import pytest
 
 from elmokit import Elmo
+from elmokit.errors import ElmoError
+from elmokit.formats.hdf5 import Hdf5Tensors
+from elmokit.formats.source import FolderSource
 from model_files import WORDS, make_bilm, named, refusal, write_bilm, write_hdf5
 
 NAMES = sorted(named(make_bilm(), "hdf5"))
@@ -175,6 +181,68 @@ def test_numbers_in_another_file_are_not_read(bilm, weights, tmp_path):
         del file["char_embed"]
         file.create_virtual_dataset("char_embed", layout)
     refusal(bilm, f"{weights}: char_embed must lie in the file itself")
+
+
+@pytest.mark.parametrize("name", ["embedding", "RNN_0", "rnn"])
+def test_a_link_to_a_pipe_is_not_waited_for(bilm, weights, tmp_path, name):
+    """What the file is shows in its first names, and looking for them must not open what they point to."""
+    os.mkfifo(tmp_path / "pipe")
+    with h5py.File(weights, "a") as file:
+        if name in file:
+            del file[name]
+        file[name] = h5py.ExternalLink(str(tmp_path / "pipe"), "/x")
+    refusal(bilm, str(weights), f"{name} points outside the file")
+
+
+def test_a_chunk_that_unpacks_to_more_than_it_should(bilm, weights):
+    with h5py.File(weights, "a") as file:
+        shape = file["char_embed"].shape
+        del file["char_embed"]
+        dataset = file.create_dataset("char_embed", shape, "f4", chunks=shape, compression="gzip")
+        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(64 << 20), 9))
+    refusal(bilm, f"{weights}: char_embed has a chunk that unpacks to more than its", "do not trust it")
+
+
+def test_chunks_that_are_missing(bilm, weights):
+    with h5py.File(weights, "a") as file:
+        value = file["char_embed"][()]
+        del file["char_embed"]
+        file.create_dataset("char_embed", value.shape, "f4", chunks=(1, 1), compression="gzip")[0] = value[0]
+    refusal(bilm, f"{weights}: char_embed is cut short")
+
+
+def test_packed_numbers_beyond_what_a_file_of_its_size_has(tmp_path):
+    rows = 1 << 13
+    with h5py.File(tmp_path / "weights.hdf5", "w") as file:
+        dataset = file.create_dataset("big", (rows, rows), "f4", chunks=(rows, rows), compression="gzip")
+        dataset.id.write_direct_chunk((0, 0), zlib.compress(bytes(4 * rows * rows), 9))
+    with (
+        Hdf5Tensors(FolderSource(tmp_path), "weights.hdf5") as tensors,
+        pytest.raises(ElmoError, match=f"unpack to {4 * rows * rows}, .* do not trust it"),
+    ):
+        tensors.read("big")
+
+
+def test_one_dataset_under_very_many_names(tmp_path):
+    """Each could be a matrix of the model; together they are far more than the file."""
+    with h5py.File(tmp_path / "weights.hdf5", "w") as file:
+        file["0"] = np.zeros((600, 600), np.float32)
+        for number in range(1, 100):
+            file[str(number)] = file["0"]
+    with (
+        Hdf5Tensors(FolderSource(tmp_path), "weights.hdf5") as tensors,
+        pytest.raises(ElmoError, match="do not trust it"),
+    ):
+        [tensors.read(name) for name in tensors.names()]
+
+
+@pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"scaleoffset": 3}])
+def test_other_filters_are_refused(bilm, weights, filters):
+    with h5py.File(weights, "a") as file:
+        value = file["char_embed"][()]
+        del file["char_embed"]
+        file.create_dataset("char_embed", data=value, **filters)
+    refusal(bilm, f"{weights}: char_embed must be plain or packed with gzip")
 
 
 def test_groups_that_hold_themselves(bilm, weights):

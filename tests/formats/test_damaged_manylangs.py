@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +212,15 @@ def test_warnings_of_torch_do_not_reach_the_user(folder, recwarn):
     (folder / "encoder.pkl").write_bytes(pickle.dumps([1], protocol=4))
     refusal(folder, str(folder / "encoder.pkl"))
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_file_that_was_packed_to_explode(folder, tmp_path, name):
+    """PyTorch packs nothing, and would unpack anything."""
+    plain = tmp_path / "plain.pkl"
+    torch.save({**tensors_of(name), "more": torch.zeros(16 << 20)}, plain)
+    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as packed:
+        for member in archive.namelist():
+            packed.writestr(member, archive.read(member))
+    assert (folder / name).stat().st_size < 1 << 20
+    refusal(folder, f"{folder / name}!", "says that its", "do not trust it")

@@ -1,7 +1,10 @@
 """Zips that climb out, explode, are cut, or hold no model."""
 
 import io
+import struct
+import tracemalloc
 import zipfile
+import zlib
 
 import pytest
 
@@ -93,13 +96,65 @@ def test_a_member_with_a_password(nlpl):
     refusal(nlpl, str(nlpl), "cannot be unpacked")
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bomb_is_not_unpacked(tmp_path, method):
     path = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+    with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("model.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(64 << 20))
         archive.writestr("options.json", "{}")
-    assert path.stat().st_size < 10_000
+    assert path.stat().st_size < 100_000
     refusal(path, f"{path}!model.hdf5 says that its", "do not trust it")
+
+
+def zip_of(members: list[tuple[str, bytes, int]]) -> bytes:
+    """A zip of deflated members by name, with the sizes that it is to state."""
+    files, listed = b"", b""
+    for name, packed, size in members:
+        facts = struct.pack("<HHHHIIIHH", 0, 8, 0, 0x21, 0, len(packed), size, len(name), 0)
+        listed += b"PK\1\2" + struct.pack("<HH", 20, 20) + facts + struct.pack("<HHHII", 0, 0, 0, 0, len(files))
+        listed += name.encode()
+        files += b"PK\3\4" + struct.pack("<H", 20) + facts + name.encode() + packed
+    count = len(members)
+    return files + listed + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, count, count, len(listed), len(files), 0)
+
+
+def deflated(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+def test_a_bomb_that_states_a_small_size(tmp_path):
+    path = tmp_path / "bomb.zip"
+    bomb = deflated(b"\x89HDF\r\n\x1a\n" + bytes(128 << 20))
+    path.write_bytes(zip_of([("model.hdf5", bomb, 1000), ("options.json", deflated(b"{}"), 2)]))
+    tracemalloc.start()
+    try:
+        refusal(path, "model.hdf5 cannot be unpacked")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_bomb_of_many_files(tmp_path):
+    path = tmp_path / "bomb.zip"
+    part = deflated(bytes(16 << 20))
+    path.write_bytes(zip_of([(f"{number}.hdf5", part, 16 << 20) for number in range(200)]))
+    refusal(path, f"{path} says that its", "do not trust it")
+
+
+@pytest.mark.parametrize("others", [[], ["options.json"], ["a/options.json"]])
+def test_a_file_without_a_name(tmp_path, others):
+    path = tmp_path / "model.zip"
+    path.write_bytes(zip_of([(name, deflated(b"{}"), 2) for name in ("", *others)]))
+    refusal(path, f"{path} holds a file without a name", "do not trust it")
+
+
+def test_json_that_would_fill_the_memory(tmp_path):
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", '{"model": [' + "[]," * (4 << 20) + "[]]}")
+        archive.writestr("model.safetensors", b"x")
+    refusal(path, "config.json must have at most 4,194,304 bytes")
 
 
 def test_a_truncated_file_inside_a_whole_zip(tmp_path):

@@ -14,8 +14,6 @@ from elmokit.ops.native import bilstm as native_bilstm
 from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native import linear as native_linear
 from elmokit.ops.native.bilstm import bilstm_native
-from elmokit.ops.native.binding import Library
-from elmokit.ops.native.build import BuildError, find_compiler, load
 from elmokit.ops.native.linear import linear_native
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.reference import lstm_reference
@@ -25,6 +23,7 @@ from native_cases import (
     assert_near,
     draw,
     in_8_bits,
+    library_with,
     make_inputs,
     make_stacks,
     needs_kernels,
@@ -190,10 +189,7 @@ def test_the_activations_are_exact_to_the_last_digits(gate):
 def test_every_set_of_instructions(flags, monkeypatch):
     if "avx512" in flags and "no-avx512" not in flags and "AVX-512" not in native.description():
         pytest.skip("this CPU has no AVX-512")
-    try:
-        other = Library(load(find_compiler(), [flags.split()]))
-    except BuildError:
-        pytest.skip("this compiler does not know these flags")
+    other = library_with(flags)
     for module in (native_bilstm, native_characters, native_linear):
         monkeypatch.setattr(module, "library", lambda: other)
     stacks = make_stacks(70, 33, clips=(0.5, 0.3))

@@ -17,10 +17,9 @@ from elmokit.ops.native import binding, build
 from elmokit.ops.native.binding import Library
 from elmokit.ops.native.build import BuildError, find_compiler, load
 from elmokit.ops.weights import LstmWeights
+from native_cases import needs_kernels as needs_compiler
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the kernels are not made for Windows")
-missing = native.reason_against(torch.float32, int8=False)
-needs_compiler = pytest.mark.skipif(missing is not None, reason=str(missing))
 
 
 @pytest.fixture

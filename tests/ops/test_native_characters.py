@@ -10,10 +10,9 @@ from elmokit.model.char_cnn import CharCnn
 from elmokit.model.int8 import apply_linear, numbers_of, to_int8
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import characters as native_characters
-from elmokit.ops.native.binding import SWITCH, Library
-from elmokit.ops.native.build import BuildError, find_compiler, load
+from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.native.characters import CharacterWeights, characters_native
-from native_cases import draw, needs_kernels, use_threads
+from native_cases import draw, library_with, needs_kernels, use_threads
 from tiny_models import tiny_config
 
 pytestmark = needs_kernels
@@ -237,10 +236,7 @@ def test_words_beside_characters_are_projected_together():
 
 @pytest.mark.parametrize("flags", ["-march=x86-64", "-march=x86-64-v3", "-march=native -mno-avx512f"])
 def test_every_set_of_instructions(flags, monkeypatch):
-    try:
-        other = Library(load(find_compiler(), [flags.split()]))
-    except BuildError:
-        pytest.skip("this compiler does not know these flags")
+    other = library_with(flags)
     monkeypatch.setattr(native_characters, "library", lambda: other)
     for number, widths in enumerate(WIDTHS):
         test_equals_torch(widths, 33, 1, lambda count: None)

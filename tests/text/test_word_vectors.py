@@ -247,6 +247,7 @@ DAMAGED = {
     "packed and cut": (gzip.compress(glove(VECTORS))[:-12], "cannot be read"),
     "packed and flipped": (gzip.compress(glove(VECTORS) * 100)[:-9] + b"x" * 9, "cannot be read"),
     "zip of two": (None, "must contain one file of word vectors, got 2: unpack it"),
+    "zip with another packing": (packed_zip(glove(VECTORS)).replace(b"\x14\0\0\0\x08", b"\x14\0\0\0\x61"), "cannot be"),
     "broken zip": (b"PK\x03\x04 nothing", "cannot be read"),
     "fastText .bin": (b"\xba\x16\x4f\x2f\x0c\0\0\0", "a fastText .bin model in .*: give the .vec"),
     "pickle": (b"\x80\x04\x95", "save_word2vec_format"),

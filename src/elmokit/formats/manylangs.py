@@ -145,7 +145,7 @@ def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
 
 def _is_file(path: Path) -> bool:
     try:
-        return path.is_file()
+        return path.is_file() and path.stat().st_size > 0  # some of the system's files have no end
     except OSError:  # a name that is too long or a folder without permission counts as absent
         return False
 

@@ -120,8 +120,8 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _card_is_ours(path: Path) -> bool:
     """Whether a model card may be written: there is none yet, or one that elmokit wrote."""
-    if not path.exists():
-        return True
+    if not path.is_file():  # nothing, or what must not be opened: a pipe would be waited for
+        return not path.exists()
     with path.open("rb") as file:
         return file.read(len(CARD_TITLE)) == CARD_TITLE.encode()
 

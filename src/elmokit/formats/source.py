@@ -17,7 +17,7 @@ from elmokit.storage.unpacked import check_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
 _MACOS_SHADOWS = "__MACOSX/"  # macOS puts a shadow of each file into the zips it makes
-_LARGEST_JSON = 1 << 24
+_LARGEST_JSON = 1 << 22
 """Bytes: nested lists take twenty times as many in memory."""
 _BLOCK = 1 << 20
 

@@ -95,7 +95,7 @@ class RunFolder:
         path = self.folder / "run.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ElmoError(f"{path} cannot be read ({error}): start the run anew in another folder") from error
         if not isinstance(values, dict) or values.get("version") != VERSION:
             raise ElmoError(f"{path} is of another version of elmokit: start the run anew in another folder")
@@ -162,7 +162,7 @@ def read_snapshot(path: Path) -> Snapshot:
         with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {}).get("elmokit", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ElmoError(
             f"{path} is not a whole checkpoint ({error}): remove it to go on from the one before"
         ) from error

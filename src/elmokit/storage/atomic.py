@@ -146,7 +146,7 @@ def read_description(path: Path, format: str, version: int, what: str, advice: s
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ElmoError(f"{path.parent} is not {what}: it has no {path.name}; {advice}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} is damaged or cannot be read ({error}): {advice}") from error
     if not isinstance(found, dict) or found.get("format") != format:
         raise ElmoError(f"{path} does not describe {what}: {advice}")

@@ -107,7 +107,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
 def _words(path: Path) -> list[str]:
     try:
         words = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} cannot be read: {error}") from error
     if not all(isinstance(word, str) for word in words):
         raise ElmoError(f"{path} is damaged: it must have a word in quotes a line")

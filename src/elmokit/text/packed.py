@@ -156,7 +156,7 @@ class _Xz:
 class _Frames(io.RawIOBase):
     """An xz or zstd file of any number of frames, whose torn end is an error.
 
-    With `padded`, what follows a frame and is none is left unread, as other readers of xz do.
+    With `padded`, zeros may follow a frame, and whatever else is none is left unread, as other readers of xz do.
     """
 
     def __init__(
@@ -179,6 +179,10 @@ class _Frames(io.RawIOBase):
                     if self._frame is not None:
                         raise EOFError("the file ends inside a packed frame")
                     return 0
+            if self._padded and self._frames and self._frame is None:
+                self._input = self._input.lstrip(b"\0")
+                if not self._input:
+                    continue
             self._frame = self._frame or self._new()
             try:
                 self._output = self._frame.decompress(self._input)

@@ -108,7 +108,7 @@ class VectorFile:
 
     def _only_member(self) -> IO[bytes]:
         archive = self._open.enter_context(zipfile.ZipFile(self.path))
-        members = [info for info in archive.infolist() if not info.is_dir()]
+        members = [info for info in archive.infolist() if not info.filename.endswith("/")]
         if len(members) != 1:
             raise ElmoError(
                 f"{self.path} must contain one file of word vectors, got {len(members)}: unpack it and name one of them"

@@ -92,7 +92,7 @@ def _read(path: str | Path, field: str, mention: Callable[[list[Any]], Mention])
             try:
                 row = json.loads(line)
                 yield _split(tuple(row["tokens"]), [mention(item) for item in row[field]])
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 raise ElmoError(
                     f"a line must be a JSON object with tokens and {field}, "
                     f"got {line[:60]!r} in line {number} of {path} ({type(error).__name__}: {error})"
