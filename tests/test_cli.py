@@ -307,23 +307,26 @@ def test_the_fingerprint_covers_all_that_decides_the_vectors(model_folder):
 
 @pytest.mark.parametrize("kind", ["standard input", "arguments"])
 def test_resume_of_any_kind_of_input(tmp_path, model_folder, kind):
-    output, lines = tmp_path / "v.npz", [f"the bank {n}" for n in range(3000)]
-    given = lines if kind == "arguments" else []
-    arguments = ["embed", *given, "--model", model_folder, "--output", output, "--batch-tokens", 64]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "elmokit", *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process.stdin as pipe:
-        pipe.write(b"" if given else "\n".join(lines).encode())
-    partial = tmp_path / "v.npz.partial" / "vectors.bin"
-    while process.poll() is None and not (partial.exists() and partial.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    err = process.stderr.read()
-    process.stderr.close()
-    assert process.wait() == 130, err
+    output = tmp_path / "v.npz"
+    for count in (3_000, 6_000, 12_000, 24_000):  # more where the command has ended before the signal came
+        output.unlink(missing_ok=True)
+        lines = [f"the bank {n}" for n in range(count)]
+        given = lines if kind == "arguments" else []
+        arguments = ["embed", *given, "--model", model_folder, "--output", output, "--batch-tokens", 64]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elmokit", *map(str, arguments)], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        with process.stdin as pipe:
+            pipe.write(b"" if given else "\n".join(lines).encode())
+        partial = tmp_path / "v.npz.partial" / "vectors.bin"
+        while process.poll() is None and not (partial.exists() and partial.stat().st_size):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        err = process.stderr.read()
+        process.stderr.close()
+        if process.wait():
+            break
+    assert process.returncode == 130, err
     resumed = elmo(*arguments, "--resume", stdin=b"" if given else "\n".join(lines).encode())
     assert resumed.returncode == 0, resumed.stderr
     assert b"by an earlier run" in resumed.stderr

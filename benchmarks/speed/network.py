@@ -30,7 +30,7 @@ class Network:
         """In float32."""
         bilm = BiLM.shell(config)
         bilm.load_state_dict(random_weights(config, seed), assign=True)
-        return cls(config, bilm.requires_grad_(False).to(device).stacks(), device)
+        return cls(config, bilm.requires_grad_(False).to(device).context.stacks(), device)
 
     def to(self, dtype: torch.dtype) -> Network:
         """The same in another number type."""
