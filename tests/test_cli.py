@@ -18,7 +18,6 @@ from elmokit import Elmo, __version__
 from elmokit.cli import main
 from elmokit.commands.embed import readable
 from elmokit.output import read_vectors
-from elmokit.text.vocab import Vocabulary
 
 TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
 
@@ -286,23 +285,6 @@ def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder,
     assert status == 2
     assert f"--output must not be a file that {option.split()[-1]} reads" in err
     assert source.read_bytes() == b"precious"
-
-
-def test_the_fingerprint_covers_all_that_decides_the_vectors(model_folder):
-    names = set()
-    for change in ("nothing", "no vocabulary", "a word", "layer norm", "a number"):
-        model = Elmo.load(model_folder)
-        if change == "no vocabulary":
-            model.vocab = None
-        elif change == "a word":
-            model.vocab = Vocabulary([*model.vocab, "another"])
-        elif change == "layer norm":
-            model.mixes[0].layer_norm = "sentence"
-        elif change == "a number":
-            model.mixes[0].gamma.data += 1
-        names.add(model.fingerprint(mixes=True))
-    assert len(names) == 5
-    assert Elmo.load(model_folder).fingerprint(mixes=True) in names
 
 
 @pytest.mark.parametrize("kind", ["standard input", "arguments"])
