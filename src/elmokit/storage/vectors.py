@@ -29,7 +29,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -283,7 +283,6 @@ class StoredLayers:
     def __init__(self, places: Sequence[Place], *, layers: int, width: int, words: bool = False) -> None:
         self._places, self._layers, self._width, self._words = places, layers, width, int(words)
         self.lengths = torch.tensor([place.end - place.start for place in places], dtype=torch.long)
-        self._ends = self.lengths.cumsum(0)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -304,19 +303,30 @@ class StoredLayers:
 
     def rows(self, layer: int, start: int, end: int) -> Tensor:
         """One layer of some rows of all sentences one after the other, [N, D], in the dtype that is stored."""
-        parts = []
-        first = int(torch.searchsorted(self._ends, start, right=True))
-        for place, last in zip(self._places[first:], self._ends[first:].tolist(), strict=True):
-            begin = last - (place.end - place.start)
-            if begin >= end:
-                break
-            here = slice(place.start + max(start - begin, 0), place.end - max(last - end, 0))
-            if layer < self._words:
-                words = place.block.words[place.block.word_rows[here]]
-                parts.append(words.repeat(1, self._width // words.shape[1]))
-            else:
-                parts.append(place.block.layers[here, layer - self._words])
+        parts, last = [], 0
+        for block, begin, stop in self._runs:
+            first, last = last, last + stop - begin
+            if first < end and last > start:
+                here = slice(begin + max(start - first, 0), stop - max(last - end, 0))
+                if layer < self._words:
+                    words = block.words[block.word_rows[here]]
+                    parts.append(words.repeat(1, self._width // words.shape[1]))
+                else:
+                    parts.append(block.layers[here, layer - self._words])
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self._width)
+
+    @cached_property
+    def _runs(self) -> list[Place]:
+        """The sentences in order, those that follow each other in a file as one, which is quicker to read."""
+        runs: list[Place] = []
+        for place in self._places:
+            if runs and runs[-1].block is place.block and runs[-1].end == place.start:
+                runs[-1] = Place(place.block, runs[-1].start, place.end)
+            else:
+                runs.append(place)
+        return runs
 
 
 class RecentVectors:

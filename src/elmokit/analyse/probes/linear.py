@@ -33,8 +33,13 @@ class StoredRows:
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Some rows, [N, D]."""
         start, end, _ = rows.indices(self.shape[0])
-        first, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
-        return (torch.stack([first, *others]).float().mean(0) if others else first).numpy()
+        found, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
+        if others:
+            found = found.float()
+            for other in others:
+                found += other
+            found /= len(self._layers)
+        return found.numpy()
 
 
 Features = Sequence[StoredRows | NDArray[Any]]
