@@ -325,3 +325,12 @@ def test_parquet_that_explodes(tmp_path, options):
     write_parquet(tmp_path / "out.parquet", {"tokens": [["a"]], "vectors": vectors}, pooled=True, **options)
     assert (tmp_path / "out.parquet").stat().st_size < MUCH // 500
     refused(tmp_path / "out.parquet", "unpack to", "do not trust it")
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.npz", "out.h5"])
+def test_our_own_file_of_zeros_is_read(tmp_path, name):
+    """It shrinks as much as any that is written here."""
+    zeros = np.zeros((40, 4096), np.float32)
+    line = " ".join(["the"] * len(zeros))
+    embed([line] * 200, tmp_path / name, encode=lambda sentences: (zeros for _ in sentences))
+    assert sum(len(vectors) for _, vectors in read_vectors(tmp_path / name)) == 200 * len(zeros)
