@@ -130,6 +130,19 @@ def test_strings_are_those_that_h5py_reads(tmp_path):
             assert found.read(3, 5) == file[name].asstr()[3:5].tolist()
 
 
+@pytest.mark.parametrize("libver", ["earliest", "v108", "latest"])
+def test_a_file_as_allennlp_wrote_it(tmp_path, libver):
+    path = tmp_path / "elmo.hdf5"
+    with h5py.File(path, "w", libver=libver) as file:
+        for number, count in enumerate((2, 3)):
+            file.create_dataset(str(number), (3, count, 8), dtype="float32", data=np.full((3, count, 8), number))
+        listing = file.create_dataset("sentence_to_index", (1,), dtype=h5py.special_dtype(vlen=str))
+        listing[0] = json.dumps({"a b": "0", "é 語 c": "1"})
+    found = list(read_vectors(path))
+    assert [tokens for tokens, _ in found] == [["a", "b"], ["é", "語", "c"]]
+    assert [vectors.shape for _, vectors in found] == [(3, 2, 8), (3, 3, 8)]
+
+
 def test_heaps_that_overlap_do_not_take_for_ever(tmp_path):
     """Each heap is as long as all that follow it, and each string is in another one."""
     path, count = tmp_path / "out.h5", 2_000
@@ -312,3 +325,12 @@ def test_parquet_that_explodes(tmp_path, options):
     write_parquet(tmp_path / "out.parquet", {"tokens": [["a"]], "vectors": vectors}, pooled=True, **options)
     assert (tmp_path / "out.parquet").stat().st_size < MUCH // 500
     refused(tmp_path / "out.parquet", "unpack to", "do not trust it")
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.npz", "out.h5"])
+def test_our_own_file_of_zeros_is_read(tmp_path, name):
+    """It shrinks as much as any that is written here."""
+    zeros = np.zeros((40, 4096), np.float32)
+    line = " ".join(["the"] * len(zeros))
+    embed([line] * 200, tmp_path / name, encode=lambda sentences: (zeros for _ in sentences))
+    assert sum(len(vectors) for _, vectors in read_vectors(tmp_path / name)) == 200 * len(zeros)

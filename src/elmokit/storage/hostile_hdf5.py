@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import h5py
 
 from elmokit.errors import ElmoError
-from elmokit.storage.unpacked import check_unpacked
+from elmokit.storage.unpacked import check_unpacked, most_unpacked
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
@@ -100,7 +100,7 @@ class Strings:
         if self._offset is None or stored != needed or self._offset + needed > self._bytes:
             raise _cut_short(where, stored, needed)
         self._heaps: OrderedDict[int, tuple[bytes, dict[int, tuple[int, int]]]] = OrderedDict()
-        self._budget = 16 * self._bytes
+        self._budget = most_unpacked(self._bytes)
         """Bytes of heaps that may be read: of many that overlap, each could be as long as the file."""
 
     def __len__(self) -> int:

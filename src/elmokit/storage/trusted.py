@@ -98,14 +98,15 @@ class WorkFolder:
             facts = os.fstat(self._fd)
         if facts.st_uid not in owners or facts.st_mode & _BY_OTHERS:
             # Disks of Windows, FAT and NFS may know one owner and one mode only: then these say nothing.
-            made = self._new_file()
-            owners, rights = owners | {made.st_uid}, not made.st_mode & _BY_OTHERS
+            with suppress(OSError):
+                made = self._new_file()
+                owners, rights = owners | {made.st_uid}, not made.st_mode & _BY_OTHERS
         _check(facts, folder, owners, rights=rights)
         for inner, folders, files, fd in os.fwalk(".", dir_fd=self._fd):
             for name in (*folders, *files):
                 with suppress(FileNotFoundError):  # removed at this moment by the process that worked here
                     found, path = os.lstat(name, dir_fd=fd), folder / inner / name
-                    if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
+                    if not stat.S_ISDIR(found.st_mode) and not (stat.S_ISREG(found.st_mode) and found.st_nlink <= 1):
                         raise UntrustedError(f"{path} must be an ordinary file with one name: remove {folder}")
                     _check(found, path, owners, rights=False)
 
