@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import elmokit.model.lstm  # noqa: F401 - registers the LSTM
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.model.context import ContextOutput, Predictions, State, build_context
+from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_context
 from elmokit.model.int8 import VALUES, to_int8
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
@@ -131,7 +131,7 @@ class BiLM(nn.Module):
         output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
         return output
 
-    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> Predictions:
+    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """tokens [B, T, P], lengths [B] → what the softmax reads at each token."""
         return self.context.predict(*_without_padding(tokens, lengths), state)
 

@@ -59,7 +59,7 @@ class ContextOutput(NamedTuple):
     """The state after each sentence's last token, for encoders that have one."""
 
 
-class Predictions(NamedTuple):
+class SoftmaxInputs(NamedTuple):
     """What the softmax reads to predict the words around each token."""
 
     forward: Tensor
@@ -111,11 +111,11 @@ class ContextEncoder(nn.Module, ABC):
         """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
         return torch.cat([tokens] * self.n_directions, dim=-1)
 
-    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> Predictions:
+    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token; here the top layer, one half for each direction."""
         layers, after = self(tokens, lengths, state)
         forward, *backward = layers[-1].chunk(self.n_directions, dim=-1)
-        return Predictions(forward, backward[0] if backward else None, after)
+        return SoftmaxInputs(forward, backward[0] if backward else None, after)
 
     def zero_state(self, batch: int) -> State | None:
         """The state that every sentence starts from unless one is given; None for an encoder without state."""

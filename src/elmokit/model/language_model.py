@@ -17,7 +17,7 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM
-from elmokit.model.context import Predictions, State
+from elmokit.model.context import SoftmaxInputs, State
 from elmokit.model.lm_head import AnyLmHead
 from elmokit.text.vocab import Vocabulary
 
@@ -127,16 +127,16 @@ class LanguageModel:
         parts = [[part.numpy() for part in way.split(scores.counts)] for way in (forward, *backward)]
         return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
 
-    def substitutes(self, index: int, predictions: Predictions, k: int) -> list[tuple[str, float]]:
-        """The k words that fit best in place of a token, and their probabilities, from one sentence's predictions.
+    def substitutes(self, index: int, inputs: SoftmaxInputs, k: int) -> list[tuple[str, float]]:
+        """The k words that fit best in place of a token, and their probabilities, from what the softmax reads of one sentence.
 
         p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
         twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the
         vocabulary is sorted by falling counts, as `elmo vocab` writes it, otherwise from the softmax's bias.
         """
-        scores = self.head(predictions.forward[0, index : index + 1])[0].double()
-        if predictions.backward is not None:
-            after = self.head(predictions.backward[0, index + 2 : index + 3])[0].double()
+        scores = self.head(inputs.forward[0, index : index + 1])[0].double()
+        if inputs.backward is not None:
+            after = self.head(inputs.backward[0, index + 2 : index + 3])[0].double()
             scores = scores + after - self._log_frequencies()
         scores[[self.vocab.begin, self.vocab.end, self.vocab.unknown]] = -torch.inf
         best = torch.softmax(scores, dim=0).topk(min(k, len(scores) - 3))

@@ -60,7 +60,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class SentenceBatch:
+class ScoringBatch:
     """Whole sentences with their boundaries, as arrays: distinct tokens once, and where each occurs."""
 
     characters: NDArray[np.int32 | np.int64] | None  # [U, M]
@@ -109,7 +109,7 @@ class TypeTable:
         parts = {"characters": characters, "words": words, "inputs": places, "targets": wanted, "keep": windows.keep}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def sentences(self, sentences: Sentences, places: Ints) -> SentenceBatch:
+    def sentences(self, sentences: Sentences, places: Ints) -> ScoringBatch:
         """The sentences at some places of a reading."""
         begins, lengths = sentences.spans(sentences.at(places))
         column = np.arange(int(lengths.max(initial=0)) + 2)
@@ -118,7 +118,7 @@ class TypeTable:
         found[:, 0] = BEGIN_TYPE
         found[column > lengths[:, None]] = END_TYPE
         types, inputs = self._distinct(found)
-        return SentenceBatch(*self.ids(types), inputs, self.vocab_index[found], lengths + 2)
+        return ScoringBatch(*self.ids(types), inputs, self.vocab_index[found], lengths + 2)
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
         """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""
