@@ -128,7 +128,7 @@ class LanguageModel:
         return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
 
     def substitutes(self, index: int, inputs: SoftmaxInputs, k: int) -> list[tuple[str, float]]:
-        """The k words that fit best in place of a token, and their probabilities, from what the softmax reads of one sentence.
+        """The k words that fit best in place of a token of one sentence, and their probabilities.
 
         p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
         twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the

@@ -87,7 +87,7 @@ def _block(
 ) -> VectorBlock:
     """The vectors of some sentences, layer 0 once for each different word."""
     numbers, word_rows = _numbered(sentences)
-    size, n_layers, width = elmo.config.lstm.output_size, elmo.config.lstm.n_layers, elmo.config.vector_size
+    size, n_layers, width = elmo.config.token_size, elmo.config.context.n_layers, elmo.config.vector_size
     words = torch.zeros(len(numbers), size, dtype=dtype)
     layers = torch.zeros(len(word_rows), n_layers, width, dtype=dtype)
     end = 0
