@@ -31,7 +31,7 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
             raise ElmoError(
                 f"{where} must contain the dataset embedding, got {', '.join(tensors.names()[:5]) or 'nothing'}"
             )
-        shape = (len(vocab), checkpoint.config.lstm.output_size)
+        shape = (len(vocab), checkpoint.config.token_size)
         check_shape(tensors.shape("embedding"), shape, "embedding", where)
         rows = as_tensors({"rows": tensors.read("embedding")})["rows"]
     weights = {key: value for key, value in checkpoint.weights.items() if not key.startswith("token_encoder.")}
