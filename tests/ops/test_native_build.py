@@ -251,6 +251,20 @@ def test_two_libraries_in_one_process(fresh, compilations):
     assert len(list(fresh.iterdir())) == 2
 
 
+@needs_compiler
+def test_a_system_that_loads_nothing_from_memory(fresh, compilations, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    for _ in range(2):
+        assert Library(load()).instructions()
+    assert len(compilations) == 1
+
+
+def test_without_a_folder_for_temporary_files(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", str(script(tmp_path / "mycc", "exit 0")))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "gone"))
+    assert "there is no folder for temporary files" in str(native.reason_against(torch.float32, int8=False))
+
+
 def test_the_compiler_works_in_a_private_folder_and_finds_no_modules_in_this_one(fresh, monkeypatch, tmp_path):
     noted = tmp_path / "noted"
     text = f'ls -ld "$TMPDIR/" > {noted}; echo "$PYTHONSAFEPATH" >> {noted}; exit 1'

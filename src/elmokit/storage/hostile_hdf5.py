@@ -64,7 +64,7 @@ def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: A
         )
     for place in itertools.product(*map(range, (0,) * len(shape), shape, dataset.chunks)):
         info = dataset.id.get_chunk_info_by_coord(place)
-        if info.byte_offset is None or not 0 <= info.size <= file_bytes:
+        if info.byte_offset is None or not 0 <= info.size <= most_unpacked(file_bytes):
             raise _cut_short(where, stored, needed)
         if _DEFLATE in filters and not info.filter_mask >> filters.index(_DEFLATE) & 1:
             _, packed = dataset.id.read_direct_chunk(place)

@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +89,8 @@ def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]
         if cache is not None:
             try:
                 _store(cache, name, compiled)
-            except OSError as error:
-                note = f"{_ALONE}: {cache_folder()} cannot be written ({error.strerror or error})"
+            except (OSError, UntrustedError) as error:
+                note = f"{_ALONE}: {cache_folder()} cannot be written ({getattr(error, 'strerror', None) or error})"
     finally:
         if cache is not None:
             os.close(cache)
@@ -156,21 +156,29 @@ def _loaded(library: bytes, name: str) -> ctypes.CDLL:
             return ctypes.CDLL(f"/proc/self/fd/{fd}")
         except OSError:
             os.close(fd)
-    with tempfile.TemporaryDirectory(prefix="elmokit.") as folder, closing(WorkFolder(Path(folder))) as work:
-        (work.path / name).write_bytes(library)
-        return ctypes.CDLL(str(work.path / name))
+    with _private_folder() as folder:
+        (folder / name).write_bytes(library)
+        return ctypes.CDLL(str(folder / name))
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A new folder for temporary files that no other user can change or exchange."""
+    with ExitStack() as stack:
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="elmokit.", ignore_cleanup_errors=True)
+            work = stack.enter_context(closing(WorkFolder(Path(stack.enter_context(folder)))))
+        except (OSError, UntrustedError) as error:
+            raise BuildError(f"there is no folder for temporary files ({error})") from error
+        yield work.path
 
 
 def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
     log.info("compiling the kernels for this CPU with %s", " ".join(command))
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="elmokit.", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise BuildError(f"there is no folder for temporary files ({error.strerror or error})") from error
-    with folder, closing(WorkFolder(Path(folder.name))) as work:
-        target = work.path / "library.so"
+    with _private_folder() as folder:
+        target = folder / "library.so"
         # The compiler's own temporary files go there too, and Python as its launcher finds no modules in this folder.
-        environment = {**os.environ, "TMPDIR": str(work.path), "PYTHONSAFEPATH": "1"}
+        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONSAFEPATH": "1"}
         failure = ""
         for machine in machines:
             whole = [*command, *FLAGS, *machine, "-o", str(target), str(SOURCES / "library.c"), "-lm"]
