@@ -103,7 +103,9 @@ class Recipe:
     # How long, and what is kept.
     epochs: float = option(0.0, "Stop after so many passes over the text [10 where nothing else is said].", least=0)
     steps: int = option(0, "Stop after so many updates.", least=0)
-    minutes: float = option(0.0, "Stop after this many minutes of training; without epochs and steps the schedules follow the clock.", least=0)
+    minutes: float = option(
+        0.0, "Stop after this many minutes; the schedules follow the clock if there are no epochs and steps.", least=0
+    )
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
     patience: int = option(0, "Stop after so many held-out perplexities without a better one; 0: never.", least=0)
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
