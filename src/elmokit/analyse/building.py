@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -188,7 +188,7 @@ def _start(
     for name, values in (("tokens.bin", tokens), ("words.bin", words)):
         (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
         sync(partial / name)
-    atomic.write_text(partial / _PLAN, text, errors=atomic.unexplained)
+    atomic.write_text(partial / _PLAN, text, errors=nullcontext)
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
@@ -279,7 +279,7 @@ class _RowFile:
         self._write()
         self._codes.sync()
         self._scales.sync()
-        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=atomic.unexplained)
+        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=nullcontext)
         self._synced = time.monotonic()
 
     def _write(self) -> None:
@@ -327,7 +327,7 @@ def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
     for file in partial.glob("*.bin"):
         sync(file)
     text = json.dumps(description, indent=1, sort_keys=True) + "\n"
-    atomic.write_text(partial / DESCRIPTION, text, errors=atomic.unexplained)
+    atomic.write_text(partial / DESCRIPTION, text, errors=nullcontext)
     sync(partial)
     if folder.is_dir():
         folder.rmdir()

@@ -198,9 +198,8 @@ def _model_name(elmo: Elmo, request: EmbedRequest) -> str:
     """The model's fingerprint, or the former one where the run to resume was begun by an earlier release."""
     assert request.output is not None
     name = elmo.fingerprint(mixes=True)
-    if not request.resume:
-        return name
-    before = read_settings(partial_folder(check_output(request.output))).get("settings", {}).get("model", name)
+    earlier = read_settings(partial_folder(check_output(request.output))) if request.resume else {}
+    before = earlier.get("settings", {}).get("model", name)
     return before if before != name and before == former_fingerprint(elmo.checkpoint()) else name
 
 

@@ -143,18 +143,15 @@ def wic_lines(result: WicResult) -> list[str]:
 class _ShownSource(ElmoSource):
     """An Elmo that shows how many sentences it has read: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, elmo: Elmo, batch_tokens: int | None) -> None:
-        super().__init__(elmo, batch_tokens)
-        self.progress = self._show
-        self._bar = tqdm(disable=True)
+    _bar = tqdm(disable=True)
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
         for number, layers in enumerate(super().stream(sentences), start=1):
-            self._show(number, None)
+            self.progress(number, None)
             yield layers
         self._bar.close()
 
-    def _show(self, done: int, total: int | None) -> None:
+    def progress(self, done: int, total: int | None) -> None:
         if done == 1:
             self._bar = tqdm(total=total, unit=" sentences", disable=None, leave=False)
         self._bar.update(done - self._bar.n)

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from elmokit.output.journal import Record, read_records, to_line
 from elmokit.output.shape import Shape
 from elmokit.output.stored import TEXTS, VECTORS, Stored
 from elmokit.storage.array_file import OffsetFile
-from elmokit.storage.atomic import disk_errors, sync, unexplained, write_text
+from elmokit.storage.atomic import disk_errors, sync, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import ProcessLock, try_lock
 from elmokit.storage.trusted import WorkFolder, open_file
@@ -156,7 +156,7 @@ class Spool:
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        write_text(self._work.path / SETTINGS, json.dumps(whole, indent=1), errors=unexplained)
+        write_text(self._work.path / SETTINGS, json.dumps(whole, indent=1), errors=nullcontext)
 
     def _read_settings(self) -> dict[str, Any]:
         if found := read_settings(self._work.path):

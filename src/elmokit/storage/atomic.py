@@ -20,8 +20,8 @@ from elmokit.storage.trusted import hidden_file
 if TYPE_CHECKING:  # a corpus is prepared without torch
     from torch import Tensor
 
-Errors = Callable[[Path], AbstractContextManager[None]]
-"""What explains errors of the disk while the file or folder of a path is written."""
+Errors = Callable[[Path], AbstractContextManager[object]]
+"""What explains errors of the disk while a path is written; nullcontext leaves them to the caller."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,11 +36,6 @@ def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Ite
         reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
         said = f"cannot be written ({reason}): {advice}" if advice else f"cannot be written: {reason}"
         raise ElmoError(f"{what} {said}") from error
-
-
-def unexplained(_: Path) -> AbstractContextManager[None]:
-    """Leave errors of the disk as they are, for the caller to explain."""
-    return nullcontext()
 
 
 def sync(path: Path) -> None:
@@ -127,7 +122,7 @@ def new_folder(folder: Path, last: str) -> Iterator[Path]:
             yield staging
             _sync_all(staging)
         return
-    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, unexplained) as temporary:
+    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, nullcontext) as temporary:
         yield temporary
         _sync_all(temporary)
 

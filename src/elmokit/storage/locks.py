@@ -74,7 +74,7 @@ def try_lock(path: Path) -> ProcessLock:
 
 @contextmanager
 def folder_lock(
-    folder: Path, message: str, errors: Callable[[Path], AbstractContextManager[None]]
+    folder: Path, message: str, errors: Callable[[Path], AbstractContextManager[object]]
 ) -> Iterator[ProcessLock]:
     """One process at a time in the block, by a lock file beside the folder; others wait, and log the message.
 

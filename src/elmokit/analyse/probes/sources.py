@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.tasks.features import Progress
 
 Vectors = NDArray[np.float32]
 Tokens = Sequence[str]
@@ -38,9 +37,7 @@ class Source(Protocol):
 
 
 class ElmoSource:
-    """All layers of an Elmo, from "0"; `progress` is called while a probe computes vectors to store."""
-
-    progress: Progress | None = None
+    """All layers of an Elmo, from "0"."""
 
     def __init__(self, elmo: Elmo, batch_tokens: int | None = None) -> None:
         if elmo.boundaries or elmo.state == "carry":
@@ -53,6 +50,9 @@ class ElmoSource:
     def device(self) -> torch.device:
         """Where the model lies."""
         return self.elmo.device
+
+    def progress(self, done: int, total: int | None) -> None:
+        """Called with the number of sentences whose vectors are computed, and of all that will be where it is known."""
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
         """Sentences → arrays [L+1, T, D]."""
