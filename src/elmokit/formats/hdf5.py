@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
-from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find
+from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
 from elmokit.storage.unpacked import check_unpacked
 
 _MOST_ITEMS = 10_000
@@ -92,7 +92,7 @@ def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
     with ExitStack() as stack:
         file = _open(source, name, stack)
         try:
-            return {key for key in wanted if find(file, key) is not None}
+            return {key for key in wanted if has(file, key)}
         except DAMAGE as error:
             raise _damaged(source.describe(name), error) from error
 

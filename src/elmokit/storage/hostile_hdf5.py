@@ -34,13 +34,18 @@ _OBJECT = struct.Struct("<H6xQ")
 _HEAPS_AT_ONCE = 8
 
 
-def find(group: Any, name: str) -> Any | None:  # noqa: ANN401 - h5py has no types
-    """The group or dataset of a name in this very file; None where there is none. A link is refused."""
+def has(group: Any, name: str) -> bool:  # noqa: ANN401 - h5py has no types
+    """Whether a name is in this very file, without opening what it names. A link is refused."""
     if not group.id.links.exists(name.encode()):
-        return None
+        return False
     if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         raise ValueError(f"{name} points outside the file")
-    return group[name]
+    return True
+
+
+def find(group: Any, name: str) -> Any | None:  # noqa: ANN401
+    """The group or dataset of a name in this very file; None where there is none. A link is refused."""
+    return group[name] if has(group, name) else None
 
 
 def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: ANN401

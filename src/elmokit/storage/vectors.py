@@ -98,13 +98,17 @@ class VectorBlock:
 
     def is_whole(self, size: int, layers: int, width: int) -> bool:
         """Whether the parts belong together and have the shape (P, L, D)."""
-        rows = len(self.layers)
+        rows, ends, words = len(self.layers), self.ends, self.word_rows
         return (
-            self.keys.shape == (len(self.ends), KEY_BYTES)
+            self.keys.shape == (len(ends), KEY_BYTES)
             and self.layers.shape[1:] == (layers, width)
             and self.words.shape[1:] == (size,)
-            and len(self.word_rows) == (rows if size else 0)
-            and (int(self.ends[-1]) if len(self.ends) else 0) == rows
+            and len(words) == (rows if size else 0)
+            and self.keys.dtype == torch.uint8
+            and not (ends.is_floating_point() or words.is_floating_point())
+            and (int(ends[-1]) if len(ends) else 0) == rows
+            and bool((ends.diff(prepend=ends.new_zeros(1)) >= 0).all())
+            and (not len(words) or 0 <= int(words.min()) <= int(words.max()) < len(self.words))
         )
 
 
