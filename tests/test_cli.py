@@ -16,9 +16,10 @@ import pytest
 
 from elmokit import Elmo, __version__
 from elmokit.cli import main
-from elmokit.commands.embed import fingerprint, readable
+from elmokit.commands.embed import readable
+from elmokit.fingerprint import former_fingerprint
 from elmokit.output import read_vectors
-from elmokit.text.vocab import Vocabulary
+from elmokit.output.spool import Spool
 
 TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
 
@@ -288,21 +289,29 @@ def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder,
     assert source.read_bytes() == b"precious"
 
 
-def test_the_fingerprint_covers_all_that_decides_the_vectors(model_folder):
-    names = set()
-    for change in ("nothing", "no vocabulary", "a word", "layer norm", "a number"):
-        model = Elmo.load(model_folder)
-        if change == "no vocabulary":
-            model.vocab = None
-        elif change == "a word":
-            model.vocab = Vocabulary([*model.vocab, "another"])
-        elif change == "layer norm":
-            model.mixes[0].layer_norm = "sentence"
-        elif change == "a number":
-            model.mixes[0].gamma.data += 1
-        names.add(fingerprint(model))
-    assert len(names) == 5
-    assert fingerprint(Elmo.load(model_folder)) in names
+@pytest.mark.parametrize("model", ["the same", "another"])
+def test_a_run_that_an_earlier_release_began_is_resumed(tmp_path, model_folder, model):
+    """It named the model by another digest."""
+    loaded = Elmo.load(model_folder, device="cpu")
+    if model == "another":
+        loaded.mixes[0].gamma.data += 1
+    settings = {"model": former_fingerprint(loaded.checkpoint()), "layer": "mix", "pool": "none", "segment": "none"}
+    lines = ["the bank", "a river", "money of the bank"]
+    with Spool(tmp_path / "out.npz", settings={**settings, "dtype": "float32"}) as spool:
+        for line in lines[:2]:
+            spool.append(line, line.split(), loaded.encode([line])[0])
+        spool.commit()
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    arguments = ("embed", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.npz", "--resume")
+    done = elmo(*arguments, "--model", model_folder, "--device", "cpu", "--segment", "none")
+    if model == "another":
+        assert done.returncode == 2
+        assert b"--resume needs the settings" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert b"2 of them by an earlier run" in done.stderr
+    for (_, found), expected in zip(read_vectors(tmp_path / "out.npz"), loaded.encode(lines), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["standard input", "arguments"])

@@ -389,10 +389,8 @@ class Elmo(nn.Module):
 
         With `mixes`, also of what decides their sums, which `layer="mix"` gives.
         """
-        tensors = self.bilm.state_dict()
+        tensors = self.bilm.state_dict() | (self.mixes.state_dict(prefix="mixes.") if mixes else {})
         norms = [mix.layer_norm for mix in self.mixes] if mixes else None
-        if mixes:
-            tensors |= self.mixes.state_dict(prefix="mixes.")
         return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms)
 
     def _arrays(self, layers: Layers, layer: Layer, pool: Pool | None) -> Iterable[Vectors]:
