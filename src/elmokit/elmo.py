@@ -495,10 +495,8 @@ class Elmo(nn.Module):
 
         With `mixes`, also of what decides their sums, which `layer="mix"` gives.
         """
-        tensors = self.bilm.state_dict()
+        tensors = self.bilm.state_dict() | (self.mixes.state_dict(prefix="mixes.") if mixes else {})
         norms = [mix.layer_norm for mix in self.mixes] if mixes else None
-        if mixes:
-            tensors |= self.mixes.state_dict(prefix="mixes.")
         # In a model of characters a word of several has vectors of its own, which it had not in earlier versions.
         pieces = {} if self.character_pieces is None else {"words": "by character"}
         return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms, **pieces)

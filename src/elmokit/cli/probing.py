@@ -33,9 +33,7 @@ def probe_pos(
         str | None, typer.Option(metavar="COLUMN", help="The tags' column: upos, xpos or a number [upos, or the last].")
     ] = None,
     seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Classifiers a layer.")] = 1,
-    cache: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder for the vectors; default: features/ in the cache folder.")
-    ] = None,
+    cache: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for the vectors [the cache].")] = None,
     limit: Limit = None,
     output: Output = None,
     batch_tokens: Batch = None,
