@@ -58,7 +58,7 @@ def test_mixes_count_where_they_are_asked_for(make_elmo):
 def test_a_change_is_noticed_and_undone(make_elmo, way):
     elmo = make_elmo()
     before, weights = elmo.fingerprint(), deepcopy(elmo.state_dict())
-    bias = elmo.bilm.forward_lstm.layers[0].bias
+    bias = elmo.bilm.context.forward_lstm.layers[0].bias
     with torch.no_grad():
         if way == "in place":
             bias[0] += 1e-6

@@ -81,10 +81,13 @@ class Elmo(nn.Module):
     (5, 1024)
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: ElmoOptions | None = None) -> None:
-        """Build the network from a checkpoint; `Elmo.load` does so from a file."""
+    def __init__(self, checkpoint: Checkpoint, options: ElmoOptions | None = None, **given: object) -> None:
+        """Build the network from a checkpoint; `Elmo.load` does so from a file.
+
+        The options may also be given by name: `Elmo(checkpoint, mixes=2)`.
+        """
         super().__init__()
-        options = options or ElmoOptions()
+        options = options or ElmoOptions(**given)  # type: ignore[arg-type]  # which checks them
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
