@@ -3,8 +3,8 @@
     from elmokit.sklearn import ElmoVectorizer
     model = make_pipeline(ElmoVectorizer("my-model"), LogisticRegression(max_iter=1000)).fit(texts, labels)
 
-What is loaded and what is computed belong to the process, not to the estimator: clones share them, and a pickle holds
-neither.
+What is loaded and what is computed belong to the process, not to the estimator: clones share them, and they are not
+in a pickle.
 """
 
 from __future__ import annotations
