@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 Text = str | Sequence[str]
 Vector = NDArray[np.float32]
 
-_SENTENCES_IN_A_FILE = 1_000
-"""What a killed run loses at most."""
+_IN_A_FILE = 1_000
+"""Sentences; a killed run loses no more than these."""
 _recent = RecentVectors(1 << 29)
 
 
@@ -122,9 +122,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
         store = VectorStore(_folder(self.cache) / name, (0, 1, size))
-        places = store.complete(
-            dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_SENTENCES_IN_A_FILE
-        )
+        places = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
         return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
