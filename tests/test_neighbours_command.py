@@ -10,6 +10,7 @@ import pytest
 from elmokit import Elmo, ElmoError
 from elmokit.analyse.finding import IndexRequest
 from elmokit.commands.neighbours import NeighboursRequest, find_word, run_neighbours
+from elmokit.fingerprint import former_fingerprint
 from tiny_models import tiny_checkpoint
 
 LINES = [
@@ -41,6 +42,22 @@ def test_lines(request_, capsys) -> None:
     again = capsys.readouterr()
     assert again.out == shown.out
     assert "built" not in again.err
+
+
+def test_an_index_that_an_earlier_release_built_is_used(request_, model_folder, tmp_path, capsys) -> None:
+    """It named the model by another digest."""
+    run_neighbours(replace(request_, where=replace(request_.where, index=tmp_path / "index")))
+    expected = capsys.readouterr().out
+    path = tmp_path / "index" / "index.json"
+    described = json.loads(path.read_text())
+    named = replace(request_, where=IndexRequest(index=tmp_path / "index"))
+    described["model"] = former_fingerprint(Elmo.load(model_folder, device="cpu").checkpoint())
+    path.write_text(json.dumps(described))
+    run_neighbours(named)
+    assert capsys.readouterr().out == expected
+    path.write_text(json.dumps({**described, "model": "0" * 32}))
+    with pytest.raises(ElmoError, match="another model"):
+        run_neighbours(named)
 
 
 def test_json(request_, capsys) -> None:

@@ -202,7 +202,7 @@ def test_a_cache_serves_other_processes(tmp_path, model_folder, embedded):
 
 
 def test_a_killed_run_loses_one_file_at_most(tmp_path, model_folder, monkeypatch, embedded):
-    monkeypatch.setattr(vectorizers, "_SENTENCES_IN_A_FILE", 2)
+    monkeypatch.setattr(vectorizers, "_IN_A_FILE", 2)
     with monkeypatch.context() as patch:
         plain = vectorizers.VectorStore._add
         patch.setattr(vectorizers.VectorStore, "_add", lambda *given: plain(*given) if len(embedded) < 3 else 1 / 0)

@@ -14,7 +14,7 @@ from typing import Any
 from cells import Input, Score
 from rows import Row
 
-from elmokit.errors import ElmoError
+from elmokit.storage.atomic import disk_errors, write_text
 
 NAMES: dict[Input, str] = {
     "elmo": "ELMo",
@@ -31,13 +31,8 @@ class Journal:
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
         self.lines: list[dict[str, Any]] = _read(path) if resume and path.exists() else []
-        try:
-            # What a killed run left of a last line is dropped.
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text("".join(_line(line) for line in self.lines), encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise ElmoError(f"{path} cannot be written: {error.strerror or error}") from error
+        # What a killed run left of a last line is dropped.
+        write_text(path, "".join(_line(line) for line in self.lines))
 
     def scores(self, keys: Mapping[str, str]) -> list[Score]:
         """The scores whose task is there under the same key, the settings it was measured under."""
@@ -51,13 +46,10 @@ class Journal:
     def add(self, scores: Iterable[Score], key: str) -> None:
         """Append and flush to the disk."""
         lines = [{**asdict(score), "key": key} for score in scores]
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.writelines(map(_line, lines))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ElmoError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.writelines(map(_line, lines))
+            file.flush()
+            os.fsync(file.fileno())
         self.lines += lines
 
 

@@ -3,8 +3,8 @@
     from elmokit.sklearn import ElmoVectorizer
     model = make_pipeline(ElmoVectorizer("my-model"), LogisticRegression(max_iter=1000)).fit(texts, labels)
 
-What is loaded and what is computed belong to the process, not to the estimator: clones share them, and a pickle holds
-neither.
+What is loaded and what is computed belong to the process, not to the estimator: clones share them, and they are not
+in a pickle.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
-_SENTENCES_IN_A_FILE = 1_000
-"""What a killed run loses at most."""
+_IN_A_FILE = 1_000
+"""Sentences; a killed run loses no more than these."""
 _recent = RecentVectors(1 << 29)
 
 
@@ -121,9 +121,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
         store = VectorStore(_folder(self.cache) / name, (0, 1, size))
-        places = store.complete(
-            dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_SENTENCES_IN_A_FILE
-        )
+        places = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
         return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:

@@ -131,7 +131,7 @@ def test_work_goes_on_after_a_fall_back(tmp_path):
 
 def test_an_earlier_run_needs_resume_or_deletion(tmp_path):
     fill(tmp_path / "o.npz")
-    with pytest.raises(ElmoError, match=r"holds 7 sentences of an earlier run: add --resume .* or delete"):
+    with pytest.raises(ElmoError, match=r"7 sentences of an earlier run: add --resume .* or delete"):
         embed(LINES, tmp_path / "o.npz")
     assert content(tmp_path / "o.npz") == expected(7)
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain import run_files
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.run_files import RunFolder
 from training_runs import (
@@ -136,7 +136,7 @@ def test_killed_between_the_best_and_the_last_checkpoint(elmo, text, tmp_path, m
 
 CHILD = """
 import sys, time
-from elmokit.pretrain import run_files
+import safetensors.torch
 from elmokit.corpus.prepared import CorpusBuilder
 from elmokit.pretrain.loop import Training
 from elmokit.cli import main
@@ -145,7 +145,7 @@ def mark(text):
     print(text, flush=True)
     time.sleep(0.03)
 
-def slow_save(tensors, path, metadata, save=run_files.save_file):
+def slow_save(tensors, path, metadata, save=safetensors.torch.save_file):
     save(tensors, path, metadata)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -160,7 +160,7 @@ def slow_finish(self, *arguments, finish=CorpusBuilder.finish):
     mark("corpus")
     return finish(self, *arguments)
 
-run_files.save_file, Training._update, CorpusBuilder.finish = slow_save, slow_update, slow_finish
+safetensors.torch.save_file, Training._update, CorpusBuilder.finish = slow_save, slow_update, slow_finish
 mark("start")
 main(sys.argv[1:])
 """
@@ -237,7 +237,7 @@ def test_a_second_interrupt_does_not_wait(elmo, text, tmp_path, monkeypatch) -> 
 def test_a_full_disk_loses_no_earlier_checkpoint(elmo, refused, text, tmp_path, monkeypatch, best) -> None:
     command = ("train", text, *TINY, *LENGTH, "--checkpoint-every", "3")
     elmo(*command, "--output", tmp_path / "whole")
-    save = run_files.save_file
+    save = safetensors.torch.save_file
     full_at = 4 if best else 3
 
     def full(tensors, path, metadata) -> None:
@@ -250,7 +250,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint(elmo, refused, text, tmp_path, 
 
     full.calls = 0
     with monkeypatch.context() as patch:
-        patch.setattr(run_files, "save_file", full)
+        patch.setattr(safetensors.torch, "save_file", full)
         sentence = refused(*command, "--output", tmp_path / "run", after="step 4")
     assert "No space left on device" in sentence
     folder = RunFolder(tmp_path / "run")
@@ -270,19 +270,19 @@ def test_a_full_disk_elsewhere_can_be_resumed(elmo, refused, text, tmp_path, mon
         command = command[:-1]
     elmo(*command, "--output", tmp_path / "whole")
 
-    def full(self, *arguments) -> None:
+    def full(self, *arguments):
         full.calls += 1
         if full.calls > 5:
             raise OSError(28, "No space left on device")
-        plain(self, *arguments)
+        return plain(self, *arguments)
 
     full.calls = 0
     with monkeypatch.context() as patch:
         if what == "metrics":
-            from elmokit.pretrain import metrics as module
+            from elmokit.pretrain.metrics import OffsetFile
 
-            plain = module._write_all
-            patch.setattr(module, "_write_all", full)
+            plain = OffsetFile.write
+            patch.setattr(OffsetFile, "write", full)
         elif what == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 

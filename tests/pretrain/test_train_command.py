@@ -267,14 +267,14 @@ def test_a_prepared_corpus_says_how_it_was_read(elmo, refused, tmp_path) -> None
     text.write_text("The bank raised rates. It's late!\n" * 30)
     read = ("--segment", "english", "--split", "line", "--cache", cache, "--output", tmp_path / "vocab.txt")
     assert elmo("vocab", text, *read).status == 0
-    for name, source in (("shelf", cache), ("folder", next(cache.iterdir()))):
+    for name, source in (("shared", cache), ("folder", next(cache.iterdir()))):
         ended = elmo("train", source, *TINY, "--steps", "1", "--output", tmp_path / name)
         assert ended.status == 0, ended.err
         assert "was, --segment english --split line" in ended.err
         assert read_checkpoint(tmp_path / name).text == {"segment": "english", "split": "line"}
     assert elmo("vocab", text, "--cache", cache, "--output", tmp_path / "vocab.txt").status == 0
     sentence = refused("train", cache, *TINY, "--steps", "1", "--output", tmp_path / "none")
-    assert "cache keeps 2 prepared corpora: give the folder of one, such as " in sentence
+    assert "cache contains 2 prepared corpora: give the folder of one, such as " in sentence
 
 
 def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:

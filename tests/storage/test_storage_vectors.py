@@ -164,6 +164,21 @@ def test_the_oldest_are_removed_where_the_root_grows_too_large(tmp_path, monkeyp
     check(in_use, [1])  # mapped, though its file is gone
 
 
+@pytest.mark.parametrize("moment", ["written", "mapped"])
+def test_a_file_that_another_process_removes_at_once_is_used_all_the_same(tmp_path, monkeypatch, moment):
+    plain = VectorStore._block if moment == "written" else VectorStore._add
+
+    def removing(self, given):
+        if moment == "written":
+            given.unlink(missing_ok=True)
+            return plain(self, given)
+        plain(self, given)
+        return [path.unlink() for path in files(tmp_path)]
+
+    monkeypatch.setattr(VectorStore, "_block" if moment == "written" else "_add", removing)
+    check(store(tmp_path, range(9), most_sentences=2), range(9))
+
+
 def test_two_at_once_compute_once(tmp_path, monkeypatch):
     """A lock is between open files, so that two threads are to it what two processes are."""
     waiting, computed = Event(), []

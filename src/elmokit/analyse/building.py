@@ -1,7 +1,7 @@
 """An index of occurrences, built in one pass with bounded memory and resumed where an earlier run was ended.
 
 The rows of all occurrences are known before a vector is computed, so each vector is written where it belongs, and
-what is done is told by a single number: the sentences whose vectors are on the disk.
+a single number says what is done: the sentences whose vectors are on the disk.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def build_index(
 ) -> OccurrenceIndex:
     """The index of a corpus in a folder, opened where it is there already, and gone on with where it is half built.
 
-    Only sentences with an occurrence that the choice keeps are encoded. Memory holds the list of words and 16 bytes an
-    occurrence.
+    Only sentences with an occurrence that the choice keeps are encoded. In memory are the list of words and 16 bytes
+    per occurrence.
 
         corpus = prepare(["texts/"], segment="english", split="line")
         index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
@@ -192,7 +192,7 @@ def _start(
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
-    """Have a disk that is too small told before hours are spent."""
+    """Refuse a disk that is too small before hours are spent."""
     need = rows * (size + 4 + (SIZE if rows >= FROM_ROWS else 0)) + _SPARE_BYTES
     have = sum(file.stat().st_size for file in partial.glob("*.bin")) + shutil.disk_usage(partial).free
     if need > have:

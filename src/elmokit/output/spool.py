@@ -8,7 +8,7 @@
 
 Data reach the disk before the journal line that counts them, so a kill or a power cut at any moment leaves a last whole
 line and everything it counts. Bytes beyond that are cut off when the run is resumed. The output is built in the same
-folder from what lies there, so for a while the disk holds the vectors twice.
+folder from what is there, so for a while the vectors are on the disk twice.
 """
 
 import hashlib
@@ -130,7 +130,7 @@ class Spool:
             last = None
         if last and not resume:
             raise ElmoError(
-                f"{self.folder} holds {counted(last.sentences, 'sentence')} of an earlier run: add --resume to "
+                f"{self.folder} has {counted(last.sentences, 'sentence')} of an earlier run: add --resume to "
                 f"continue it, or delete that folder to start again"
             )
         if last:
@@ -198,7 +198,7 @@ class Spool:
             asked = ", ".join(f"{name} {json.dumps(now.get(name))}" for name in differ)
             raise ElmoError(
                 f"--resume needs the settings of the run it continues, which had {said}, got {asked}: "
-                f"use those again, or delete {self.folder} to start anew"
+                f"use those again, or delete {self.folder} to start again"
             )
 
     @property
@@ -214,8 +214,8 @@ class Spool:
     @property
     def uncommitted_bytes(self) -> int:
         """Bytes of vectors and text that a kill would lose now."""
-        whole, kept = self._state, self._committed
-        return whole.vector_bytes + whole.text_bytes - kept.vector_bytes - kept.text_bytes
+        now, before = self._state, self._committed
+        return now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
 
     @property
     def uncommitted_seconds(self) -> float:
@@ -235,7 +235,7 @@ class Spool:
         """The error for an input that is not the one this spool was filled from."""
         return ElmoError(
             f"--resume needs the same input, but it has changed within or after the {counted(self.sentences, 'line')} "
-            f"already done: bring it back, or delete {self.folder} to start anew"
+            f"already done: bring it back, or delete {self.folder} to start again"
         )
 
     def append(self, text: str, tokens: list[str], vectors: npt.NDArray[Any]) -> None:
@@ -307,7 +307,7 @@ class Spool:
         self.remove()
 
     def remove(self) -> None:
-        """Delete the spool's files and, if nothing else lies in it, its folder."""
+        """Delete the spool's files and, if nothing else is in it, its folder."""
         for file in self._files:
             file.close()
         with self._errors():

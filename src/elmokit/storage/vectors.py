@@ -194,7 +194,7 @@ class VectorStore:
 
     def _look(self, search: _Search) -> None:
         """Look in the files that have not been searched."""
-        for path in sorted(set(self.folder.glob(_FILES)) - search.searched):
+        for path in sorted({*self._open, *self.folder.glob(_FILES)} - search.searched):
             search.searched.add(path)
             block = self._block(path)
             if block is not None and search.look_in(block):
@@ -223,7 +223,8 @@ class VectorStore:
     def _add(self, block: VectorBlock) -> None:
         path = self.folder / f"{secrets.token_hex(8)}{_SUFFIX}"
         write_tensors(path, vars(block), errors=_ERRORS)
-        self._block(path)  # mapped from now on, even if another process removes the file to make space
+        # Mapped from now on, even if another process removes the file to make space.
+        self._open[path] = self._block(path) or block
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

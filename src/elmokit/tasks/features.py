@@ -59,8 +59,7 @@ def frozen_features(
             return _block(elmo, {key: distinct[key] for key in new}, dtype, batch_tokens, note)
 
         found = store.complete(rows, compute, dtype=dtype, progress=progress)
-    layers = 0 if layer_0 else n_layers
-    return StoredLayers([found[key] for key in keys], layers=layers, width=width, words=True)
+    return StoredLayers([found[key] for key in keys], layers=0 if layer_0 else n_layers, width=width, words=True)
 
 
 def live_layers(elmo: Elmo, sentences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
