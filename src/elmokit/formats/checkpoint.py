@@ -16,6 +16,7 @@ from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM, int8_names
 from elmokit.model.int8 import VALUES, check_int8, dense, quantised
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
+from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import Vocabulary
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -155,6 +156,13 @@ class Checkpoint:
             return ByteIndexer(characters.max_characters)
         assert self.vocab is not None
         return WordIndexer(self.vocab)
+
+    def character_pieces(self, text: Mapping[str, str]) -> CharacterPieces | None:
+        """How tokens are taken apart, if the model's training text, by what `text` says of it, was characters."""
+        if text.get("segment") != "chars":
+            return None
+        indexer = self.indexer()
+        return CharacterPieces([indexer.begin, indexer.end, *(self.vocab.specials if self.vocab else ())])
 
 
 def check_plain(value: Tensor, name: str, where: str) -> None:

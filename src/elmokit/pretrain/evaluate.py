@@ -50,6 +50,15 @@ class HeldOut:
     predictions: int
     """Of each direction."""
 
+    def over(self, predictions: int) -> HeldOut:
+        """The same losses as means over another number of predictions, such as words instead of their characters."""
+
+        def again(perplexity: float) -> float:
+            return perplexity_of(math.log(perplexity) * self.predictions / predictions)
+
+        backward = None if self.backward is None else again(self.backward)
+        return HeldOut(again(self.mean), again(self.forward), backward, predictions)
+
 
 @dataclass(frozen=True)
 class SentenceLoss:
