@@ -22,10 +22,9 @@ from elmokit.errors import ElmoError
 from elmokit.model.bilm import moved
 from elmokit.model.language_model import score
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import NO_TARGET, Ints, Sentences
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader, Ints, Sentences
 
 ROWS = 64
 """Rows that are read next to each other where the state is carried."""
