@@ -485,6 +485,7 @@ FORMAT = Format(
     detect=detect,
     read=read,
     write=write,
+    contexts=("lstm",),
     files=("*.json", "*.hdf5", "*.h5", "vocab.txt"),
     takes_options=True,
 )

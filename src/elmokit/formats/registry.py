@@ -58,6 +58,8 @@ class Format:
     """Whether it has an options file that the user may name with `options`."""
     dtypes: Sequence[str] = ("float32",)
     """The dtypes that `write` can store."""
+    contexts: Sequence[str] = ()
+    """The kinds of context encoder that it can store; empty for every kind."""
 
 
 @dataclass(frozen=True, eq=False)

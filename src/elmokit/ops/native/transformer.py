@@ -104,9 +104,7 @@ class _Plan:
         if x.dtype != torch.float32 or not x.is_cpu:
             raise ElmoError(f"the compiled kernels take float32 on the CPU, got {x.dtype} on {x.device}")
         if not self._fits or x.dim() != 2 or self.size not in (None, x.shape[1]) or self.head_size % 2:
-            raise ElmoError(
-                f"the weights of the blocks do not fit inputs of {list(x.shape[1:])} and {self.heads} heads of even size"
-            )
+            raise ElmoError(f"the blocks do not fit inputs of {list(x.shape[1:])} and {self.heads} heads of even size")
         starts = list(segments.starts)
         if not starts or starts[0] != 0 or starts[-1] != len(x) or starts != sorted(starts):
             raise ElmoError(f"segments must begin at rising places from 0 to {len(x)}, got {starts}")
