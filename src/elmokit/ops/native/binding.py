@@ -131,6 +131,10 @@ class Characters(Structure):
     )
 
 
+DOWN_PARTS = 4
+"""PARTS of source/transformer.h."""
+
+
 class Block(Structure):
     """`struct block` of source/transformer.h."""
 
@@ -138,7 +142,7 @@ class Block(Structure):
         ("qkv", Matrix),
         ("out", Matrix),
         ("up", Matrix),
-        ("down", Matrix),
+        ("down", Matrix * DOWN_PARTS),
         ("gate_weight", c_void_p),
         ("gate_bias", c_void_p),
     )

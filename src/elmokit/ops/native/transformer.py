@@ -14,7 +14,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments, rotary
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.native.binding import Block, Library, Matrix, Transformer, library
+from elmokit.ops.native.binding import DOWN_PARTS, Block, Library, Matrix, Transformer, library
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
@@ -143,10 +143,18 @@ class _Plan:
             matrix(weights.qkv),
             matrix(weights.out),
             matrix(weights.up, gates=2),
-            matrix(weights.down),
+            (Matrix * DOWN_PARTS)(*map(matrix, _parts(weights.down))),
             gate_weight.data_ptr(),
             gate_bias.data_ptr(),
         )
+
+
+def _parts(down: Tensor | Int8Matrix) -> list[Tensor | Int8Matrix]:
+    """A matrix of int8 in parts of its inputs, as `part_size` of source/transformer.h says; others as they are."""
+    if not isinstance(down, Int8Matrix):
+        return [down]
+    size = 4 * -(-down.shape[1] // (4 * DOWN_PARTS))
+    return [Int8Matrix(values, down.scales) for values in down.values.split(size, dim=1)]
 
 
 _plans = Keeper[_Plan]()

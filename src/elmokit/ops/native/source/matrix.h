@@ -49,32 +49,33 @@ INLINE floats weights_at(const int half, const void *panel, int64_t at) {
     return half ? widened((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
 }
 
-/* sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes apart. */
+/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes
+   apart. */
 INLINE void float_tile(
-    const int R, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
+    const int R, const int V, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
     const char *next, int64_t step
 ) {
     floats s[ROWS][GATES];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
         __builtin_prefetch(next + k * step, 0, 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             floats x = all(rows[r * stride + k]);
 #pragma GCC unroll 4
-            for (int v = 0; v < GATES; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
+            for (int v = 0; v < V; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
 }
 
 /* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
@@ -180,7 +181,7 @@ INLINE void float_tile_of(
     int rows_here, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
     const char *next, int64_t step
 ) {
-#define CALL(R) float_tile(R, half, count, rows, stride, panel, sums, next, step)
+#define CALL(R) float_tile(R, GATES, half, count, rows, stride, panel, sums, next, step)
     TILE_CASES(rows_here)
 #undef CALL
 }
