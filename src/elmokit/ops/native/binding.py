@@ -28,6 +28,7 @@ class Matrix(Structure):
         ("inputs", c_int64),
         ("gates", c_int64),
         ("half", c_int64),
+        ("parts", c_int64),
     )
 
 
@@ -131,10 +132,6 @@ class Characters(Structure):
     )
 
 
-DOWN_PARTS = 4
-"""PARTS of source/transformer.h."""
-
-
 class Block(Structure):
     """`struct block` of source/transformer.h."""
 
@@ -142,7 +139,7 @@ class Block(Structure):
         ("qkv", Matrix),
         ("out", Matrix),
         ("up", Matrix),
-        ("down", Matrix * DOWN_PARTS),
+        ("down", Matrix),
         ("gate_weight", c_void_p),
         ("gate_bias", c_void_p),
     )
@@ -157,6 +154,7 @@ class Transformer(Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("int8", c_int64),
+        ("most_parts", c_int64),
         ("blocks", POINTER(Block)),
         ("n_blocks", c_int64),
         ("x", c_void_p),

@@ -22,17 +22,13 @@
 #define FORWARD 1
 #define BACKWARD 2
 
-#define PARTS 4 /* A product with gelu has a few numbers 20 times as large as the others: in int8, each part of a row
-                   has a scale of its own. Worst cosine of a token to float32: 0.9996, with one scale 0.9989. */
-
 struct block {
-    struct matrix qkv, out, up; /* up has 2 gates: the numbers, and what goes through gelu */
-    struct matrix down[PARTS];  /* in int8 one for each part of the inputs, otherwise the first is all of it */
+    struct matrix qkv, out, up, down; /* up has 2 gates: the numbers, and what goes through gelu */
     const float *gate_weight, *gate_bias; /* [H][P], [H] */
 };
 
 struct transformer {
-    int64_t size, inner, heads, window, int8;
+    int64_t size, inner, heads, window, int8, most_parts; /* most_parts: of any matrix */
     const struct block *blocks;
     int64_t n_blocks;
     const float *x;                /* [N][P] */
@@ -96,9 +92,6 @@ struct tiler {
 
 /* ---- rows ---- */
 
-/* Inputs of each of so many parts, the last of which may be shorter. */
-INLINE int64_t part_size(int64_t count, int64_t parts) { return parts == 1 ? count : 4 * ceiling(count, 4 * parts); }
-
 #define CHAINS 4 /* sums side by side, so that they need not wait for each other */
 
 /* Σ (x − mean)², or Σ x. */
@@ -140,25 +133,25 @@ static void norm_row(const float *row, int64_t count, float *to) {
     for (int64_t k = 0; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
-/* A normed row in int8, where products are of int8, in so many parts. */
-static void give_row(const struct tiler *me, const float *normed, int64_t count, int64_t parts, int64_t row) {
+/* A normed row in int8, where products with m are, a scale for each part. */
+static void give_row(const struct tiler *me, const float *normed, const struct matrix *m, int64_t row) {
     struct workspace *space = me->space;
     if (!me->job->int8) return;
-    int64_t size = part_size(count, parts);
+    int64_t size = part_size(m), count = m->inputs;
     for (int64_t part = 0, k = 0; k < count; part++, k += size)
         space->scales[part * space->most + row] =
             quantise(normed + k, smaller(size, count - k), space->small + row * padded(count) + k);
 }
 
-/* Rows first to last, `count` numbers each, normed for a product: in `to`, or in int8. */
+/* Rows first to last normed for a product with m: in `to`, or in int8. */
 static void norm_rows(
-    const struct tiler *me, const float *from, float *to, int64_t count, int64_t parts, int64_t first, int64_t last
+    const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
 ) {
-    int64_t stride = padded(count);
+    int64_t count = m->inputs, stride = padded(count);
     for (int64_t row = first + me->rank; row < last; row += me->size) {
         float *normed = me->job->int8 ? me->scratch.row : to + row * stride;
         norm_row(from + row * stride, count, normed);
-        give_row(me, normed, count, parts, row);
+        give_row(me, normed, m, row);
     }
     meet(&me->space->team, me->size);
 }
@@ -168,26 +161,20 @@ static void norm_rows(
 /* What becomes of a product: it is stored, added, or the first half of a panel is multiplied by gelu of the second. */
 enum ending { STORE, ADD, GATED };
 
-/* sums [n][WIDTH] = rows from `row` on · panel, in int8; of each part in turn, where the inputs have several. */
+/* The sums of n rows from `row` on with a panel in int8, part after part. */
 static void small_product(
-    const struct tiler *me, const struct matrix *m, int64_t parts, int64_t inputs, int64_t row, int64_t n,
-    int64_t panel, int64_t next
+    const struct tiler *me, const struct matrix *m, int64_t row, int64_t n, int64_t panel, const char *after
 ) {
     const struct workspace *space = me->space;
-    int64_t wide = padded(inputs), size = part_size(inputs, parts);
-    static const float none[WIDTH] __attribute__((aligned(64)));
+    const uint8_t *rows = space->small + row * padded(m->inputs);
+    const float *units = space->scales + row, *scales = m->scales + panel * WIDTH;
     float *sums = me->scratch.sums;
-    for (int64_t part = 0, k = 0; k < inputs; part++, k += size) {
-        const float *units = space->scales + part * space->most + row, *scales = m->scales + panel * WIDTH;
-        int8_product(m + part, n, space->small + row * wide + k, wide, panel, next, me->scratch.small_sums);
-        if (!part) {
-            add_scaled(sums, none, n, me->scratch.small_sums, scales, units);
-            continue;
-        }
+    for (int64_t part = 0; part * part_size(m) < m->inputs; part++, units += space->most) {
+        int8_part_product(m, part, n, rows, padded(m->inputs), panel, after, me->scratch.small_sums);
         for (int64_t r = 0; r < n; r++)
             for (int v = 0; v < GATES; v++) {
                 floats *sum = (floats *)(sums + r * WIDTH + v * LANES);
-                *sum = scaled(me->scratch.small_sums + r * WIDTH, scales, units[r], v, *sum);
+                *sum = scaled(me->scratch.small_sums + r * WIDTH, scales, units[r], v, part ? *sum : all(0.0f));
             }
     }
 }
@@ -208,23 +195,26 @@ INLINE void end_panel(const enum ending ending, const float *sums, int64_t n, fl
     }
 }
 
-/* This thread's panels of a matrix times rows first to last: of `rows`, or in int8 of `small`. In int8 the inputs may be
-   divided into parts, each with a matrix of its own. */
+/* This thread's panels of m times rows first to last: of `rows`, or in int8 of `small`. The matrix `then` comes next. */
 INLINE void multiply(
-    const struct tiler *me, const enum ending ending, const struct matrix *m, int64_t parts, const float *rows,
-    int64_t inputs, int64_t first, int64_t last, float *to, int64_t stride
+    const struct tiler *me, const enum ending ending, const struct matrix *m, const struct matrix *then,
+    const float *rows, int64_t first, int64_t last, float *to, int64_t stride
 ) {
     float *sums = me->scratch.sums;
-    int64_t start, stop, wide = padded(inputs);
+    int64_t start, stop, wide = padded(m->inputs);
+    share(panel_count(then), me->rank, me->size, &start, &stop);
+    const char *coming = panel_at(then, start);
     share(panel_count(m), me->rank, me->size, &start, &stop);
     for (int64_t panel = start; panel < stop; panel++)
         for (int64_t row = first; row < last; row += SUM_ROWS) {
-            int64_t n = smaller(SUM_ROWS, last - row), next = row == first ? smaller(panel + 1, stop - 1) : panel;
+            int64_t n = smaller(SUM_ROWS, last - row);
+            const char *after = panel + 1 < stop ? panel_at(m, panel + 1) : coming;
+            if (row > first) after = panel_at(m, panel);
             if (me->job->int8) {
-                small_product(me, m, parts, inputs, row, n, panel, next);
+                small_product(me, m, row, n, panel, after);
             } else {
                 memset(sums, 0, n * WIDTH * sizeof(float));
-                float_product(m, n, rows + row * wide, wide, panel, next, sums);
+                float_product(m, n, rows + row * wide, wide, panel, after, sums);
             }
             end_panel(ending, sums, n, to + row * stride + panel * (WIDTH / m->gates), stride);
         }
@@ -407,7 +397,7 @@ static void begin_block(const struct tiler *me, int64_t number) {
     for (int64_t row = me->rank; row < space->tile.to - space->tile.from; row += me->size) {
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
-        give_row(me, normed, job->size, 1, row);
+        give_row(me, normed, &block->qkv, row);
         give_out(me, number, space->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
@@ -420,20 +410,20 @@ static void begin_block(const struct tiler *me, int64_t number) {
 
 static void run_block(const struct tiler *me, int64_t number) {
     const struct transformer *job = me->job;
-    const struct block *block = job->blocks + number;
+    const struct block *block = job->blocks + number, *coming = number + 1 < job->n_blocks ? block + 1 : block;
     struct workspace *space = me->space;
     int64_t wide = padded(job->size), inner = padded(job->inner);
     int64_t all_rows = space->tile.to - space->tile.from;
     int64_t first = space->tile.begin - space->tile.from, last = space->tile.end - space->tile.from;
     begin_block(me, number);
-    multiply(me, STORE, &block->qkv, 1, space->rows, job->size, 0, all_rows, space->wide, padded(3 * job->size));
+    multiply(me, STORE, &block->qkv, &block->out, space->rows, 0, all_rows, space->wide, padded(3 * job->size));
     attend(me);
-    norm_rows(me, space->rows, space->rows, job->size, 1, first, last);
-    multiply(me, ADD, &block->out, 1, space->rows, job->size, first, last, space->x, wide);
-    norm_rows(me, space->x, space->rows, job->size, 1, first, last);
-    multiply(me, GATED, &block->up, 1, space->rows, job->size, first, last, space->wide, inner);
-    norm_rows(me, space->wide, space->wide, job->inner, PARTS, first, last);
-    multiply(me, ADD, block->down, PARTS, space->wide, job->inner, first, last, space->x, wide);
+    norm_rows(me, space->rows, space->rows, &block->out, first, last);
+    multiply(me, ADD, &block->out, &block->up, space->rows, first, last, space->x, wide);
+    norm_rows(me, space->x, space->rows, &block->up, first, last);
+    multiply(me, GATED, &block->up, &block->down, space->rows, first, last, space->wide, inner);
+    norm_rows(me, space->wide, space->wide, &block->down, first, last);
+    multiply(me, ADD, &block->down, &coming->qkv, space->wide, first, last, space->x, wide);
 }
 
 /* The states of the tile after the last block. */
@@ -569,7 +559,7 @@ static int64_t workspace_at(struct workspace *space, const struct transformer *j
     TAKE(space, gates, most * padded(job->heads))
     if (job->int8) {
         TAKE(space, small, most * padded(larger_of(job->size, job->inner)))
-        TAKE(space, scales, PARTS * most)
+        TAKE(space, scales, job->most_parts * most)
         space->most = most;
     }
     return used;

@@ -13,7 +13,7 @@
 
 /* LANES numbers make a vector; a tile is up to ROWS rows times GATES vectors, as many as the registers hold. */
 #define GATES 4
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define LANES 16
 #define ROWS 6
 #define INSTRUCTIONS "AVX-512"
@@ -199,13 +199,18 @@ INLINE floats gelu(floats x) {
 
 /* The sum of all lanes, always in the same order. */
 INLINE float total(floats x) {
-    float parts[LANES];
-    store(parts, x);
-#pragma GCC unroll 4
-    for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 8
-        for (int lane = 0; lane < half; lane++) parts[lane] += parts[lane + half];
-    return parts[0];
+#if LANES == 16
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#elif LANES == 8
+    __m256 eight = x;
+#endif
+#if LANES > 4
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
 }
 
 #endif
