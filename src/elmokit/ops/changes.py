@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 @cache
 def count_fused_updates() -> None:
     """From now on count a step of any fused optimiser as a change of its parameters."""
-    register_optimizer_step_post_hook(_count)  # type: ignore[no-untyped-call]
+    register_optimizer_step_post_hook(_count)
 
 
 def _count(optimizer: Optimizer, _arguments: Any, _named: Any) -> None:  # noqa: ANN401 - torch's own signature
