@@ -44,7 +44,7 @@ from elmokit.model.placement import choose_device, choose_dtype, choose_int8_dev
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache
-from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, rows_of_tokens
+from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
 from elmokit.text.vocab import UnknownTokens
 
@@ -96,8 +96,7 @@ class Elmo(nn.Module):
         self.text, self.text_policy = TextPolicy.of_model(checkpoint.text, options.segment, self.where)
         self.state, self.boundaries = options.state, options.boundaries
         self.indexer = checkpoint.indexer()
-        specials = [self.indexer.begin, self.indexer.end, *(self.vocab.specials if self.vocab else ())]
-        self.character_pieces = CharacterPieces(specials) if self.text.get("segment") == "chars" else None
+        self.character_pieces = checkpoint.character_pieces(self.text)
         self.type_cache = TypeCache(options.type_cache_mb)
         self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None
@@ -433,10 +432,11 @@ class Elmo(nn.Module):
     def substitutes(
         self, tokens: Sentence, index: int, k: int = 10, *, segment: SegmenterName | None = None
     ) -> list[tuple[str, float]]:
-        """The k words that both directions expect most in place of token `index`, with probabilities.
+        """The k words that the text on both sides makes most likely in place of token `index`, with probabilities.
 
-        How frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the
-        softmax's bias where the vocabulary is in another order.
+        A transformer reads both sides in one pass, with the token masked. An LSTM has a prediction from each side: how
+        frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the softmax's
+        bias where the vocabulary is in another order.
         """
         words = self.text_policy.override(segment).tokens_of(tokens)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
@@ -454,7 +454,10 @@ class Elmo(nn.Module):
             place = self.character_pieces.count(words[:place])
             ((words,), _) = self.character_pieces.taken_apart([words])
         model, (vectors, lengths) = self._language_model(), self._tokens([words])
-        return model.substitutes(place, self.bilm.predict(vectors, lengths, self._state_before(vectors)), k)
+        if self.bilm.context.predicts_masked:
+            masked = torch.arange(int(lengths)).unsqueeze(0) == place + 1
+            return model.best(model.head(self.bilm.predict_masked(vectors, lengths, masked))[0], k)
+        return model.best(model.fitting(place, self.bilm.predict(vectors, lengths, self._state_before(vectors))), k)
 
     def save(
         self,

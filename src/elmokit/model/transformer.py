@@ -18,7 +18,8 @@ from elmokit.errors import ElmoError
 from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
-from elmokit.ops.transformer import BlockWeights, choose, gelu, norm, transformer
+from elmokit.ops.transformer import choose, gelu, norm, transformer
+from elmokit.ops.weights import BlockWeights
 
 WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
 """Which word a head predicts, and what a token sees then; this word is masked."""
@@ -64,6 +65,7 @@ class TransformerEncoder(ContextEncoder):
     """Token vectors → blocks → layers that are normed, so that a mix of them starts with equal parts."""
 
     config: TransformerConfig
+    predicts_masked = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
 
     def __init__(self, config: TransformerConfig, n_directions: int) -> None:
@@ -114,10 +116,7 @@ class TransformerEncoder(ContextEncoder):
         return SoftmaxInputs(forward, backward, None)
 
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
-        """tokens [B, T, P], lengths [B], masked [B, T] → what the softmax reads at the masked tokens [M, S], in order.
-
-        All of them are masked at the same time, and none sees another.
-        """
+        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
         flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
         top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]

@@ -1,6 +1,6 @@
 """All Transformer blocks over a flat batch of sentences: the one dispatcher, which can say what it chose and why.
 
-Paths, all the same function (tests compare each with `transformer_packed`):
+Paths, all the same function (tests compare each with `elmokit.ops.reference`):
     packed   torch's operations; the only one with gradients
     native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
     cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32 and half precision
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,25 +19,10 @@ from elmokit.ops.attention import Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
 from elmokit.ops.paths import Choice, forced_choice
+from elmokit.ops.weights import BlockWeights
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
-
-
-class BlockWeights(NamedTuple):
-    """The numbers of one block; H heads, P numbers per token, I inside the feed-forward part."""
-
-    qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
-    out: Tensor | Int8Matrix  # [P, P]
-    up: Tensor | Int8Matrix  # [2I, P]: values, then their gates
-    down: Tensor | Int8Matrix  # [P, I]
-    gate_weight: Tensor  # [H, P]
-    gate_bias: Tensor  # [H]
-
-    @property
-    def n_heads(self) -> int:
-        """H."""
-        return len(self.gate_bias)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -52,7 +36,7 @@ def block(
     """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
     rows, size = x.shape
     y = norm(x)
-    q, k, v = linear(y, weights.qkv).view(rows, 3, weights.n_heads, -1).unbind(1)
+    q, k, v = linear(y, weights.qkv).view(rows, 3, weights.n_heads, size // weights.n_heads).unbind(1)
     seen = attention(turn(q, cos, sin), turn(k, cos, sin), v)
     seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
     x = x + F.dropout(linear(norm(seen.reshape(rows, size)), weights.out), dropout)
@@ -70,6 +54,11 @@ def transformer(
     dropout: float = 0.0,
 ) -> Tensor:
     """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
+    choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
+    if choice.path == "native":
+        from elmokit.ops.native.transformer import transformer_native
+
+        return transformer_native(x, segments, blocks, window=window, outputs=outputs)
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 
@@ -79,6 +68,13 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
         return asked_for
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
+    if x.device.type == "cpu":
+        from elmokit.ops import native
+        from elmokit.ops.native import transformer as compiled
+
+        against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
+        against = against or compiled.reason_against(x, blocks)
+        return Choice("packed", lambda: against) if against else Choice("native", native.description)
     return Choice("packed", lambda: f"torch's operations on {x.device.type}")
 
 

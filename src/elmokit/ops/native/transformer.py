@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from elmokit.ops.native.binding import Block, Library, Transformer, library
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import PackedMatrix, PackedMemory, check_place, packed_bytes
-
-if TYPE_CHECKING:
-    from elmokit.ops.transformer import BlockWeights
+from elmokit.ops.weights import BlockWeights
 
 LEAST_PRODUCTS = 1_000_000
 """Fewer in a block are not worth another thread."""
@@ -49,7 +46,9 @@ def transformer_native(
     """`elmokit.ops.transformer.transformer` on the CPU, x [N, P] in float32 → [len(outputs), N, P]: no gradients."""
     kernels = library()
     facts = tuple(isinstance(weights.qkv, Int8Matrix) for weights in blocks)
-    plan = _plans.of(kernels, [tensor for weights in blocks for tensor in _tensors(weights)], facts, lambda: _Plan(kernels, blocks))
+    plan = _plans.of(
+        kernels, [tensor for weights in blocks for tensor in _tensors(weights)], facts, lambda: _Plan(kernels, blocks)
+    )
     plan.check(x, segments, window, outputs)
     tokens, size = x.shape
     x = x.detach().contiguous()
@@ -108,9 +107,7 @@ class _Plan:
         if x.dtype != torch.float32 or not x.is_cpu:
             raise ElmoError(f"the compiled kernels take float32 on the CPU, got {x.dtype} on {x.device}")
         if not self._fits or x.dim() != 2 or self.size not in (None, x.shape[1]) or self.head_size % 2:
-            raise ElmoError(
-                f"the weights of the blocks do not fit inputs of {list(x.shape[1:])} and {self.heads} heads of even size"
-            )
+            raise ElmoError(f"the blocks do not fit inputs of {list(x.shape[1:])} and {self.heads} heads of even size")
         starts = list(segments.starts)
         if not starts or starts[0] != 0 or starts[-1] != len(x) or starts != sorted(starts):
             raise ElmoError(f"segments must begin at rising places from 0 to {len(x)}, got {starts}")
