@@ -1,6 +1,7 @@
 """The compiled Transformer blocks against the equations in float64, at awkward sizes and with all instructions."""
 
 import platform
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from elmokit.ops.native import transformer as native_transformer
 from elmokit.ops.native.binding import library
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.transformer import reason_against, transformer_native
-from elmokit.ops.transformer import BlockWeights, transformer_packed
+from elmokit.ops.transformer import transformer_packed
+from elmokit.ops.weights import BlockWeights
 from native_cases import draw, library_with, needs_kernels
 
 pytestmark = needs_kernels
@@ -55,7 +57,7 @@ def reference(x: Tensor, segments: Segments, blocks: list[BlockWeights], window:
     starts, ways = segments.starts, segments.ways
     found = [
         _segment(x[start:stop].double(), way, blocks, window)
-        for start, stop, way in zip(starts, starts[1:], ways, strict=True)
+        for (start, stop), way in zip(pairwise(starts), ways, strict=True)
     ]
     return torch.cat(found, dim=1)[outputs].float() if found else x.new_zeros(len(outputs), *x.shape)
 
@@ -233,19 +235,16 @@ def test_what_is_not_a_number_stays_in_its_sentence(int8):
 
 
 def test_gelu_is_exact_to_the_last_digits():
-    """One block whose inner numbers are values that come from one number each; norms are taken into account."""
-    grid = torch.cat([torch.linspace(-12, 12, 1001), torch.logspace(-10, 0, 60), -torch.logspace(-10, 0, 60)])
-    size = 16
-    [weights] = make_blocks(size, 1, 2, count=1)
-    # x has mean 0 and the gates read its first number; the two inner numbers are gelu(g) and 0.
-    x = torch.zeros(len(grid), size)
-    x[:, 0] = torch.tanh(grid)
-    up = torch.zeros(4, size)
-    up[0], up[2, 0] = weights.up[0], 12.0
-    blocks = [weights._replace(out=torch.zeros(size, size), up=up)]
-    segments = Segments.of([1] * len(grid))
-    found = transformer_native(x, segments, blocks, window=0, outputs=[1])
-    torch.testing.assert_close(found, reference(x, segments, blocks, 0, [1]), rtol=1e-4, atol=1e-4)
+    """A block whose inner numbers are gelu of a grid, and which gives out little else, normed."""
+    size = 512
+    grid = torch.cat([torch.linspace(-7, 1.5, 400), torch.linspace(-40, 10, 100), torch.logspace(-10, 0, 12)])
+    x, [weights] = draw(1, size, seed=1), make_blocks(size, 4, size, count=1)
+    first = norm(norm(x))[0, 0]
+    up = torch.zeros(2 * size, size)
+    up[:size, 0], up[size:, 0] = 1 / first, grid / first
+    blocks = [weights._replace(out=torch.zeros(size, size), up=up, down=1e6 * torch.eye(size))]
+    found = transformer_native(x, Segments.of([1]), blocks, window=0, outputs=[1])
+    torch.testing.assert_close(found, reference(x, Segments.of([1]), blocks, 0, [1]), rtol=1e-6, atol=5e-7)
 
 
 @pytest.mark.skipif(not X86, reason="these instructions are an x86 CPU's")
