@@ -130,8 +130,11 @@ class ContextConfig(ABC):
 
     kind: ClassVar[str]
     """Its name: the key in config.json, and the value of `elmo train --context`."""
-    n_layers: int
-    """L: the layers that it gives above the token layer."""
+
+    @property
+    @abstractmethod
+    def n_layers(self) -> int:
+        """L: the layers that it gives above the token layer."""
 
     @property
     @abstractmethod
@@ -241,7 +244,94 @@ class LstmConfig(ContextConfig):
         }
 
 
-CONTEXTS: dict[str, type[ContextConfig]] = {"lstm": LstmConfig}
+@dataclass(frozen=True)
+class TransformerConfig(ContextConfig):
+    """Blocks of attention and feed-forward parts: every layer reads both sides of a word."""
+
+    kind: ClassVar[str] = "transformer"
+    size: int
+    """P: numbers per token, in every layer."""
+    n_blocks: int = 8
+    """Blocks on top of each other."""
+    n_heads: int = 6
+    """Attention heads, each with P / n_heads numbers per token."""
+    inner_size: int = 960
+    """I: numbers per token inside the feed-forward part."""
+    window: int = 64
+    """How far a token sees to either side in one block."""
+    softmax_size: int = 256
+    """S: numbers per token that the softmax reads."""
+    every: int = 2
+    """Blocks from one layer that is given out to the next."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "n_blocks", "n_heads", "inner_size", "window", "softmax_size", "every"):
+            _whole(name, getattr(self, name), 1)
+        if self.size % (2 * self.n_heads):
+            raise ElmoError(
+                f"size must be an even number for each of the {self.n_heads} heads, got {self.size}: "
+                f"take {-(-self.size // (2 * self.n_heads)) * 2 * self.n_heads} or other heads"
+            )
+        if self.n_blocks % self.every:
+            raise ElmoError(f"n_blocks must be a multiple of every ({self.every}), got {self.n_blocks}")
+
+    @property
+    def n_layers(self) -> int:
+        """L: each `every`-th block gives a layer."""
+        return self.n_blocks // self.every
+
+    @property
+    def token_size(self) -> int:
+        """P."""
+        return self.size
+
+    @property
+    def prediction_size(self) -> int:
+        """S."""
+        return self.softmax_size
+
+    def vector_size(self, n_directions: int) -> int:
+        """P: both sides are in the same numbers."""
+        if n_directions != 2:
+            raise ElmoError("a transformer reads both sides of a word: bidirectional must be true, got false")
+        return self.size
+
+    def describe(self, n_directions: int) -> list[tuple[str, str]]:
+        """Names and values for `elmo info` and the model card."""
+        given = "every block" if self.every == 1 else f"each {self.every} blocks"
+        return [
+            ("Transformer", f"{self.n_blocks} x {self.size}, {self.n_heads} heads, feed-forward {self.inner_size}"),
+            ("attention", f"{self.window} words to either side in a block"),
+            ("layers", f"the token layer and one for {given}, normed"),
+        ]
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """The shape that the options of `elmo train` ask for."""
+        return cls(
+            size=options["size"],
+            n_blocks=options["blocks"],
+            n_heads=options["heads"],
+            inner_size=options["inner_size"],
+            window=options["attention_window"],
+            softmax_size=options["softmax_size"],
+            every=options["every"],
+        )
+
+    def to_options(self) -> dict[str, Any]:
+        """The options of `elmo train` that ask for this shape."""
+        return {
+            "size": self.size,
+            "blocks": self.n_blocks,
+            "heads": self.n_heads,
+            "inner_size": self.inner_size,
+            "attention_window": self.window,
+            "softmax_size": self.softmax_size,
+            "every": self.every,
+        }
+
+
+CONTEXTS: dict[str, type[ContextConfig]] = {"lstm": LstmConfig, "transformer": TransformerConfig}
 """The kinds of context encoder by name."""
 
 
@@ -281,6 +371,7 @@ class ElmoConfig:
             object.__setattr__(self, name, flag)
         if characters is None and words is None:
             raise ElmoError("a model needs a character part, a word part or both, got neither")
+        given.vector_size(self.n_directions)  # refuses a number of directions that the encoder does not have
         if not token_projection and self.parts_size != self.token_size:
             raise ElmoError(
                 f"a token without projection must have the {self.token_size} numbers that the context encoder reads, "

@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-import elmokit.model.lstm  # noqa: F401 - registers the LSTM
+import elmokit.model.lstm
+import elmokit.model.transformer  # noqa: F401 - both register their encoders
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_context

@@ -8,40 +8,21 @@ Paths, all the same function (tests compare each with `elmokit.ops.reference`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from elmokit.errors import ElmoError
 from elmokit.ops import kernels
 from elmokit.ops.linear import dense
 from elmokit.ops.outputs import BiLstmOutput
+from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.recurrence import lstm
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 
-PathName = Literal["packed", "native", "cuda"]
 Stacks = Sequence[Sequence[AnyLstmWeights]]
 """The layers of each direction: the forward one, then the backward one where there are two."""
-_forced: ContextVar[PathName | None] = ContextVar("forced", default=None)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A path and the reason for it."""
-
-    path: PathName
-    reason: Callable[[], str]
-
-    @property
-    def why(self) -> str:
-        """In words a user can read; put together only when asked."""
-        return self.reason()
 
 
 def bilstm(
@@ -134,9 +115,8 @@ def stacked(
 
 def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:
     """The path for inputs like x."""
-    forced = _forced.get()
-    if forced is not None:
-        return Choice(forced, lambda: "asked for")
+    if (asked_for := forced_choice()) is not None:
+        return asked_for
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
@@ -150,18 +130,6 @@ def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:
 
     unfit = gpu.reason_against(x.dtype, stacks)
     return Choice("packed", lambda: unfit) if unfit else Choice("cuda", lambda: gpu.description(x, stacks))
-
-
-@contextmanager
-def forced(path: PathName) -> Iterator[None]:
-    """Take this path and no other inside the block, to compare paths."""
-    if path not in ("packed", "native", "cuda"):
-        raise ElmoError(f"a path must be packed, native or cuda, got {path!r}")
-    token = _forced.set(path)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
 
 
 def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None) -> bool:

@@ -1,0 +1,170 @@
+"""The Transformer context encoder: blocks that read both sides of a word at once, in training and in use.
+
+One network is read in three ways, which differ only in what a token sees: both sides (the vectors, and words that are
+masked), what comes before it (the next word) and what comes after it (the word before).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import TransformerConfig
+from elmokit.errors import ElmoError
+from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
+from elmokit.model.int8 import Int8Weight, Linear, apply_linear
+from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
+from elmokit.ops.transformer import BlockWeights, choose, gelu, norm, transformer
+
+WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
+"""Which word a head predicts, and what a token sees then; this word is masked."""
+
+
+class TransformerBlock(nn.Module):
+    """The weights of one block; see `elmokit.ops.transformer.block` for what they do."""
+
+    int8_weights: ClassVar[tuple[str, ...]] = ("qkv", "out", "up", "down")
+
+    def __init__(self, config: TransformerConfig, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        size, inner = config.size, config.inner_size
+        self.qkv: nn.Parameter | Int8Weight = nn.Parameter(torch.zeros(3 * size, size))
+        self.out: nn.Parameter | Int8Weight = nn.Parameter(torch.zeros(size, size))
+        self.up: nn.Parameter | Int8Weight = nn.Parameter(torch.zeros(2 * inner, size))
+        self.down: nn.Parameter | Int8Weight = nn.Parameter(torch.zeros(size, inner))
+        self.gate_weight = nn.Parameter(torch.zeros(config.n_heads, size))
+        self.gate_bias = nn.Parameter(torch.zeros(config.n_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights; what is added to the running sum is smaller the deeper the block."""
+        size, depth = self.gate_weight.shape[1], 2 * self.depth + 2
+        for weight, scale in ((self.qkv, 1), (self.up, 1), (self.out, depth), (self.down, depth)):
+            assert isinstance(weight, nn.Parameter)
+            nn.init.trunc_normal_(weight, std=math.sqrt(2 / (5 * size * scale)))
+        bound = 1 / math.sqrt(size)
+        nn.init.uniform_(self.gate_weight, -bound, bound)
+        nn.init.uniform_(self.gate_bias, -bound, bound)
+
+    def weights(self) -> BlockWeights:
+        """The block's numbers as the operations take them."""
+        qkv, out, up, down = (
+            matrix.matrix() if isinstance(matrix, Int8Weight) else matrix
+            for matrix in (self.qkv, self.out, self.up, self.down)
+        )
+        return BlockWeights(qkv, out, up, down, self.gate_weight, self.gate_bias)
+
+
+class TransformerEncoder(ContextEncoder):
+    """Token vectors → blocks → layers that are normed, so that a mix of them starts with equal parts."""
+
+    config: TransformerConfig
+    joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
+
+    def __init__(self, config: TransformerConfig, n_directions: int) -> None:
+        super().__init__(config, n_directions)
+        self.masked = nn.Parameter(torch.zeros(config.size))
+        self.blocks = nn.ModuleList(TransformerBlock(config, depth) for depth in range(config.n_blocks))
+        self.heads = nn.ModuleDict({name: nn.Linear(config.size, config.softmax_size) for name in WAYS})
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights."""
+        nn.init.normal_(self.masked, std=0.02)
+        for block in self.blocks:
+            cast(TransformerBlock, block).reset_parameters()
+        for head in self.heads.values():
+            cast(nn.Linear, head).reset_parameters()
+
+    def block_weights(self) -> list[BlockWeights]:
+        """The numbers of every block, the lowest first."""
+        return [cast(TransformerBlock, block).weights() for block in self.blocks]
+
+    def run(self, x: Tensor, segments: Segments, outputs: Sequence[int], dropout: float = 0.0) -> Tensor:
+        """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks."""
+        return transformer(
+            x, segments, self.block_weights(), window=self.config.window, outputs=outputs, dropout=dropout
+        )
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, state: State | None = None, *, dropout: float = 0.0
+    ) -> ContextOutput:
+        """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
+        if state is not None:
+            raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
+        every, blocks = self.config.every, self.config.n_blocks
+        flat = Flat(tokens, lengths)
+        found = self.run(flat.tokens, Segments.of(lengths.tolist()), range(0, blocks + 1, every), dropout)
+        return ContextOutput(flat.padded(found), None)
+
+    def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
+        """What the softmax reads at each token: two passes, in which a token sees one side only."""
+        if state is not None:
+            raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
+        flat = Flat(tokens, lengths)
+        forward, backward = (
+            flat.padded(self.softmax_input(self._top(flat.tokens, lengths, WAYS[name]), name).unsqueeze(0))[0]
+            for name in ("next", "previous")
+        )
+        return SoftmaxInputs(forward, backward, None)
+
+    def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
+        """tokens [B, T, P], lengths [B], masked [B, T] → what the softmax reads at the masked tokens [M, S], in order.
+
+        All of them are masked at the same time, and none sees another.
+        """
+        masked = masked.to(tokens.device)
+        flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
+        top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]
+        return self.softmax_input(top[masked], "this")
+
+    def _top(self, x: Tensor, lengths: Tensor, way: int) -> Tensor:
+        return self.run(x, Segments.of(lengths.tolist(), way), [self.config.n_blocks])[0]
+
+    def softmax_input(self, top: Tensor, word: str) -> Tensor:
+        """top [N, P], normed → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
+        return norm(gelu(apply_linear(cast(Linear, self.heads[word]), top)))
+
+    def token_layer(self, tokens: Tensor) -> Tensor:
+        """The token layer as the user gets it: normed, like every layer."""
+        return norm(tokens)
+
+    def read_windows(
+        self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0
+    ) -> tuple[Tensor, State | None]:
+        """Not how a transformer is trained: it reads segments."""
+        raise ElmoError("a transformer is trained on segments of text, not on windows")
+
+    def explain(self, tokens: Tensor) -> str:
+        """The path that the dispatcher takes for tokens like these, and why."""
+        choice = choose(tokens.flatten(0, -2), self.block_weights(), gradient=False)
+        return f"{choice.path}: {choice.why}"
+
+
+class Flat:
+    """A batch without its padding: tokens [N, P] of the sentences one after the other, and the way back."""
+
+    def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
+        self.shape = tokens.shape[:2]
+        rows = tokens.flatten(0, 1)
+        self.where: Tensor | None = None
+        if int(lengths.sum()) != len(rows):
+            inside = torch.arange(self.shape[1]) < lengths.unsqueeze(1)
+            self.where = inside.flatten().nonzero()[:, 0].to(tokens.device)
+            rows = rows[self.where]
+        self.tokens = rows
+
+    def padded(self, values: Tensor) -> Tensor:
+        """values [L, N, D] → [L, B, T, D], 0 past a sentence's end."""
+        if self.where is not None:
+            whole = values.new_zeros(values.shape[0], self.shape.numel(), values.shape[2])
+            values = whole.index_copy(1, self.where, values)
+        return values.view(len(values), *self.shape, -1)
+
+
+register_context(TransformerConfig, TransformerEncoder)

@@ -1,0 +1,101 @@
+"""Attention inside segments of a flat batch: each token sees tokens of its own segment, `window` to either side.
+
+The sentences of a batch follow each other without padding, x [N, …]; `Segments` says where each begins. A sentence is
+computed by itself, so its numbers do not depend on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BOTH, FORWARD, BACKWARD = 0, 1, 2
+"""What a token sees besides itself: both sides, what comes before it, or what comes after it."""
+_QUERIES = 256
+"""Tokens of a long segment that are computed together: memory grows with the text, not with its square."""
+_BASE = 10_000.0
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Where the segments of a flat batch of N tokens begin, and what their tokens see."""
+
+    starts: Sequence[int]
+    """[S + 1]: the first token of each segment, then N."""
+    ways: Sequence[int]
+    """[S]: BOTH, FORWARD or BACKWARD."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], way: int = BOTH) -> Segments:
+        """Segments of these lengths, one after the other, all read the same way."""
+        return cls(list(accumulate(lengths, initial=0)), [way] * len(lengths))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest segment."""
+        return max((stop - start for start, stop in pairwise(self.starts)), default=0)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[S]: tokens of each segment, on the CPU."""
+        return torch.tensor(self.starts).diff()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[N]: each token's place in its segment, on the CPU."""
+        return torch.arange(self.starts[-1]) - torch.tensor(self.starts[:-1]).repeat_interleave(self.lengths)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
+    """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees."""
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [H, N, E]
+    parts = []
+    for (start, stop), way in zip(pairwise(segments.starts), segments.ways, strict=True):
+        for first in range(start, stop, _QUERIES):
+            last = min(first + _QUERIES, stop)
+            left = first if way == BACKWARD else max(start, first - window)
+            right = last if way == FORWARD else min(stop, last + window)
+            mask = _mask(first - left, last - first, right - left, window, way, q.device)
+            scores = q[:, first:last] @ k[:, left:right].transpose(1, 2) / math.sqrt(q.shape[-1])
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            parts.append(torch.softmax(scores, dim=-1) @ v[:, left:right])
+    return torch.cat(parts, dim=1).transpose(0, 1) if parts else v.transpose(0, 1)
+
+
+def _mask(before: int, queries: int, keys: int, window: int, way: int, device: torch.device) -> Tensor | None:
+    """[queries, keys]: True where a query sees a key, None for everywhere; the first query is key `before`."""
+    if way == BOTH and keys <= window + 1:
+        return None
+    ahead = torch.arange(keys, device=device) - torch.arange(before, before + queries, device=device).unsqueeze(1)
+    return (ahead >= (0 if way == BACKWARD else -window)) & (ahead <= (0 if way == FORWARD else window))
+
+
+def rotary(positions: Tensor, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """positions [N] on the CPU → the cosines and sines [N, size / 2] that turn vectors of `size` numbers."""
+    longest = int(positions.max()) + 1 if len(positions) else 1
+    tables = _angles(1 << (longest - 1).bit_length(), size)  # doubles from table to table, so that few are made
+    cos, sin = (table[positions].to(dtype) for table in tables)
+    return cos.to(device), sin.to(device)
+
+
+@cache
+def _angles(count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions up to `count`, [count, size / 2]."""
+    rates = _BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = torch.arange(count, dtype=torch.float64).unsqueeze(1) * rates
+    return angles.cos().float(), angles.sin().float()
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, H, E] → vectors of length √E, turned by their position: products then depend on distances only."""
+    a, b = F.rms_norm(x, x.shape[-1:]).chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,45 @@
+"""Which implementation of an operation runs: a choice with its reason, and a way to force one in order to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+from elmokit.errors import ElmoError
+
+PathName = Literal["packed", "native", "cuda"]
+_forced: ContextVar[PathName | None] = ContextVar("forced", default=None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A path and the reason for it."""
+
+    path: PathName
+    reason: Callable[[], str]
+
+    @property
+    def why(self) -> str:
+        """In words a user can read; put together only when asked."""
+        return self.reason()
+
+
+def forced_choice() -> Choice | None:
+    """The path that `forced` asks for here, if any."""
+    path = _forced.get()
+    return None if path is None else Choice(path, lambda: "asked for")
+
+
+@contextmanager
+def forced(path: PathName) -> Iterator[None]:
+    """Take this path and no other inside the block, to compare paths."""
+    if path not in ("packed", "native", "cuda"):
+        raise ElmoError(f"a path must be packed, native or cuda, got {path!r}")
+    token = _forced.set(path)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
