@@ -76,11 +76,7 @@ class Batch(ABC):
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
         parts = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
         return self.of(
-            {
-                name: part if name in self.on_cpu else change(part)
-                for name, part in parts.items()
-                if part is not None
-            }
+            {name: part if name in self.on_cpu else change(part) for name, part in parts.items() if part is not None}
         )
 
 

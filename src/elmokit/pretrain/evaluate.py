@@ -25,6 +25,7 @@ from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.window_batches import window_batch
 from elmokit.pretrain.windows import NO_TARGET, Ints, Sentences
 
 ROWS = 64
@@ -192,7 +193,7 @@ def _carried(
     state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
     while plan := reader.read():
         windows = reader.fill(plan, own)
-        batch = types.batch(windows).to(network.bilm.device)
+        batch = window_batch(types, windows).to(network.bilm.device)
         top, state = network.contextualise(batch, state, torch.float32)
         there = torch.from_numpy(windows.place != NO_TARGET)
         losses = [network.losses(part[there], words[there]) for part, words in zip(top, batch.targets, strict=True)]

@@ -136,6 +136,7 @@ class Training:
         self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
         self._astray = ""  # why the run cannot go on from where it is
         self._started = 0.0
+        self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
     @property
     def n_steps(self) -> int | None:
@@ -161,7 +162,7 @@ class Training:
                     done < 1
                     and not progressed.stopped_early
                     and not self._stop_requested()
-                    and not self.objective.leg_ended(time.monotonic() - begun)
+                    and not self.objective.leg_ended(done, time.monotonic() - begun)
                 ):
                     if self._astray:
                         batches.close()
@@ -198,6 +199,7 @@ class Training:
                         saved_at, saved_step = progressed.seconds, progressed.step
             finally:
                 batches.close()
+        self.ended, self.share = done >= 1 or progressed.stopped_early, done
         if saved_step != progressed.step and not self._astray:
             self.save(best=False)
         if self.watcher.failed:
@@ -315,9 +317,10 @@ class Training:
         )
         progressed, self.last = self.progressed, result
         self._tick()
-        better = result.mean < progressed.best
+        merit = self.objective.merit(result)
+        better = merit < progressed.best
         if better:
-            progressed.best, progressed.best_step, progressed.since_best = result.mean, progressed.step, 0
+            progressed.best, progressed.best_step, progressed.since_best = merit, progressed.step, 0
             progressed.best_loss = progressed.loss
         else:
             progressed.since_best += 1
@@ -328,14 +331,15 @@ class Training:
                 "heldout_perplexity": result.mean,
                 "heldout_forward": result.forward,
                 "heldout_backward": result.backward,
+                **({} if result.masked is None else {"heldout_masked": result.masked}),
             },
             best=better,
         )
-        rose = result.mean > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
+        rose = merit > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
         if rose and not progressed.stopped_early:
             self._leave_way(
                 f"the perplexity rose in training and, held out, from {progressed.best:.4g} at step "
-                f"{progressed.best_step:,} to {result.mean:.4g} at step {progressed.step:,}"
+                f"{progressed.best_step:,} to {merit:.4g} at step {progressed.step:,}"
             )
         return better
 

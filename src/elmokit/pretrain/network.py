@@ -46,7 +46,7 @@ class LanguageModelNetwork(nn.Module):
         negatives: Negatives | None = None,
         precision: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, State | None]:
-        """A batch and the state before it → the loss, −log p in the targets' shape without gradient, the state after it.
+        """A batch and the state before it → the loss, −log p without gradient in the targets' shape, the state after.
 
         With `negatives` the softmax is the sampled one; without, it is over all words.
         """

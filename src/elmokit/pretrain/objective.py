@@ -17,6 +17,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches, Position
 from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.evaluate import HeldOut
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.recipe import Recipe, parse_range
 from elmokit.pretrain.run_files import Snapshot
@@ -88,9 +89,13 @@ class Objective(ABC):
         """Tokens that the model has read before the run."""
         return 0
 
-    def leg_ended(self, seconds: float) -> bool:
-        """Whether to stop before the end of the run, after so many seconds since it was started or resumed."""
+    def leg_ended(self, done: float, seconds: float) -> bool:
+        """Whether to stop before the end of the run: its share that is done, the seconds since it was resumed."""
         return False
+
+    def merit(self, result: HeldOut) -> float:
+        """The held-out perplexity by which the best checkpoint is chosen."""
+        return result.mean
 
     def _seconds(self, seconds: float) -> float:
         """The first process's time, so that all decide the same."""
@@ -227,9 +232,15 @@ class SegmentObjective(Objective):
         rewarm = min(_REWARM, math.ceil(_REWARM_SHARE * self.n_steps)) if self.recipe.done else 0
         return rate * min(1.0, (step + 1) / (rewarm + 1))
 
-    def leg_ended(self, seconds: float) -> bool:
-        """Whether the leg has had its minutes."""
-        return bool(self.recipe.minutes) and self._seconds(seconds) >= 60 * self.recipe.minutes
+    def leg_ended(self, done: float, seconds: float) -> bool:
+        """Whether the leg has had its share of the run or its minutes."""
+        minutes = self.recipe.minutes
+        return done >= self.recipe.until or (bool(minutes) and self._seconds(seconds) >= 60 * minutes)
+
+    def merit(self, result: HeldOut) -> float:
+        """That of masked words, which are read as text is encoded; of a model that has learnt none, the other."""
+        only_causal = parse_range("causal", self.recipe.causal)[1] == 1
+        return result.mean if only_causal or result.masked is None else result.masked
 
     def batches(self) -> SegmentBatches:
         """What the updates from here on read."""

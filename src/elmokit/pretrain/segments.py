@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,13 +230,14 @@ class SegmentBatch(Batch):
         from elmokit.ops.attention import Segments
 
         assert isinstance(context, TransformerEncoder)
-        x = F.embedding(self.inputs, types)
-        x = torch.where(self.hidden.unsqueeze(1), context.masked.to(x.dtype), x)
         segments = Segments(self.starts.tolist(), self.ways.tolist(), self.reach)
-        top = context.top(x, segments, dropout=dropout)[self.rows]
-        parts = top.split(self.counts())
-        found = [context.softmax_input(part, way) for way, part in zip(WAY_NAMES, parts, strict=True)]
-        return torch.cat(found), None
+        with torch.autocast(types.device.type, torch.bfloat16, enabled=types.dtype == torch.bfloat16):
+            x = F.embedding(self.inputs, types)
+            x = torch.where(self.hidden.unsqueeze(1), context.masked.to(x.dtype), x)
+            top = F.embedding(self.rows, context.top(x, segments, dropout=dropout))
+            parts = torch.split(top, self.counts())
+            found = [context.softmax_input(part, way) for way, part in zip(WAY_NAMES, parts, strict=True)]
+            return torch.cat(found), None
 
     def row_weight(self) -> Tensor:
         """A mean over each way's predictions; the ways count by their tokens in the whole update."""
@@ -246,7 +247,7 @@ class SegmentBatch(Batch):
         """[R] → [3]."""
         import torch
 
-        return torch.stack([part.sum(dtype=torch.float64) for part in losses.split(self.counts())])
+        return torch.stack([part.sum(dtype=torch.float64) for part in torch.split(losses, self.counts())])
 
     def counts(self) -> list[int]:
         """The predictions of each way."""
@@ -303,7 +304,7 @@ class SegmentBatches(Batches):
         starts, total = passage.starts, int(passage.starts[-1])
         first, last = np.searchsorted(starts[:-1], [number * total // parts, (number + 1) * total // parts])
         begin, end = int(starts[first]), int(starts[last])
-        found: dict[str, list[Ints]] = {"rows": [], "targets": [], "weights": []}
+        found: dict[str, list[NDArray[Any]]] = {"rows": [], "targets": [], "weights": []}
         by_way = np.bincount(passage.ways, np.diff(starts), len(WAYS)) / total
         for way, (rows, targets) in enumerate(zip(passage.rows, passage.targets, strict=True)):
             there = slice(*np.searchsorted(rows, [begin, end]))

@@ -6,7 +6,7 @@ and a resumed run draws what the first would have drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -93,7 +93,8 @@ class Updates:
         losses = torch.zeros_like(self._losses)
         for parameter in self.trained:
             parameter.grad = None
-        for number, (batch, state) in enumerate(zip(batches, self.states or [None] * len(batches), strict=True)):
+        states: Sequence[State | None] = self.states or [None] * len(batches)
+        for number, (batch, state) in enumerate(zip(batches, states, strict=True)):
             last = number == len(batches) - 1
             with nullcontext() if last or self.processes.count == 1 else self.parallel.no_sync():  # type: ignore[operator]
                 loss, each, state_after = self.parallel(batch.to(self.device), state, negatives, self.precision)
