@@ -6,9 +6,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elmokit.config import CharacterConfig, LstmConfig
+from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig
 from exactness import EXACT, assert_same
-from tiny_models import tiny_config, word_config
+from tiny_models import tiny_config, transformer_config, word_config
 
 tokens = st.text(max_size=12).filter(lambda text: text not in ("<S>", "</S>"))
 sentences = st.lists(st.lists(tokens, max_size=9), min_size=1, max_size=9)
@@ -25,6 +25,8 @@ CONFIGS = {
         lstm=LstmConfig(64, 16, n_layers=3),
         characters=CharacterConfig(filters=((1, 32), (2, 32), (3, 64)), embedding_size=16, n_highway=2),
     ),
+    "transformer": transformer_config(),
+    "round transformer": transformer_config(context=TransformerConfig(64, 2, 4, 96, window=6, every=1)),
 }
 same = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -42,10 +44,11 @@ def test_alone_in_any_batch_in_any_order(make_elmo, name, batch, seed):
         assert_same(elmo.encode([batch[index]], output="layers")[0], together[index])
 
 
+@pytest.mark.parametrize("name", ["awkward", "transformer"])
 @same
 @given(batch=sentences)
-def test_call_equals_encode_whatever_the_padding(make_elmo, batch):
-    elmo = make_elmo(scale=WILD, type_cache_mb=0)
+def test_call_equals_encode_whatever_the_padding(make_elmo, name, batch):
+    elmo = make_elmo(CONFIGS[name], scale=WILD, type_cache_mb=0)
     longest = max(len(row) for row in batch) + 3
     out = elmo(tokens=[row + [""] * (longest - len(row)) for row in batch], sequence_len=[len(row) for row in batch])
     for row, vectors in enumerate(elmo.encode(batch)):

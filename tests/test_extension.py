@@ -167,7 +167,7 @@ def test_a_task_uses_it(trained, tmp_path):
 
 def test_an_unknown_kind_or_one_that_exists_is_named(text, tmp_path, capsys):
     assert elmo_command("train", text, "--context", "nothing", "--output", str(tmp_path / "m")) == 2
-    assert "lstm, bigram" in capsys.readouterr().err
+    assert "lstm, transformer, bigram" in capsys.readouterr().err
 
     class Other(BigramConfig):
         kind = "lstm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from elmokit import BiLM, ElmoConfig
-from elmokit.config import CharacterConfig, LstmConfig, WordConfig
+from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig, WordConfig
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.lm_head import LmHead
 from elmokit.text.vocab import Vocabulary
@@ -18,6 +18,12 @@ def tiny_config(**changes) -> ElmoConfig:
     characters = CharacterConfig(filters=((1, 3), (2, 5), (3, 7)), embedding_size=5, n_highway=1)
     values = {"lstm": LstmConfig(cell_size=13, output_size=6), "characters": characters, **changes}
     return ElmoConfig(**values)
+
+
+def transformer_config(**changes) -> ElmoConfig:
+    """Two layers above the tokens; sentences of more than five words are longer than the attention's window."""
+    shape = TransformerConfig(12, n_blocks=4, n_heads=3, inner_size=10, window=4, softmax_size=6)
+    return tiny_config(**{"lstm": None, "context": shape, **changes})
 
 
 def word_config(**changes) -> ElmoConfig:
@@ -39,7 +45,6 @@ def tiny_checkpoint(
         if name.endswith(("embedding.weight", "words.weight")):
             weights[name][0] = 0
     vocab = Vocabulary(WORDS) if head or config.words else None
-    softmax = {
-        name: torch.randn(value.shape, generator=generator) for name, value in LmHead(10, 6).state_dict().items()
-    }
+    shapes = LmHead(10, config.context.prediction_size).state_dict()
+    softmax = {name: torch.randn(value.shape, generator=generator) for name, value in shapes.items()}
     return Checkpoint(config, weights, kind="elmokit", where="memory", vocab=vocab, head=softmax if head else {})

@@ -433,10 +433,11 @@ class Elmo(nn.Module):
     def substitutes(
         self, tokens: Sentence, index: int, k: int = 10, *, segment: SegmenterName | None = None
     ) -> list[tuple[str, float]]:
-        """The k words that both directions expect most in place of token `index`, with probabilities.
+        """The k words that the text on both sides makes most likely in place of token `index`, with probabilities.
 
-        How frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the
-        softmax's bias where the vocabulary is in another order.
+        A transformer reads both sides in one pass, with the token masked. An LSTM has a prediction from each side: how
+        frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the softmax's
+        bias where the vocabulary is in another order.
         """
         words = self.text_policy.override(segment).tokens_of(tokens)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
@@ -454,7 +455,10 @@ class Elmo(nn.Module):
             place = self.character_pieces.count(words[:place])
             ((words,), _) = self.character_pieces.taken_apart([words])
         model, (vectors, lengths) = self._language_model(), self._tokens([words])
-        return model.substitutes(place, self.bilm.predict(vectors, lengths, self._state_before(vectors)), k)
+        if self.bilm.context.predicts_masked:
+            masked = torch.arange(int(lengths)).unsqueeze(0) == place + 1
+            return model.best(model.head(self.bilm.predict_masked(vectors, lengths, masked))[0], k)
+        return model.best(model.fitting(place, self.bilm.predict(vectors, lengths, self._state_before(vectors))), k)
 
     def save(
         self,

@@ -20,6 +20,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
+from elmokit.model.language_model import MASKED_SHARE
 from elmokit.model.lm_head import LmHead
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.by_position import ByPosition, by_position, write_table
@@ -129,6 +130,8 @@ def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
         if shown:
             both = ", ".join(f"{value} {_SHORT[state]}" for state, value in shown.items())
             rows.append((f"{way} perplexity", both if len(results) > 1 else next(iter(shown.values()))))
+    if (masked := results["zero"].masked if "zero" in results else None) is not None:
+        rows.append(("masked perplexity", f"{masked:.2f} (of {MASKED_SHARE:.0%} of the words, from both sides)"))
     return rows
 
 

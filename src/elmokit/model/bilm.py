@@ -136,6 +136,10 @@ class BiLM(nn.Module):
         """tokens [B, T, P], lengths [B] → what the softmax reads at each token."""
         return self.context.predict(*_without_padding(tokens, lengths), state)
 
+    def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
+        """tokens [B, T, P], lengths [B], masked [B, T] → what the softmax reads at the masked tokens, in order."""
+        return self.context.predict_masked(*_without_padding(tokens, lengths), masked)
+
 
 def _without_padding(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """tokens [B, T, P] with zeros past each sentence's end, and the lengths [B] on the CPU."""

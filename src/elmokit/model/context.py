@@ -74,6 +74,8 @@ class ContextEncoder(nn.Module, ABC):
 
     carries_state: ClassVar[bool] = False
     """Whether it can continue a sentence where the batch before stopped (`state="carry"`)."""
+    predicts_masked: ClassVar[bool] = False
+    """Whether it can predict a word that is masked from both its sides at once (`predict_masked`)."""
     joined_matrices: ClassVar[Mapping[str, int]] = {}
     """How many matrices a weight joins, by the last part of its name: Muon orthogonalises each by itself."""
 
@@ -116,6 +118,10 @@ class ContextEncoder(nn.Module, ABC):
         layers, after = self(tokens, lengths, state)
         forward, *backward = layers[-1].chunk(self.n_directions, dim=-1)
         return SoftmaxInputs(forward, backward[0] if backward else None, after)
+
+    def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
+        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; all are masked at the same time."""
+        raise NotImplementedError
 
     def zero_state(self, batch: int) -> State | None:
         """The state that every sentence starts from unless one is given; None for an encoder without state."""

@@ -24,6 +24,12 @@ from elmokit.text.vocab import Vocabulary
 _IN_ORDER = 0.5
 """From this correlation of bias and rank on, a vocabulary counts as sorted by falling counts."""
 
+MASKED_SHARE = 0.15
+"""Words of a text that are masked where its masked perplexity is measured."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+"""The steps of SplitMix64, which turn numbers in a row into ones that look random."""
+
 
 @dataclass(frozen=True)
 class LogProbs:
@@ -101,6 +107,31 @@ def score(
     return Scores(torch.stack(found), (lengths - 1).tolist(), after)
 
 
+def masked_losses(
+    bilm: BiLM, losses: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, lengths: Tensor, words: Tensor
+) -> Tensor:
+    """−log p [M] of the words that `to_mask` chooses, each from both its sides; arguments as in `score`."""
+    masked = to_mask(words, lengths)
+    return losses(bilm.predict_masked(tokens, lengths, masked), words[masked].to(tokens.device))
+
+
+def to_mask(words: Tensor, lengths: Tensor) -> Tensor:
+    """words [B, T] with boundaries, lengths [B] → [B, T]: about 15 % of the words of each sentence.
+
+    Which ones depends on nothing but the sentence, so that a perplexity is the same however a text is divided.
+    """
+    rows = words.numpy().astype(np.uint64)
+    places = np.arange(rows.shape[1])
+    last = lengths.numpy()[:, None] - 1
+    powers = np.cumprod(np.full(rows.shape[1], _ODD, np.uint64))  # all of this is modulo 2**64
+    sentences = np.where(places <= last, (rows + 1) * powers, 0).sum(axis=1, dtype=np.uint64)
+    mixed = sentences[:, None] + (places.astype(np.uint64) + 1) * _ODD
+    for shift, factor in _MIXING:
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    chosen = (mixed >> np.uint64(32)) < np.uint64(int(MASKED_SHARE * 2**32))
+    return torch.from_numpy(chosen & (places > 0) & (places < last))
+
+
 class LanguageModel:
     """The softmax of a model, with the vocabulary that names its rows."""
 
@@ -127,17 +158,22 @@ class LanguageModel:
         parts = [[part.numpy() for part in way.split(scores.counts)] for way in (forward, *backward)]
         return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
 
-    def substitutes(self, index: int, inputs: SoftmaxInputs, k: int) -> list[tuple[str, float]]:
-        """The k words that fit best in place of a token of one sentence, and their probabilities.
+    def fitting(self, index: int, inputs: SoftmaxInputs) -> Tensor:
+        """How well each word fits in place of a token of one sentence, from one direction at a time [V].
 
         p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
         twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the
         vocabulary is sorted by falling counts, as `elmo vocab` writes it, otherwise from the softmax's bias.
         """
-        scores = self.head(inputs.forward[0, index : index + 1])[0].double()
+        scores: Tensor = self.head(inputs.forward[0, index : index + 1])[0].double()
         if inputs.backward is not None:
             after = self.head(inputs.backward[0, index + 2 : index + 3])[0].double()
             scores = scores + after - self._log_frequencies()
+        return scores
+
+    def best(self, scores: Tensor, k: int) -> list[tuple[str, float]]:
+        """The k words with the highest scores [V], boundaries and `<UNK>` left out, and their probabilities."""
+        scores = scores.double()
         scores[[self.vocab.begin, self.vocab.end, self.vocab.unknown]] = -torch.inf
         best = torch.softmax(scores, dim=0).topk(min(k, len(scores) - 3))
         return [(self.vocab[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]

@@ -64,6 +64,7 @@ class TransformerEncoder(ContextEncoder):
     """Token vectors → blocks → layers that are normed, so that a mix of them starts with equal parts."""
 
     config: TransformerConfig
+    predicts_masked = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
 
     def __init__(self, config: TransformerConfig, n_directions: int) -> None:
@@ -114,10 +115,7 @@ class TransformerEncoder(ContextEncoder):
         return SoftmaxInputs(forward, backward, None)
 
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
-        """tokens [B, T, P], lengths [B], masked [B, T] → what the softmax reads at the masked tokens [M, S], in order.
-
-        All of them are masked at the same time, and none sees another.
-        """
+        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
         flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
         top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]

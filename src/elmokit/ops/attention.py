@@ -6,7 +6,6 @@ computed by itself, so its numbers do not depend on the others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -47,12 +46,14 @@ class Segments:
     @cached_property
     def lengths(self) -> Tensor:
         """[S]: tokens of each segment, on the CPU."""
-        return torch.tensor(self.starts).diff()
+        return torch.tensor(self.starts, dtype=torch.int64).diff()
 
     @cached_property
     def positions(self) -> Tensor:
         """[N]: each token's place in its segment, on the CPU."""
-        return torch.arange(self.starts[-1]) - torch.tensor(self.starts[:-1]).repeat_interleave(self.lengths)
+        return torch.arange(self.starts[-1]) - torch.tensor(self.starts[:-1], dtype=torch.int64).repeat_interleave(
+            self.lengths
+        )
 
     def reach(self, window: int) -> Tensor:
         """[3, N] int32 on the CPU: the first and the last token that each token sees, and its place in its segment."""
@@ -67,7 +68,7 @@ class Segments:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
     """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees."""
-    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [H, N, E]
+    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))  # [1, H, N, E]
     parts = []
     for (start, stop), way in zip(pairwise(segments.starts), segments.ways, strict=True):
         for first in range(start, stop, _QUERIES):
@@ -75,11 +76,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> 
             left = first if way == BACKWARD else max(start, first - window)
             right = last if way == FORWARD else min(stop, last + window)
             mask = _mask(first - left, last - first, right - left, window, way, q.device)
-            scores = q[:, first:last] @ k[:, left:right].transpose(1, 2) / math.sqrt(q.shape[-1])
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -torch.inf)
-            parts.append(torch.softmax(scores, dim=-1) @ v[:, left:right])
-    return torch.cat(parts, dim=1).transpose(0, 1) if parts else v.transpose(0, 1)
+            keys, values = k[:, :, left:right], v[:, :, left:right]
+            parts.append(F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask))
+    return torch.cat(parts, dim=2)[0].transpose(0, 1) if parts else v[0].transpose(0, 1)
 
 
 def _mask(before: int, queries: int, keys: int, window: int, way: int, device: torch.device) -> Tensor | None:

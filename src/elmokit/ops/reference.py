@@ -1,4 +1,4 @@
-"""The recurrence as the equations say it, one token after the other; fast paths are tested against it."""
+"""The context encoders as the equations say them; fast paths are tested against this."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.transformer import BlockWeights
 from elmokit.ops.weights import LstmWeights
 
 
@@ -66,3 +68,42 @@ def lstm_windows_reference(
         last_h.append(h_d.detach())
         last_c.append(c_d.detach())
     return torch.stack(outputs), torch.stack(last_h), torch.stack(last_c)
+
+
+def transformer_reference(
+    x: Tensor, blocks: Sequence[BlockWeights], *, window: int, way: int = 0, outputs: Sequence[int]
+) -> Tensor:
+    """One sentence x [T, P] → [len(outputs), T, P]: the normed numbers after so many blocks, 0 for the input.
+
+    `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it.
+    """
+    time, size = x.shape
+    heads = len(blocks[0].gate_bias)
+    half = size // heads // 2
+    ahead = torch.arange(time)[None, :] - torch.arange(time)[:, None]  # [T, T], positive for what comes after
+    seen = (ahead.abs() <= window) & (ahead <= 0 if way == 1 else ahead >= 0 if way == 2 else ahead == ahead)
+    angles = torch.arange(time).to(x)[:, None] / 10_000.0 ** (torch.arange(half).to(x) / half)  # [T, E/2]
+
+    def normed(x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    def turned(x: Tensor) -> Tensor:
+        a, b = (x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()).chunk(2, dim=-1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+
+    x = normed(x)
+    found = [x]
+    for weights in blocks:
+        qkv, out, up, down = (m.dense() if isinstance(m, Int8Matrix) else m for m in weights[:4])
+        y = normed(x)
+        q, k, v = (y @ part.T for part in qkv.chunk(3))
+        attended = []
+        for head, part in enumerate(torch.arange(size).chunk(heads)):
+            scores = turned(q[:, part]) @ turned(k[:, part]).T / (2 * half) ** 0.5
+            mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, part]
+            attended.append(mixed * (y @ weights.gate_weight[head] + weights.gate_bias[head]).sigmoid()[:, None])
+        x = x + normed(torch.cat(attended, dim=-1)) @ out.T
+        values, gates = (normed(x) @ up.T).chunk(2, dim=-1)
+        x = x + normed(values * gates * (1 + torch.erf(gates / 2**0.5)) / 2) @ down.T
+        found.append(normed(x))
+    return torch.stack([found[number] for number in outputs])

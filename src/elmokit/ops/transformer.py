@@ -1,6 +1,6 @@
 """All Transformer blocks over a flat batch of sentences: the one dispatcher, which can say what it chose and why.
 
-Paths, all the same function (tests compare each with `transformer_packed`):
+Paths, all the same function (tests compare each with `elmokit.ops.reference`):
     packed   torch's operations; the only one with gradients
     native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
     cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32 and half precision
@@ -54,7 +54,7 @@ def block(
     """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
     rows, size = x.shape
     y = norm(x)
-    q, k, v = linear(y, weights.qkv).view(rows, 3, weights.n_heads, -1).unbind(1)
+    q, k, v = linear(y, weights.qkv).view(rows, 3, weights.n_heads, size // weights.n_heads).unbind(1)
     seen = attention(turn(q, cos, sin), turn(k, cos, sin), v)
     seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
     x = x + F.dropout(linear(norm(seen.reshape(rows, size)), weights.out), dropout)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import moved
-from elmokit.model.language_model import score
+from elmokit.model.language_model import masked_losses, score
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
@@ -50,6 +50,8 @@ class HeldOut:
     backward: float | None
     predictions: int
     """Of each direction."""
+    masked: float | None = None
+    """Of masked words, from both their sides at once, for encoders that can predict them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,27 @@ def evaluate(
     for part, values in sums.items():
         table[part] = torch.from_numpy(values)
     *losses, predictions = processes.total(table).sum(dim=0).tolist()
-    return held_out(losses, int(predictions))
+    found_masked = (
+        masked_perplexity(network, types, sentences, processes) if network.bilm.context.predicts_masked else None
+    )
+    return replace(held_out(losses, int(predictions)), masked=found_masked)
+
+
+def masked_perplexity(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes | None = None
+) -> float | None:
+    """The perplexity of 15 % of the words, all of a sentence masked at the same time; None where there is no word."""
+    processes = processes or Processes()
+    sums: dict[int, tuple[float, int]] = {}
+    with _evaluating(network), torch.no_grad():
+        for part, _, batch in _sentence_batches(network, types, sentences, processes):
+            losses = masked_losses(network.bilm, network.losses, *batch)
+            sums[part] = float(losses.double().sum()), len(losses)
+    table = torch.zeros(int(processes.largest(max(sums, default=-1))) + 1, 2, dtype=torch.float64)
+    for part, values in sums.items():
+        table[part] = torch.tensor(values)
+    loss, count = processes.total(table).sum(dim=0).tolist()
+    return perplexity_of(loss / count) if count else None
 
 
 def held_out(losses: Sequence[float], predictions: int) -> HeldOut:
@@ -147,37 +169,49 @@ def scored(
             yield from _from_zero(network, types, sentences, processes)
 
 
+@torch.no_grad()
 def _from_zero(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
 ) -> Iterator[Scored]:
     """Whole sentences, in batches of similar length."""
-    budget = BATCH_TOKENS if network.bilm.device.type == "cpu" else GPU_BATCH_TOKENS
+    for part, places, batch in _sentence_batches(network, types, sentences, processes):
+        found = score(network.bilm, network.losses, *batch)
+        losses, counts = found.losses.double().cpu().numpy(), np.array(found.counts)
+        ends, number = np.repeat(np.cumsum(counts), counts), np.arange(counts.sum())
+        backward = ends - number
+        positions = np.stack([np.repeat(counts, counts) + 1 - backward, backward][: types.directions])
+        yield Scored(losses, np.repeat(places, counts), positions, np.full(len(number), part))
+
+
+class _SentenceBatch(NamedTuple):
+    """What the scorers take: token vectors [B, T, P], lengths [B] and rows of the softmax [B, T]."""
+
+    tokens: Tensor
+    lengths: Tensor
+    words: Tensor
+
+
+def _sentence_batches(
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
+) -> Iterator[tuple[int, Ints, _SentenceBatch]]:
+    """This process's batches: their numbers, the places of their sentences in the reading, and what is scored."""
+    bilm = network.bilm
+    budget = BATCH_TOKENS if bilm.device.type == "cpu" else GPU_BATCH_TOKENS
     part = 0
     for start in range(0, len(sentences), WINDOW_SENTENCES):
         places = np.arange(start, min(len(sentences), start + WINDOW_SENTENCES))
         lengths = sentences.spans(sentences.at(places))[1]
-        for batch in batches((lengths + 2).tolist(), budget):
+        for numbers in batches((lengths + 2).tolist(), budget):
             if part % processes.count == processes.rank:
-                losses, counts = _batch_losses(network, types, sentences, places[batch])
-                ends, number = np.repeat(np.cumsum(counts), counts), np.arange(counts.sum())
-                backward = ends - number
-                positions = np.stack([np.repeat(counts, counts) + 1 - backward, backward][: types.directions])
-                yield Scored(losses, np.repeat(places[batch], counts), positions, np.full(len(number), part))
+                batch = types.sentences(sentences, places[numbers])
+                ids = (
+                    None if values is None else torch.from_numpy(values) for values in (batch.characters, batch.words)
+                )
+                table = bilm.encode_types(*ids)
+                tokens = nn.functional.embedding(moved(torch.from_numpy(batch.inputs), bilm.device), table)
+                words = torch.from_numpy(batch.vocab_index)
+                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(batch.lengths), words)
             part += 1
-
-
-@torch.no_grad()
-def _batch_losses(
-    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, places: Ints
-) -> tuple[NDArray[np.float64], Ints]:
-    """−log p [D, N] of the sentences at some places, and the predictions of each [B]."""
-    bilm, batch = network.bilm, types.sentences(sentences, places)
-    ids = (None if values is None else torch.from_numpy(values) for values in (batch.characters, batch.words))
-    table = bilm.encode_types(*ids)
-    tokens = nn.functional.embedding(moved(torch.from_numpy(batch.inputs), bilm.device), table)
-    lengths, words = torch.from_numpy(batch.lengths), torch.from_numpy(batch.vocab_index)
-    found = score(bilm, network.losses, tokens, lengths, words)
-    return found.losses.double().cpu().numpy(), np.array(found.counts)
 
 
 @torch.no_grad()

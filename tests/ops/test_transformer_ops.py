@@ -1,0 +1,100 @@
+"""The torch path of the Transformer blocks against the equations, its gradients, and what a token sees."""
+
+import pytest
+import torch
+
+from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.paths import forced
+from elmokit.ops.reference import transformer_reference
+from elmokit.ops.transformer import BlockWeights, choose, transformer
+
+LENGTHS = (1, 7, 0, 300, 12)
+
+
+def random_blocks(count=2, size=24, heads=3, inner=20, dtype=torch.float64, seed=0) -> list[BlockWeights]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((3 * size, size), (size, size), (2 * inner, size), (size, inner), (heads, size), (heads,))
+    return [
+        BlockWeights(*(torch.randn(shape, generator=generator, dtype=dtype) / shape[-1] ** 0.5 for shape in shapes))
+        for _ in range(count)
+    ]
+
+
+def tokens(lengths=LENGTHS, size=24, dtype=torch.float64) -> torch.Tensor:
+    return torch.randn(sum(lengths), size, generator=torch.Generator().manual_seed(1), dtype=dtype) * 3 + 1
+
+
+@pytest.mark.parametrize("way", [BOTH, FORWARD, BACKWARD])
+@pytest.mark.parametrize("window", [1, 5, 64, 1000])
+def test_the_packed_path_is_the_equations(way, window):
+    x, blocks = tokens(), random_blocks()
+    found = transformer(x, Segments.of(LENGTHS, way), blocks, window=window, outputs=[0, 2])
+    want = [
+        transformer_reference(part, blocks, window=window, way=way, outputs=[0, 2])
+        for part in x.split(LENGTHS)
+        if len(part)
+    ]
+    torch.testing.assert_close(found, torch.cat(want, dim=1), rtol=1e-6, atol=1e-6)  # angles are float32
+
+
+def test_segments_of_several_ways_in_one_batch():
+    x, blocks = tokens((5, 6, 7)), random_blocks()
+    mixed = Segments([0, 5, 11, 18], [FORWARD, BOTH, BACKWARD])
+    found = transformer(x, mixed, blocks, window=3, outputs=[2])[0].split((5, 6, 7))
+    for part, values, way in zip(x.split((5, 6, 7)), found, (FORWARD, BOTH, BACKWARD), strict=True):
+        want = transformer_reference(part, blocks, window=3, way=way, outputs=[2])[0]
+        torch.testing.assert_close(values, want, rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_token_sees():
+    """Through one block a token reaches exactly `window` tokens to the sides it sees."""
+    blocks = random_blocks(count=1)
+    x = tokens((40,))
+    changed = x.clone()
+    changed[20] = torch.flip(x[20], dims=[0])
+    for way, first, last in ((BOTH, 14, 26), (FORWARD, 20, 26), (BACKWARD, 14, 20)):
+        before, after = (
+            transformer(given, Segments.of([40], way), blocks, window=6, outputs=[1])[0] for given in (x, changed)
+        )
+        moved = (before != after).any(dim=1).nonzero()[:, 0].tolist()
+        assert moved == list(range(first, last + 1))
+
+
+def test_gradients_against_the_equations():
+    blocks = [BlockWeights(*(part.requires_grad_() for part in block)) for block in random_blocks()]
+    x = tokens((9, 4)).requires_grad_()
+    parameters = [x, *(part for block in blocks for part in block)]
+    segments = Segments([0, 9, 13], [BOTH, FORWARD])
+    ours = transformer(x, segments, blocks, window=3, outputs=[1, 2]).square().cumsum(2).sum()
+    theirs = sum(
+        transformer_reference(part, blocks, window=3, way=way, outputs=[1, 2]).square().cumsum(2).sum()
+        for part, way in zip(x.split((9, 4)), (BOTH, FORWARD), strict=True)
+    )
+    for mine, want in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(theirs, parameters), strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
+
+
+def test_int8_matrices_are_taken_as_the_numbers_they_stand_for():
+    dense = random_blocks(dtype=torch.float32)
+    blocks = [
+        block._replace(**{name: Int8Matrix.of(getattr(block, name)) for name in block._fields[:4]}) for block in dense
+    ]
+    x = tokens((9,), dtype=torch.float32)
+    with forced("packed"):
+        found = transformer(x, Segments.of([9]), blocks, window=4, outputs=[2])[0]
+    close = torch.nn.functional.cosine_similarity(
+        found, transformer_reference(x, blocks, window=4, outputs=[2])[0], dim=-1
+    )
+    assert close.min() > 0.999
+
+
+def test_gradients_need_the_packed_path():
+    blocks, x = random_blocks(dtype=torch.float32), tokens((3,), dtype=torch.float32)
+    assert choose(x, blocks, gradient=True).path == "packed"
+    assert choose(x, blocks, gradient=True).why == "gradients are wanted"
+
+
+def test_a_batch_without_tokens():
+    found = transformer(tokens(())[:0], Segments.of([]), random_blocks(), window=4, outputs=[0, 2])
+    assert found.shape == (2, 0, 24)
