@@ -59,7 +59,7 @@ class Recipe:
     size: int = of_transformer(384, "P: numbers per token in every layer of a transformer.", least=2)
     blocks: int = of_transformer(8, "Blocks of a transformer.", least=1)
     heads: int = of_transformer(6, "Attention heads of a block.", least=1)
-    inner_size: int = of_transformer(960, "Numbers per token inside a block's feed-forward part.", least=1)
+    inner_size: int = of_transformer(960, "Numbers per token in the wide middle of a block.", least=1)
     attention_window: int = of_transformer(64, "How many words a word sees to either side in a block.", least=1)
     softmax_size: int = of_transformer(256, "Numbers per token that the softmax reads.", least=1)
     every: int = of_transformer(2, "Blocks from one layer that is given out to the next.", least=1)
@@ -267,7 +267,8 @@ def make_recipe(
         raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}")
     objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
     for item in fields(Recipe):
-        if item.name in named and item.metadata["only"] not in (None, objective):
+        elsewhere = item.metadata["only"] not in (None, objective)
+        if elsewhere and named.get(item.name, item.default) != item.default:
             others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata["only"]]
             raise ElmoError(
                 f"{item.name} is an option for the context encoder {' or '.join(others)}, and this run has {context}: "
