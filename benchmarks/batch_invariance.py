@@ -19,7 +19,7 @@ from elmokit.elmo import ElmoOptions
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model import int8
 from elmokit.ops import recurrence
-from elmokit.ops.bilstm import forced
+from elmokit.ops.paths import forced
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 SIZES = {"small": (1024, 128), "medium": (2048, 256), "original": (4096, 512)}

@@ -46,7 +46,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="[%(default)s]")
     parser.add_argument("--quick", action="store_true", help="64 sentences in batches and 7 by themselves")
     parser.add_argument("--allennlp", type=Path, metavar="DIR", help="its environment [in elmokit's cache]")
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written beside them")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
+    )
     options = parser.parse_args(given)
     if options.count is None:
         options.count = 64 if options.quick else 512

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from elmokit import Elmo, __version__
-from elmokit.ops.bilstm import PathName, choose, forced
+from elmokit.ops.bilstm import choose
+from elmokit.ops.paths import PathName, forced
 from peers.systems import Batch, Vectors
 
 EVERYTHING = 2**31

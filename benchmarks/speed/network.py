@@ -11,7 +11,8 @@ from peers.plain import loop
 from torch import Tensor
 
 from elmokit import BiLM, ElmoConfig
-from elmokit.ops.bilstm import Stacks, bilstm, forced
+from elmokit.ops.bilstm import Stacks, bilstm
+from elmokit.ops.paths import forced
 from elmokit.ops.weights import LstmWeights
 from speed.cudnn import CudnnStacks
 from speed.models import random_weights

@@ -5,7 +5,8 @@ import torch
 
 from bilstm_cases import bilstm_case, bilstm_reference
 from elmokit.errors import ElmoError
-from elmokit.ops.bilstm import bilstm, choose, forced, zero_states
+from elmokit.ops.bilstm import bilstm, choose, zero_states
+from elmokit.ops.paths import forced
 from elmokit.ops.weights import LstmWeights
 from native_cases import missing
 

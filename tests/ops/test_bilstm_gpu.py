@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bilstm_cases import bilstm_case, bilstm_reference
-from elmokit.ops.bilstm import bilstm, choose, forced
+from elmokit.ops.bilstm import bilstm, choose
+from elmokit.ops.paths import forced
 from elmokit.ops.weights import LstmWeights
 
 pytestmark = [

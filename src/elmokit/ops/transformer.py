@@ -72,6 +72,11 @@ def transformer(
     dropout: float = 0.0,
 ) -> Tensor:
     """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
+    choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
+    if choice.path == "native":
+        from elmokit.ops.native.transformer import transformer_native
+
+        return transformer_native(x, segments, blocks, window=window, outputs=outputs)
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 
@@ -81,6 +86,13 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
         return asked_for
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
+    if x.device.type == "cpu":
+        from elmokit.ops import native
+        from elmokit.ops.native import transformer as compiled
+
+        against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
+        against = against or compiled.reason_against(x, blocks)
+        return Choice("packed", lambda: against) if against else Choice("native", native.description)
     return Choice("packed", lambda: f"torch's operations on {x.device.type}")
 
 

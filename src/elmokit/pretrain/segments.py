@@ -226,6 +226,7 @@ class SegmentBatch(Batch):
         import torch
         from torch.nn import functional as F
 
+        from elmokit.model.transformer import WAYS as HEADS
         from elmokit.model.transformer import TransformerEncoder
         from elmokit.ops.attention import Segments
 
@@ -236,7 +237,7 @@ class SegmentBatch(Batch):
             x = torch.where(self.hidden.unsqueeze(1), context.masked.to(x.dtype), x)
             top = F.embedding(self.rows, context.top(x, segments, dropout=dropout))
             parts = torch.split(top, self.counts())
-            found = [context.softmax_input(part, way) for way, part in zip(WAY_NAMES, parts, strict=True)]
+            found = [context.softmax_input(part, word) for word, part in zip(HEADS, parts, strict=True)]
             return torch.cat(found), None
 
     def row_weight(self) -> Tensor:
