@@ -131,7 +131,7 @@ def _describe(training: Training, say: Say) -> None:
         f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
         f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
     )
-    say(f"training: {length}, {training.objective.describe()} an update")
+    say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
         say("no text is held out, so no perplexity on unseen text is measured: --heldout FILE gives some")
 

@@ -179,7 +179,7 @@ class WindowObjective(Objective):
 
     def describe(self) -> str:
         """What an update reads, in words."""
-        return f"{self.rows} rows x {self.recipe.window} tokens"
+        return f"{self.rows} rows x {self.recipe.window} tokens an update"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""
@@ -228,7 +228,8 @@ class SegmentObjective(Objective):
 
         A leg that starts from weights alone has an optimiser that knows nothing yet: its rate rises first.
         """
-        rate = rate_at(self.recipe, (tokens + self.size(tokens) / 2) / self.pace.total)
+        half = self.size(tokens) / 2
+        rate = rate_at(self.recipe, (tokens + half) / (self.pace.total + half))
         rewarm = min(_REWARM, math.ceil(_REWARM_SHARE * self.n_steps)) if self.recipe.done else 0
         return rate * min(1.0, (step + 1) / (rewarm + 1))
 
@@ -277,8 +278,8 @@ class SegmentObjective(Objective):
 
     def describe(self) -> str:
         """What an update reads, in words."""
-        later = f", from {self.recipe.grow:.0%} of the run on twice as many" if self.recipe.grow < 1 else ""
-        return f"{self.pace.update:,} tokens{later}"
+        later = f", twice as many from {self.recipe.grow:.0%} of the run on" if self.recipe.grow < 1 else ""
+        return f"{self.pace.update:,} tokens an update{later}"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""
