@@ -143,8 +143,9 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
     vocab = _path(kept["vocab"] and str(folder.checkpoints / kept["vocab"]))
     now, named = request.kept(), _options(request)
     now |= {"preset": named.pop("preset", None), "way": named.pop("recipe", None)}
+    moved = {name for name in ("corpus", "heldout") if now[name] and kept[name]}
     for name, value in now.items():
-        if value and value != kept[name]:
+        if value and value != kept[name] and name not in moved:  # a run may be carried to where its text is elsewhere
             shown = {"way": "recipe"}.get(name, name)
             raise ElmoError(f"{shown} was {kept[name]} when the run began and cannot change with --resume")
     if request.vocab is not None and (vocab is None or vocab_of(request.vocab) != vocab_of(vocab)):
@@ -169,8 +170,8 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
         asked = replace(asked, minutes=named.get("minutes", 0.0), until=named.get("until", 1.0))
     request = replace(
         request,
-        corpus=kept["corpus"],
-        heldout=kept["heldout"],
+        corpus=now["corpus"] or kept["corpus"],
+        heldout=now["heldout"] or kept["heldout"],
         vocab=vocab,
         word_vectors=_path(kept["word_vectors"]),
         init=_path(kept["init"]),

@@ -38,13 +38,15 @@ def corpora(
     request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say
 ) -> tuple[PreparedCorpus, PreparedCorpus | None]:
     """The prepared corpus and held-out text; a resumed run must find the sentences it began with."""
-    kept = folder.read_request()["prepared"] if folder.started else {}
+    began = folder.read_request() if folder.started else {}
+    kept = began.get("prepared", {})
     found: dict[str, PreparedCorpus | None] = {"corpus": None, "heldout": None}
     for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
         if not sources:
             continue
         before = kept.get(name)
-        corpus = _opened(Path(before["folder"]), before["content"]) if before else None
+        same = before and list(sources) == began[name]
+        corpus = _opened(Path(before["folder"]), before["content"]) if same else None
         if corpus is None:
             if "-" in sources and processes.count > 1:
                 raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
