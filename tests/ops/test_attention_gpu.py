@@ -1,4 +1,4 @@
-"""Attention inside segments on a CUDA device against the plain reference; `pytest -m gpu` runs it where there is one."""
+"""Attention inside segments on a CUDA device against the plain reference; `pytest -m gpu` runs it."""
 
 import pytest
 import torch

@@ -176,7 +176,7 @@ class Updates:
             **{f"optimizer.{name}": value for name, value in slots.items()},
             **carried,
             "metrics.losses": self.processes.total(self._losses.cpu()),
-            "metrics.counts": self.processes.total(self._counts.clone()),
+            "metrics.counts": self.processes.total(self._counts),
         }
         return Snapshot(tensors, {"counted": self._counted, "left_out_in_a_row": int(self._in_a_row)})
 
