@@ -103,7 +103,8 @@ def test_minutes_end_a_leg_and_never_move_a_schedule(elmo, text, tmp_path, monke
 
 
 def test_two_processes_are_one(elmo, text, tmp_path) -> None:
-    command = ("train", text, *SHAPE, *WATCHED, "--segment-tokens", "40", "--steps", "8", "--dropout", "0")
+    pace = ("--segment-tokens", "40", "--steps", "8", "--log-every", "3", "--checkpoint-every", "4")
+    command = ("train", text, *SHAPE, *pace, "--dropout", "0", "--heldout-fraction", "0")
     assert elmo(*command, "--batch-tokens", "128", "--output", tmp_path / "one").status == 0
     _, err, status = torchrun(tmp_path, *command, "--batch-tokens", "64", "--output", tmp_path / "two")
     assert status == 0, err

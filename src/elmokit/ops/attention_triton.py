@@ -28,9 +28,17 @@ def _tile(base: tl.tensor, at: tl.tensor, N: tl.tensor, stride: tl.tensor, E: tl
 
 
 @jit()
-def _store(base: tl.tensor, at: tl.tensor, values: tl.tensor, N: tl.tensor, H: tl.tensor, E: tl.constexpr) -> None:
+def _store(
+    base: tl.tensor,
+    at: tl.tensor,
+    values: tl.tensor,
+    N: tl.tensor,
+    H: tl.tensor,
+    E: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> None:
     """Rows of one head of a [N, H, E] array; `base` is the head's first number."""
-    e = tl.arange(0, values.shape[1])
+    e = tl.arange(0, WIDE)
     mask = (at < N)[:, None] & (e < E)[None, :]
     tl.store(base + at.to(tl.int64)[:, None] * (H * E) + e[None, :], values, mask=mask)
 
@@ -81,7 +89,7 @@ def _forward(
         values = _tile(v + h * v_head, columns, N, v_row, E, WIDE)
         sums = sums * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
     total = tl.where(rows < N, total, 1.0)
-    _store(out + h * E, rows, sums / total[:, None], N, H, E)
+    _store(out + h * E, rows, sums / total[:, None], N, H, E, WIDE)
     tl.store(level + rows.to(tl.int64) * H + h, top + tl.log2(total), mask=rows < N)
 
 
@@ -135,7 +143,7 @@ def _backward_queries(
         weights = tl.where(seen, tl.exp2(scores - own[:, None]), 0.0)
         change = weights * (tl.dot(g, tl.trans(values), input_precision="ieee") - delta[:, None])
         sums += tl.dot(change.to(y.dtype), y, input_precision="ieee")
-    _store(dq + h * E, rows, sums * size, N, H, E)
+    _store(dq + h * E, rows, sums * size, N, H, E, WIDE)
 
 
 @jit("N")
@@ -192,8 +200,8 @@ def _backward_keys(
             change = weights * (tl.dot(g, tl.trans(values), input_precision="ieee") - delta[:, None])
             sums_v += tl.dot(tl.trans(weights).to(g.dtype), g, input_precision="ieee")
             sums_k += tl.dot(tl.trans(change).to(x.dtype), x, input_precision="ieee")
-    _store(dk + h * E, columns, sums_k * size, N, H, E)
-    _store(dv + h * E, columns, sums_v, N, H, E)
+    _store(dk + h * E, columns, sums_k * size, N, H, E, WIDE)
+    _store(dv + h * E, columns, sums_v, N, H, E, WIDE)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, window: int) -> Tensor:

@@ -235,7 +235,7 @@ class SegmentBatch(Batch):
         with torch.autocast(types.device.type, torch.bfloat16, enabled=types.dtype == torch.bfloat16):
             x = F.embedding(self.inputs, types)
             x = torch.where(self.hidden.unsqueeze(1), context.masked.to(x.dtype), x)
-            top = F.embedding(self.rows, context.top(x, segments, dropout=dropout))
+            top = context.top(x, segments, dropout=dropout).index_select(0, self.rows)
             parts = torch.split(top, self.counts())
             found = [context.softmax_input(part, word) for word, part in zip(HEADS, parts, strict=True)]
             return torch.cat(found), None
