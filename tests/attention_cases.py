@@ -11,7 +11,8 @@ from itertools import accumulate
 import torch
 
 from elmokit.ops.attention import Segments, attend
-from elmokit.ops.transformer import BlockWeights, _block_on_gpu, block, rotary
+from elmokit.ops.transformer import _block_on_gpu, block, rotary
+from elmokit.ops.weights import BlockWeights
 
 CASES = {
     "lengths around a block": ([3, 63, 64, 65, 1, 130], [0, 1, 2, 0, 1, 2], 2, 32, 64),
