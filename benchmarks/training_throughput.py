@@ -7,6 +7,10 @@ prediction of each direction, as bilm-tf counts.
 
     python benchmarks/training_throughput.py                  # CPU: tiny
     python benchmarks/training_throughput.py --device cuda    # small, medium, original in bfloat16
+    python benchmarks/training_throughput.py --device cuda --context transformer --presets small
+
+A Transformer has no plain loop here; tests compare its loss and gradients with the equations. Its tokens are those that
+it reads, boundaries included.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.vocabulary import build_vocabulary
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
+from elmokit.pretrain.batches import Batch
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
@@ -33,8 +38,8 @@ from elmokit.pretrain.recipe import Recipe, make_recipe
 from elmokit.pretrain.run_files import RunFolder
 from elmokit.pretrain.setup import data_of
 from elmokit.pretrain.start import new_start
-from elmokit.pretrain.type_table import Batch
 from elmokit.pretrain.watching import Unwatched
+from elmokit.pretrain.window_batches import WindowBatch
 
 SENTENCES, TYPES = 100_000, 120_000
 
@@ -80,7 +85,8 @@ def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, fl
         spent = time.perf_counter() - start
     finally:
         batches.close()
-    return updates * training.step_predictions / spent, words / (updates * training.step_predictions)
+    tokens = updates * training.objective.size(0)
+    return tokens / spent, words / tokens
 
 
 def measure_reference(training: Training, seconds: float) -> float:
@@ -102,12 +108,14 @@ def measure_reference(training: Training, seconds: float) -> float:
                 optimizer.step()
             updates += 1
         _wait(training.device)
-        return updates * training.step_predictions / (time.perf_counter() - start)
+        return updates * training.objective.size(0) / (time.perf_counter() - start)
     finally:
         batches.close()
 
 
-def reference_loss(network: LanguageModelNetwork, batch: Batch, state: State, precision: torch.dtype) -> torch.Tensor:
+def reference_loss(
+    network: LanguageModelNetwork, batch: WindowBatch, state: State, precision: torch.dtype
+) -> torch.Tensor:
     """The loss of a batch by the equations, every step and the whole softmax under autograd."""
     bilm = network.bilm
     with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
@@ -156,6 +164,7 @@ def _wait(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--context", default="lstm", choices=["lstm", "transformer"])
     parser.add_argument("--presets", nargs="*")
     parser.add_argument("--corpus", nargs="*", help="text to read; random words of natural frequencies without it")
     parser.add_argument("--segment", default="none")
@@ -164,8 +173,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="rows of a batch")
     parser.add_argument("--window", type=int, help="tokens of a row")
     parser.add_argument("--words", type=int, help="words in the softmax")
+    parser.add_argument("--tokens", type=int, help="tokens of a transformer's batch")
     parser.add_argument("--no-reference", action="store_true")
     arguments = parser.parse_args()
+    lstm = arguments.context == "lstm"
+    arguments.no_reference |= not lstm
     device = torch.device(arguments.device)
     cuda = device.type == "cuda"
     presets = arguments.presets or (["small", "medium", "original"] if cuda else ["tiny"])
@@ -173,9 +185,7 @@ def main() -> None:
         torch.cuda.get_device_name() if cuda else f"{platform.processor() or 'CPU'}, {torch.get_num_threads()} threads"
     )
     print(f"{name}; torch {torch.__version__}, Python {platform.python_version()}")
-    print(
-        "| preset | rows x window | words | distinct a token | tokens/s | plain loop | ratio | loss, gradients off by |"
-    )
+    print("| preset | batch | words | distinct a token | tokens/s | plain loop | ratio | loss, gradients off by |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -186,9 +196,15 @@ def main() -> None:
         else:
             corpus = made_corpus(folder / "corpus")
         for preset in presets:
+            size = {"batch_size": arguments.rows or (1024 if cuda else 32), "window": arguments.window or 20}
+            if not lstm:
+                size = {
+                    "context": "transformer",
+                    "grow": 1,
+                    "batch_tokens": arguments.tokens or (65_536 if cuda else 2048),
+                }
             changes = {
-                "batch_size": arguments.rows or (1024 if cuda else 32),
-                "window": arguments.window or 20,
+                **size,
                 "vocab_size": arguments.words or (50_000 if cuda else 10_000),
                 "loss": "full",
                 "steps": 1_000_000,
@@ -208,9 +224,9 @@ def main() -> None:
                 reference = measure_reference(training, arguments.seconds / 2)
                 plain, ratio = f"{reference:,.0f}", f"{speed / reference:.2f}"
             n_words = len(training.updates.network.head.bias)
-            size = f"{recipe.batch_size} x {recipe.window}"
+            shape = f"{recipe.batch_size} x {recipe.window}" if lstm else f"{recipe.batch_tokens:,}"
             print(
-                f"| {preset} | {size} | {n_words:,} | {distinct:.3f} | {speed:,.0f} | {plain} | {ratio} | "
+                f"| {preset} | {shape} | {n_words:,} | {distinct:.3f} | {speed:,.0f} | {plain} | {ratio} | "
                 f"{', '.join(off)} |",
                 flush=True,
             )

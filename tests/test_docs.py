@@ -106,6 +106,8 @@ def shortened(command: str) -> str:
     command += " --steps 2 --epochs 0 --minutes 0"
     if "--init" in command:
         return command
+    if "--context transformer" in command:
+        return f"{command} --size 8 --blocks 2 --heads 2 --inner-size 8 --softmax-size 4 --filters 1:4,2:4"
     return f"{command} --cell-size 12 --output-size 6 --filters 1:4,2:4 --batch-size 4 --window 8"
 
 

@@ -130,6 +130,8 @@ class ContextConfig(ABC):
 
     kind: ClassVar[str]
     """Its name: the key in config.json, and the value of `elmo train --context`."""
+    objective: ClassVar[str] = "windows"
+    """How it is trained: on `windows` or on `segments` of text (`elmokit.pretrain.objective`)."""
 
     @property
     @abstractmethod
@@ -249,6 +251,7 @@ class TransformerConfig(ContextConfig):
     """Blocks of attention and feed-forward parts: every layer reads both sides of a word."""
 
     kind: ClassVar[str] = "transformer"
+    objective: ClassVar[str] = "segments"
     size: int
     """P: numbers per token, in every layer."""
     n_blocks: int = 8

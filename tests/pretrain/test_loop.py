@@ -11,12 +11,12 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain import loop
-from elmokit.pretrain.batches import Batches
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.recipe import make_recipe
 from elmokit.pretrain.run_files import RunFolder, read_snapshot
 from elmokit.pretrain.updates import Updates
+from elmokit.pretrain.window_batches import WindowBatches
 from elmokit.pretrain.windows import Position, Sentences
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
@@ -146,9 +146,11 @@ def test_patience_that_has_ended_ends_the_run_and_needs_no_return(elmo, text, tm
 def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) -> None:
     model, corpus = tiny_checkpoint(head=True), corpus_of(random_sentences([3, 5, 2] * 5), tmp_path)
     recipe = make_recipe(changes={"batch_size": 2, "window": 4})
-    read = Batches(table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, Position.start(2)).here()
+    read = WindowBatches(
+        table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, Position.start(2)
+    ).here()
     network, cpu = network_of(model), torch.device("cpu")
-    updates = Updates(recipe, network, directions=2, device=cpu, processes=Processes(rank=rank))
+    updates = Updates(recipe, network, ways=2, device=cpu, processes=Processes(rank=rank))
     updates.update(0, next(read)[0], 1e-3)
     snapshot = updates.snapshot()
     snapshot.tensors = {name: value.clone() for name, value in snapshot.tensors.items()}
@@ -158,7 +160,7 @@ def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) 
     updates.update(2, next(read)[0], 1e-3)
     updates.restore(snapshot)
     assert updates.left_out().since == 0
-    assert (updates.losses(8)[0] > 0) == (rank == 0), "the first has the sums of all processes"
+    assert (updates.losses()[0] > 0) == (rank == 0), "the first has the sums of all processes"
 
 
 def test_overfitting_is_not_going_astray(elmo, text, tmp_path, monkeypatch) -> None:

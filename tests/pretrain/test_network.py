@@ -7,7 +7,7 @@ from elmokit import Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.pretrain.network import LanguageModelNetwork, Negatives
 from elmokit.pretrain.sampled_softmax import sample_negatives, sampled_softmax_loss
-from elmokit.pretrain.type_table import Batch
+from elmokit.pretrain.window_batches import WindowBatch, window_batch
 from elmokit.pretrain.windows import NO_TARGET
 from tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 from training_models import corpus_of, gradients_of, network_of, random_sentences, table_of, windows_of
@@ -55,11 +55,11 @@ def stateless_losses(network, model, sentences):
     return found
 
 
-def in_one_window(model, sentences, folder, *, rows, window, reset=1.0) -> Batch:
+def in_one_window(model, sentences, folder, *, rows, window, reset=1.0) -> WindowBatch:
     corpus = corpus_of(sentences, folder)
     (windows,) = windows_of(corpus, rows=rows, window=window, reset=reset)
     assert (windows.targets != NO_TARGET).all()
-    return table_of(model, corpus).batch(windows)
+    return window_batch(table_of(model, corpus), windows)
 
 
 @everywhere
@@ -98,7 +98,7 @@ def test_windows_give_each_sentence_the_probabilities_of_elmo(tmp_path, config):
     sums = torch.zeros(config.n_directions, len(sentences), dtype=torch.float64)
     with torch.no_grad():
         for windows in windows_of(corpus, rows=3, window=4):
-            _, each, state = network(table.batch(windows), state)
+            _, each, state = network(window_batch(table, windows), state)
             real = torch.from_numpy(windows.place != NO_TARGET)
             assert (each[:, ~real] == 0).all()
             for direction in range(config.n_directions):

@@ -58,11 +58,13 @@ def test_help_shows_every_field_with_its_sentence_and_choices(run):
     [
         ("layers", "[2]"),
         ("cell_size", "[tiny 512, small 1,024, medium 2,048, original 4,096]"),
-        ("highways", "[tiny 1, small 1, medium 1, original 2]"),
-        ("learning_rate", "; paper 0.2]"),
-        ("optimizer", "[adam; paper adagrad]"),
+        ("highways", "[tiny 1, small 1, medium 1, original 2; transformer 1]"),
+        ("learning_rate", "; paper 0.2; transformer tiny 0.005, small 0.005, medium 0.004, original 0.003]"),
+        ("optimizer", "[adam; paper adagrad; transformer muon]"),
         ("window", "[32; paper 20]"),
         ("scale_by_window", "[no; paper yes]"),
+        ("mask", "[0.3,0.15]"),
+        ("blocks", "[tiny 4, small 8, medium 12, original 12]"),
         ("keep", "[2]"),
     ],
 )

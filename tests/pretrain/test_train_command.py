@@ -322,7 +322,7 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         (("--output", "run", "--resume", "--preset", "medium"), "preset was small"),
         (("--output", "run", "--resume", "--recipe", "paper"), "recipe was modern"),
         (("--output", "run", "--resume", "--vocab", "other.txt"), "other.txt"),
-        (("other.txt", "--output", "run", "--resume"), "corpus was"),
+        (("other.txt", "--output", "run", "--resume"), "no longer the text"),
         (("--output", "run", "--resume", "--batch-size", "5"), "batch_size x accumulate x processes"),
         (("--output", "", "text.txt"), "--output"),
     ],

@@ -87,3 +87,45 @@ def test_bfloat16_learns(elmo, text, tmp_path) -> None:
     assert ended.status == 0, ended.err
     held_out = [line["heldout_perplexity"] for line in metrics(tmp_path / "run") if "heldout_perplexity" in line]
     assert held_out[-1] < 0.7 * held_out[0]
+
+
+TRANSFORMER = (
+    *(
+        "--context",
+        "transformer",
+        "--size",
+        "32",
+        "--blocks",
+        "2",
+        "--heads",
+        "2",
+        "--inner-size",
+        "48",
+        "--every",
+        "1",
+    ),
+    *("--softmax-size", "16", "--filters", "1:16,2:16", "--character-size", "8", "--heldout-fraction", "0.05"),
+    *("--batch-tokens", "256", "--segment-tokens", "40", "--log-every", "1", "--eval-every", "4"),
+)
+
+
+def test_a_transformer_on_the_gpu_follows_the_cpu(elmo, text, tmp_path) -> None:
+    """Its blocks are compiled, its attention is in Triton, its batches come from another process."""
+    for device in ("cpu", "cuda"):
+        command = ("train", text, *TRANSFORMER, *EXACT, "--steps", "12", "--accumulate", "2", "--device", device)
+        ended = elmo(*command, "--output", tmp_path / device)
+        assert ended.status == 0, ended.err
+        assert "torch.compile failed" not in ended.err
+    cpu, cuda = (metrics(tmp_path / device) for device in ("cpu", "cuda"))
+    assert [line.keys() for line in cpu] == [line.keys() for line in cuda]
+    for one, other in zip(cpu, cuda, strict=True):
+        for name in one.keys() - {"seconds", "tokens_per_second"}:
+            assert other[name] == pytest.approx(one[name], rel=5e-3), (name, one["step"])
+
+
+def test_a_transformer_learns_in_bfloat16(elmo, text, tmp_path) -> None:
+    ended = elmo("train", text, *TRANSFORMER, "--steps", "90", "--device", "cuda", "--output", tmp_path / "run")
+    assert ended.status == 0, ended.err
+    held_out = [line["heldout_perplexity"] for line in metrics(tmp_path / "run") if "heldout_perplexity" in line]
+    assert held_out[-1] < 0.7 * held_out[0]
+    assert Elmo.load(tmp_path / "run", device="cpu").encode("the bank")[0].shape == (2, 32)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elmokit.formats.load import read_checkpoint
 from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.window_batches import window_batch
 from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Windows
 from elmokit.text.chars import ByteIndexer, WordIndexer, byte_ids
 from elmokit.text.vocab import Vocabulary
@@ -68,7 +69,7 @@ def test_a_batch_says_what_stands_where(tmp_path, directions):
     table = byte_table(corpus, directions=directions)
     seen = 0
     for windows in windows_of(corpus, rows=3, window=4, reset=0.5):
-        batch = table.batch(windows)
+        batch = window_batch(table, windows)
         distinct = np.unique(windows.inputs[:directions])
         assert len(batch.characters) == len(distinct)  # each once
         assert batch.inputs.shape == batch.targets.shape == (directions, 4, 3)
@@ -142,10 +143,10 @@ def test_two_threads_may_make_batches_at_once(tmp_path):
     table, alone = byte_table(corpus), byte_table(corpus)
     table._slot = table._slot.view(Slow)
     many = list(windows_of(corpus, rows=5, window=20))
-    expected = [alone.batch(windows) for windows in many]
+    expected = [window_batch(alone, windows) for windows in many]
 
     def right(number):
-        got, wanted = table.batch(many[number]), expected[number]
+        got, wanted = window_batch(table, many[number]), expected[number]
         return all(torch.equal(getattr(got, name), getattr(wanted, name)) for name in ("characters", "inputs"))
 
     with ThreadPoolExecutor(2) as threads:
@@ -156,6 +157,6 @@ def test_an_ended_row_reads_a_boundary_and_predicts_nothing(tmp_path):
     corpus = corpus_of([["the"]], tmp_path)
     nothing = np.full((1, 2, 1, 1), NO_TARGET)[0]
     windows = Windows(np.full((2, 1, 1), BEGIN_TYPE), nothing, np.ones((1, 1), np.float32), nothing[0])
-    batch = byte_table(corpus).batch(windows)
+    batch = window_batch(byte_table(corpus), windows)
     assert batch.targets.unique().tolist() == [NO_TARGET]
     assert batch.characters[0, :3].tolist() == [259, 257, 260]

@@ -131,7 +131,7 @@ def _describe(training: Training, say: Say) -> None:
         f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
         f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
     )
-    say(f"training: {length}, {training.rows} rows x {recipe.window} tokens an update")
+    say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
         say("no text is held out, so no perplexity on unseen text is measured: --heldout FILE gives some")
 
@@ -144,9 +144,9 @@ def _finish(
     heldout: PreparedCorpus | None,
     say: Say,
 ) -> None:
-    """Export the best weights, draw the curve, say where everything is."""
+    """Export the best weights, after a leg the last ones; draw the curve, say where everything is."""
     folder, progressed = training.folder, training.progressed
-    best = folder.best()
+    best = folder.best() if training.ended else None
     weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
@@ -160,7 +160,10 @@ def _finish(
         say(f"no curve: {error}")
     early = ", stopped early" if progressed.stopped_early else ""
     result = f"held-out perplexity {perplexity(measured['mean'])} at step {progressed.best_step:,}" if measured else ""
-    say(f"done: {progressed.step:,} updates in {duration(progressed.seconds)}{early}{'; ' if result else ''}{result}")
+    if measured and measured.get("masked"):
+        result += f", masked words {perplexity(measured['masked'])}"
+    end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run, --resume continues it"
+    say(f"{end}: {progressed.step:,} updates in {duration(progressed.seconds)}{early}{'; ' if result else ''}{result}")
 
 
 def _facts(
@@ -175,7 +178,7 @@ def _facts(
     recipe, progressed = training.recipe, training.progressed
     sources = ", ".join(Path(source).name or source for source in request.corpus)
     epochs = progressed.predictions / max(1, training.data.sentences.n_predictions)
-    usual = make_recipe(preset=request.preset, recipe=request.recipe)
+    usual = make_recipe(preset=request.preset, recipe=request.recipe, changes={"context": recipe.context})
     chosen = {
         f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
     }
@@ -193,8 +196,8 @@ def _facts(
         "recipe": f"{shape}, recipe {request.recipe or 'modern'}"
         + "".join(f", {name} {value}" for name, value in chosen.items()),
         "updates": f"{recipe.optimizer} at {rate}, gradients clipped at {recipe.clip_norm:g}, "
-        f"{training.rows} rows x {recipe.window} tokens, dropout {recipe.dropout:g}",
-        "state": f"{recipe.reset:.0%} of the sentences started from a zero state in training",
+        f"{training.objective.describe()}, dropout {recipe.dropout:g}",
+        **training.objective.facts(),
         "time": duration(progressed.seconds),
         "machine": machine(training.device, processes),
         "command": training.folder.read_request()["command"],
@@ -207,6 +210,7 @@ def _facts(
         facts["perplexity"] = (
             f"{measured['mean']:.2f} (forward {measured['forward']:.2f}"
             + (f", backward {measured['backward']:.2f}" if measured["backward"] else "")
+            + (f", masked words {measured['masked']:.2f}" if measured.get("masked") else "")
             + f") over {measured['predictions']:,} predictions of {where}, {state}, full softmax over "
             f"{len(start.vocab):,} words, {types.unknown_rate(sentences):.2%} of their tokens outside the vocabulary"
         )

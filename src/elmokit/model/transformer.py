@@ -123,7 +123,11 @@ class TransformerEncoder(ContextEncoder):
         return self.softmax_input(top[masked], "this")
 
     def _top(self, x: Tensor, lengths: Tensor, way: int) -> Tensor:
-        return self.run(x, Segments.of(lengths.tolist(), way), [self.config.n_blocks])[0]
+        return self.top(x, Segments.of(lengths.tolist(), way))
+
+    def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
+        """x [N, P] → the normed numbers after the last block [N, P], as training reads text."""
+        return self.run(x, segments, [self.config.n_blocks], dropout)[0]
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
         """top [N, P], normed → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""

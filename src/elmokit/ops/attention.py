@@ -30,6 +30,8 @@ class Segments:
     """[S + 1]: the first token of each segment, then N."""
     ways: Sequence[int]
     """[S]: BOTH, FORWARD or BACKWARD."""
+    on_gpu: Tensor | None = None
+    """[3, N] int32, of batches that come with it: the first and the last token that each sees, and its position."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], way: int = BOTH) -> Segments:
@@ -52,6 +54,16 @@ class Segments:
         return torch.arange(self.starts[-1]) - torch.tensor(self.starts[:-1], dtype=torch.int64).repeat_interleave(
             self.lengths
         )
+
+    def reach(self, window: int) -> Tensor:
+        """[3, N] int32 on the CPU: the first and the last token that each token sees, and its place in its segment."""
+        tokens = torch.arange(self.starts[-1])
+        start = tokens - self.positions
+        stop = start + self.lengths.repeat_interleave(self.lengths) - 1
+        way = torch.tensor(self.ways, dtype=torch.int64).repeat_interleave(self.lengths)
+        first = torch.where(way == BACKWARD, tokens, torch.maximum(start, tokens - window))
+        last = torch.where(way == FORWARD, tokens, torch.minimum(stop, tokens + window))
+        return torch.stack([first, last, self.positions]).int()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
@@ -77,20 +89,23 @@ def _mask(before: int, queries: int, keys: int, window: int, way: int, device: t
     return (ahead >= (0 if way == BACKWARD else -window)) & (ahead <= (0 if way == FORWARD else window))
 
 
-def rotary(positions: Tensor, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """positions [N] on the CPU → the cosines and sines [N, size / 2] that turn vectors of `size` numbers."""
-    longest = int(positions.max()) + 1 if len(positions) else 1
-    tables = _angles(1 << (longest - 1).bit_length(), size)  # doubles from table to table, so that few are made
-    cos, sin = (table[positions].to(dtype) for table in tables)
-    return cos.to(device), sin.to(device)
+def rotary(
+    positions: Tensor, size: int, dtype: torch.dtype, device: torch.device, *, longest: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """positions [N], all below `longest` → the cosines and sines [N, size / 2] that turn vectors of `size` numbers."""
+    if longest is None:
+        longest = int(positions.max()) + 1 if len(positions) else 1
+    # The tables double in length, so that few are made.
+    cos, sin = _angles(1 << max(longest - 1, 0).bit_length(), size, dtype, device)
+    return cos[positions], sin[positions]
 
 
 @cache
-def _angles(count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions up to `count`, [count, size / 2]."""
+def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions below `count`, [count, size / 2]."""
     rates = _BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.arange(count, dtype=torch.float64).unsqueeze(1) * rates
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,12 +9,15 @@ Paths, all the same function (tests compare each with `elmokit.ops.reference`):
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from elmokit.ops import kernels
 from elmokit.ops.attention import Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
@@ -95,18 +98,71 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
-    cos, sin = rotary(segments.positions, x.shape[1] // blocks[0].n_heads, x.dtype, x.device)
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, segments, window)
-
+    step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
     for number, weights in enumerate(blocks, start=1):
-        x = block(x, weights, attention, cos, sin, dropout)
+        x = step(x, weights, dropout)
         if number in outputs:
             found[number] = norm(x)
     return torch.stack([found[number] for number in outputs])
+
+
+def _stepper(
+    x: Tensor, segments: Segments, n_heads: int, window: int
+) -> Callable[[Tensor, BlockWeights, float], Tensor]:
+    """What takes x through one block, with the attention of these segments."""
+    size = x.shape[1] // n_heads
+    if not kernels.serve(x.device):
+        cos, sin = rotary(segments.positions, size, x.dtype, x.device, longest=segments.longest)
+        return lambda x, weights, dropout: block(
+            x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
+        )
+    given = segments.on_gpu
+    first, last, positions = segments.reach(window).to(x.device) if given is None else given
+    cos, sin = rotary(positions, size, x.dtype, x.device, longest=segments.longest)
+    # Batches that come with it are those of training, all of one size: they are worth compiling for.
+    run = _block_on_gpu if given is None or not torch.is_grad_enabled() else _compiled_block
+    return lambda x, weights, dropout: run(x, weights, first, last, window, cos, sin, dropout)
+
+
+def _block_on_gpu(
+    x: Tensor,
+    weights: BlockWeights,
+    first: Tensor,
+    last: Tensor,
+    window: int,
+    cos: Tensor,
+    sin: Tensor,
+    dropout: float,
+) -> Tensor:
+    """`block` with the attention of `elmokit.ops.attention_triton`."""
+    from elmokit.ops.attention_triton import attend as attend_on_gpu
+
+    return block(x, weights, lambda q, k, v: attend_on_gpu(q, k, v, first, last, window), cos, sin, dropout)
+
+
+class _CompiledBlock:
+    """`_block_on_gpu` compiled by torch, or as it is where torch cannot compile it on this machine."""
+
+    def __init__(self) -> None:
+        self._run: Callable[..., Tensor] | None = None
+
+    def __call__(self, *arguments: Any) -> Tensor:  # noqa: ANN401
+        if self._run is None:
+            self._run = torch.compile(_block_on_gpu, dynamic=False)
+        try:
+            return self._run(*arguments)
+        except RuntimeError as error:
+            if self._run is _block_on_gpu or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"torch.compile failed, so training is slower ({reason})", RuntimeWarning, stacklevel=2)
+            self._run = _block_on_gpu
+            return self._run(*arguments)
+
+
+_compiled_block = _CompiledBlock()
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -26,9 +26,7 @@ import numpy as np
 
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Batches
-from elmokit.pretrain.type_table import Arrays, Batch
-from elmokit.pretrain.windows import Position
+from elmokit.pretrain.batches import Arrays, Batch, Batches, Position
 
 if TYPE_CHECKING:  # see above
     from torch import Tensor
@@ -113,7 +111,7 @@ def _received(channel: socket.socket, memory: int, batches: Batches, *, pinned: 
         copy = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         copy.copy_(torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start))
         _send_bytes(channel, b"+")
-        yield [Batch.of({name: _part(copy, *place) for name, place in each.items()}) for each in layout], position
+        yield [batches.batch({name: _part(copy, *place) for name, place in each.items()}) for each in layout], position
 
 
 def _part(memory: Tensor, kind: str, shape: tuple[int, ...], start: int, size: int) -> Tensor:

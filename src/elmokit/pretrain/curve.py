@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 
 # Told apart by lightness and line as well as by colour, for print and for eyes that see few colours.
 _TRAINING, _HELDOUT, _RATE = "#6f9fd8", "#16324f", "#666666"
-_FORWARD, _BACKWARD = "-", (0, (4, 1.6))
+_FORWARD, _BACKWARD, _MASKED = "-", (0, (4, 1.6)), (0, (1, 1.2))
 _SMOOTHED_FROM = 40
 """Fewer points than this are drawn as they are."""
 _TICKS = (
@@ -61,8 +61,8 @@ def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]
     """Tokens and values by the names in metrics.jsonl, NaN where a value is null; only those that there are."""
     curves = {}
     for name in (
-        "perplexity", "forward_perplexity", "backward_perplexity",
-        "heldout_perplexity", "heldout_forward", "heldout_backward", "learning_rate",
+        "perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity",
+        "heldout_perplexity", "heldout_masked", "heldout_forward", "heldout_backward", "learning_rate",
     ):  # fmt: skip
         points = [(line["tokens"], line[name]) for line in lines if name in line and "tokens" in line]
         table = np.array(points, dtype=np.float64).reshape(-1, 2)
@@ -120,13 +120,14 @@ def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Val
     if "perplexity" in curves and len(curves["perplexity"][1]) >= _SMOOTHED_FROM:
         tokens, values = curves["perplexity"]
         top.plot(tokens, values, color=_TRAINING, linewidth=0.6, alpha=0.35)
-    for label, whole, ways, color in (
-        ("training", "perplexity", ("forward_perplexity", "backward_perplexity"), _TRAINING),
-        ("held-out", "heldout_perplexity", ("heldout_forward", "heldout_backward"), _HELDOUT),
+    for label, whole, names, color in (
+        ("training", "perplexity", "{}_perplexity", _TRAINING),
+        ("held-out", "heldout_perplexity", "heldout_{}", _HELDOUT),
     ):
-        both = all(way in curves for way in ways)
-        styles = ((ways[0], ", forward", _FORWARD), (ways[1], ", backward", _BACKWARD))
-        for name, way, style in styles if both else ((whole, "", _FORWARD),):
+        ways = {"forward": _FORWARD, "backward": _BACKWARD, "masked": _MASKED}
+        styles = [(names.format(way), f", {way}", style) for way, style in ways.items()]
+        several = sum(name in curves for name, _, _ in styles) > 1
+        for name, way, style in styles if several else [(whole, "", _FORWARD)]:
             if name in curves:
                 tokens, values = curves[name]
                 smooth = _smoothed(values) if label == "training" else values

@@ -48,7 +48,7 @@ class Processes:
         """The sum over all processes."""
         if self.count == 1:
             return values
-        message = values.detach().to("cpu", torch.float64)
+        message = values.detach().to("cpu", torch.float64, copy=True)
         dist.all_reduce(message, group=self.control)
         return message
 

@@ -24,6 +24,7 @@ from elmokit.model.language_model import masked_losses, score
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.window_batches import window_batch
 from elmokit.pretrain.windows import NO_TARGET, InOrderReader, Ints, Sentences
 
 ROWS = 64
@@ -234,7 +235,7 @@ def _carried(
     state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
     while plan := reader.read():
         windows = reader.fill(plan, own)
-        batch = types.batch(windows).to(network.bilm.device)
+        batch = window_batch(types, windows).to(network.bilm.device)
         top, state = network.contextualise(batch, state, torch.float32)
         there = torch.from_numpy(windows.place != NO_TARGET)
         losses = [network.losses(part[there], words[there]) for part, words in zip(top, batch.targets, strict=True)]

@@ -1,4 +1,4 @@
-"""The training loop: windows in, updates, what is shown and kept on the way."""
+"""The training loop: batches in, updates, what is shown and stored on the way."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Batches
+from elmokit.pretrain.batches import Batch, Position
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.optimizer import rate_at
+from elmokit.pretrain.objective import OBJECTIVES
 from elmokit.pretrain.prefetch import batches_ahead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.run_files import RunFolder, Snapshot
 from elmokit.pretrain.stopping import Stopping
-from elmokit.pretrain.type_table import Batch, TypeTable
+from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.windows import Position, Sentences
+from elmokit.pretrain.windows import Sentences
 
 MOST_SKIPPED = 20
 """Updates in a row without a finite gradient before a run gives up."""
@@ -34,8 +34,6 @@ ASTRAY = 1.5
 WORSE = 0.1
 """... and where the loss in training rose by this too, it is no overfitting: the run has left its way."""
 _EVALUATIONS, _LOG_LINES = 20, 500
-_FIRST_RATE = 0.05
-"""Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
 _READ_PER_HELD_OUT = 5
 """Tokens read in training for each token of a held-out perplexity, at least."""
 
@@ -76,7 +74,7 @@ class Progressed:
 
     step: int = 0
     predictions: int = 0
-    """Of one direction, over all processes."""
+    """Tokens that were read, over all processes; in windows the predictions of one direction."""
     seconds: float = 0.0
     best: float = math.inf
     """The lowest held-out perplexity."""
@@ -127,50 +125,45 @@ class Training:
         """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
         self.recipe, self.data, self.folder, self.watcher = recipe, data, folder, watcher
         self.device, self.processes = device, processes
-        directions = data.types.directions
-        self.updates = Updates(recipe, network, directions=directions, device=device, processes=processes, slots=slots)
-        self.rows = recipe.batch_size * processes.count * recipe.accumulate
-        self.position = Position.start(self.rows)
-        self.progressed = Progressed()
+        self.objective = OBJECTIVES[network.bilm.config.context.objective](
+            recipe, data.types, data.sentences, processes, device
+        )
+        ways = len(self.objective.ways)
+        self.updates = Updates(recipe, network, ways=ways, device=device, processes=processes, slots=slots)
+        self.progressed = Progressed(predictions=self.objective.tokens_before())
         self.stopping = Stopping(processes)
         self.last: HeldOut | None = None
         self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
         self._astray = ""  # why the run cannot go on from where it is
         self._started = 0.0
+        self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
     @property
     def n_steps(self) -> int | None:
         """Updates until the end, where the time does not decide."""
-        limits = [self.recipe.steps] if self.recipe.steps else []
-        if self.recipe.epochs:
-            limits.append(math.ceil(self.recipe.epochs * self.data.sentences.n_predictions / self.step_predictions))
-        return min(limits) if limits else None
-
-    @property
-    def step_predictions(self) -> int:
-        """Predictions of one direction in an update, over all processes."""
-        return self.rows * self.recipe.window
+        return self.objective.n_steps
 
     def done(self) -> float:
-        """The share of the run that is done, from 0 to 1; all schedules follow it.
-
-        Where the updates are known beforehand they decide, and `minutes` only ends the run: otherwise a slow machine
-        would train with other learning rates than a fast one.
-        """
-        n_steps, minutes = self.n_steps, self.recipe.minutes
-        passed = self.processes.agree(self.progressed.seconds) / (60 * minutes) if minutes else 0.0
-        return min(1.0, passed if n_steps is None or passed >= 1 else self.progressed.step / n_steps)
+        """The share of the run that is done, from 0 to 1; all schedules follow it."""
+        progressed = self.progressed
+        return self.objective.done(progressed.step, progressed.predictions, progressed.seconds)
 
     def run(self) -> int:
         """Train to the end and return 0, or the number of the signal that asked to stop."""
         recipe, progressed = self.recipe, self.progressed
-        self._started = time.monotonic() - progressed.seconds
+        begun = time.monotonic()
+        self._started = begun - progressed.seconds
         saved_at, saved_step = progressed.seconds, progressed.step
         done = evaluated = self.done()
         with self.stopping.listening():
             batches = self._batches()
             try:
-                while done < 1 and not progressed.stopped_early and not self._stop_requested():
+                while (
+                    done < 1
+                    and not progressed.stopped_early
+                    and not self._stop_requested()
+                    and not self.objective.leg_ended(done, time.monotonic() - begun)
+                ):
                     if self._astray:
                         batches.close()
                         progressed = self._fall_back()
@@ -178,10 +171,11 @@ class Training:
                         saved_at, saved_step = progressed.seconds, progressed.step
                         done = evaluated = self.done()
                     micro_batches, position = next(batches)
-                    self._update(micro_batches, progressed.rate_share * rate_at(recipe, self._schedule(done)))
-                    self.position = position
+                    rate = self.objective.rate(progressed.step, progressed.predictions, done)
+                    self._update(micro_batches, progressed.rate_share * rate)
+                    self.objective.position = position
                     progressed.step += 1
-                    progressed.predictions += self.step_predictions
+                    progressed.predictions += self.objective.size(progressed.predictions)
                     self._tick()
                     if self.device.type == "cpu":
                         self._report_left_out()
@@ -205,6 +199,7 @@ class Training:
                         saved_at, saved_step = progressed.seconds, progressed.step
             finally:
                 batches.close()
+        self.ended, self.share = done >= 1 or progressed.stopped_early, done
         if saved_step != progressed.step and not self._astray:
             self.save(best=False)
         if self.watcher.failed:
@@ -225,16 +220,11 @@ class Training:
         """How often the held-out text is read in the run: so that it takes a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
-        n_steps = self.n_steps or self.progressed.step / done  # where the time decides: at the speed so far
-        read, heldout = n_steps * self.step_predictions, self.data.heldout.n_predictions
+        progressed, n_steps = self.progressed, self.n_steps
+        # Where the time decides: at the speed so far.
+        read = n_steps * self.objective.size(0) if n_steps else progressed.predictions / done
+        heldout = self.data.heldout.n_predictions
         return max(1, min(_EVALUATIONS, int(read / (_READ_PER_HELD_OUT * heldout))))
-
-    def _schedule(self, done: float) -> float:
-        """Where the next update stands in the schedule of the learning rate; the first must not have the rate 0."""
-        n_steps = self.n_steps
-        if n_steps and self.recipe.warmup:
-            return done + 1 / n_steps
-        return max(done, _FIRST_RATE * self.recipe.warmup)
 
     def _due(self, every: int, in_all: int, before: float, done: float) -> bool:
         if every:
@@ -242,19 +232,7 @@ class Training:
         return math.floor(before * in_all) < math.floor(done * in_all)
 
     def _batches(self) -> Generator[tuple[list[Batch], Position]]:
-        recipe, size, processes = self.recipe, self.recipe.batch_size, self.processes
-        parts = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
-        batches = Batches(
-            self.data.types,
-            self.data.sentences,
-            rows=self.rows,
-            shares=tuple(range(part * size, (part + 1) * size) for part in parts),
-            window=recipe.window,
-            reset=recipe.reset,
-            seed=recipe.seed,
-            position=self.position,
-        )
-        return batches_ahead(batches, self.device)
+        return batches_ahead(self.objective.batches(), self.device)
 
     def _update(self, batches: list[Batch], rate: float) -> None:
         self.updates.update(self.progressed.step, batches, rate)
@@ -301,16 +279,16 @@ class Training:
     def _log(self, done: float) -> None:
         if self.device.type != "cpu":
             self._report_left_out()
-        means = self.updates.losses(self.step_predictions)
+        found = zip(self.objective.ways, self.updates.losses(), strict=False)
+        means = {way: mean for way, mean in found if not math.isnan(mean)}
         if not means:
             return
-        names = ("forward_perplexity", "backward_perplexity")
-        loss = self.progressed.loss = sum(means) / len(means)
+        loss = self.progressed.loss = sum(means.values()) / len(means)
         values = {
             **self._where(),
             "loss": loss,
             "perplexity": perplexity_of(loss),
-            **{name: perplexity_of(mean) for name, mean in zip(names, means, strict=False)},
+            **{f"{way}_perplexity": perplexity_of(mean) for way, mean in means.items()},
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
         }
@@ -339,9 +317,10 @@ class Training:
         )
         progressed, self.last = self.progressed, result
         self._tick()
-        better = result.mean < progressed.best
+        merit = self.objective.merit(result)
+        better = merit < progressed.best
         if better:
-            progressed.best, progressed.best_step, progressed.since_best = result.mean, progressed.step, 0
+            progressed.best, progressed.best_step, progressed.since_best = merit, progressed.step, 0
             progressed.best_loss = progressed.loss
         else:
             progressed.since_best += 1
@@ -352,14 +331,15 @@ class Training:
                 "heldout_perplexity": result.mean,
                 "heldout_forward": result.forward,
                 "heldout_backward": result.backward,
+                **({} if result.masked is None else {"heldout_masked": result.masked}),
             },
             best=better,
         )
-        rose = result.mean > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
+        rose = merit > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
         if rose and not progressed.stopped_early:
             self._leave_way(
                 f"the perplexity rose in training and, held out, from {progressed.best:.4g} at step "
-                f"{progressed.best_step:,} to {result.mean:.4g} at step {progressed.step:,}"
+                f"{progressed.best_step:,} to {merit:.4g} at step {progressed.step:,}"
             )
         return better
 
@@ -368,12 +348,10 @@ class Training:
         self._report_left_out()
         snapshot = self.updates.snapshot()
         if self.processes.first:
-            snapshot.tensors["data.row_place"] = torch.from_numpy(self.position.row_place)
-            snapshot.tensors["data.row_offset"] = torch.from_numpy(self.position.row_offset)
+            self.objective.save_position(snapshot)
             snapshot.facts |= {
                 "progressed": asdict(self.progressed),
                 "learning_rate": self.recipe.learning_rate,
-                "next_place": self.position.next_place,
                 "heldout": asdict(self.last) if self.last else None,
                 "unwritten": self.watcher.unwritten,
             }
@@ -382,14 +360,9 @@ class Training:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a checkpoint."""
-        data, facts = snapshot.part("data"), snapshot.facts
-        if len(data["row_place"]) != self.rows:
-            raise ElmoError(
-                f"the checkpoint has {len(data['row_place'])} rows of text and this run {self.rows}: keep batch_size x "
-                "accumulate x processes as it was"
-            )
+        facts = snapshot.facts
+        self.objective.restore_position(snapshot)
         self.updates.restore(snapshot)
-        self.position = Position(facts["next_place"], data["row_place"].numpy(), data["row_offset"].numpy())
         progressed = self.progressed = Progressed(**facts["progressed"])
         if progressed.stopped_early:  # a run that is resumed may be given more patience
             progressed.stopped_early = 0 < self.recipe.patience <= progressed.since_best

@@ -4,7 +4,8 @@
 | --- | --- |
 | training | step, tokens, seconds, epoch, loss, perplexity, forward_perplexity, backward_perplexity, learning_rate, |
 | | gradient_norm, tokens_per_second |
-| held-out | step, tokens, seconds, heldout_perplexity, heldout_forward, heldout_backward |
+| | (of a transformer also masked_perplexity; a way without predictions is left out) |
+| held-out | step, tokens, seconds, heldout_perplexity, heldout_forward, heldout_backward, heldout_masked |
 | event | step, event |
 
 A number that is not finite is null. A line of step s belongs before the checkpoint of step s: a run that resumes there

@@ -1,4 +1,4 @@
-"""The network in training: windows of text in, the loss and the carried state out."""
+"""The network in training: a batch of text in, the loss and the carried state out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.lm_head import LmHead, target_losses
 from elmokit.ops.softmax_loss import softmax_loss
+from elmokit.pretrain.batches import Batch
 from elmokit.pretrain.sampled_softmax import sampled_softmax_loss
-from elmokit.pretrain.type_table import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,7 @@ class Negatives:
 
 
 class LanguageModelNetwork(nn.Module):
-    """BiLM and softmax; `forward` reads windows and gives the loss of each direction."""
+    """BiLM and softmax; `forward` reads a batch and gives its loss."""
 
     def __init__(self, bilm: BiLM, head: LmHead, *, dropout: float = 0.0, tied: bool = False) -> None:
         super().__init__()
@@ -47,29 +46,26 @@ class LanguageModelNetwork(nn.Module):
         negatives: Negatives | None = None,
         precision: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, State | None]:
-        """A batch and the state before it → the mean loss, −log p [D, T, B] without gradient, the state after it.
+        """A batch and the state before it → the loss, −log p without gradient in the targets' shape, the state after.
 
         With `negatives` the softmax is the sampled one; without, it is over all words.
         """
         top, after = self.contextualise(batch, state, precision)
-        directions, time, rows, size = top.shape
-        targets = batch.targets.reshape(-1)
-        flat = top.reshape(-1, size)
+        flat, targets, weight = top.flatten(0, -2), batch.targets.reshape(-1), batch.row_weight()
         if negatives is None:
-            loss, each = softmax_loss(flat, self.softmax_weight(), self.head.bias, targets, row_weight=1 / len(targets))
+            loss, each = softmax_loss(flat, self.softmax_weight(), self.head.bias, targets, row_weight=weight)
         else:
             each = sampled_softmax_loss(
                 flat, self.softmax_weight(), self.head.bias, targets, negatives.words, negatives.tries
             )
-            loss = each.mean()
-        return loss, each.detach().view(directions, time, rows), after
+            loss = (each * weight).sum() if isinstance(weight, Tensor) else each.mean()
+        return loss, each.detach().view(batch.targets.shape), after
 
     def contextualise(self, batch: Batch, state: State | None, precision: torch.dtype) -> tuple[Tensor, State | None]:
-        """A batch and the state before it → what the softmax reads [D, T, B, S] and the state after it."""
-        with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
+        """A batch and the state before it → what the softmax reads for each target, and the state after it."""
+        with torch.autocast(batch.targets.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
             types = self.bilm.encode_types(batch.characters, batch.words)  # [U, P]
-        x = F.embedding(batch.inputs, types.to(precision))  # [D, T, B, P]
-        return self.bilm.context.read_windows(x, batch.keep, state, dropout=self.dropout if self.training else 0.0)
+        return batch.read(self.bilm.context, types.to(precision), state, dropout=self.dropout if self.training else 0.0)
 
     def losses(self, states: Tensor, targets: Tensor) -> Tensor:
         """states [N, S], targets [N] → −log p [N] under the full softmax."""

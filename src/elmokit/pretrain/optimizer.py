@@ -18,8 +18,8 @@ SLOTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     Muon: ("momentum",),
 }
 """What an optimiser keeps for each weight."""
-_TABLES = ("head.weight", "embedding.weight", "words.weight")
-"""Weights that are rows for words or characters: of a matrix they have only the shape."""
+_TABLES = ("head.weight", "embedding.weight", "words.weight", "gate_weight")
+"""Weights that are rows for words, characters or attention heads: of a matrix they have only the shape."""
 
 
 def make_optimizers(

@@ -85,7 +85,8 @@ class Progress:
     ) -> list[str]:
         """The pieces of the line; what matters most comes first, for a narrow terminal cuts the rest.
 
-        A terminal's line gives the forward and the backward perplexity as 61.2/62.8, to be shorter.
+        A terminal's line gives the perplexities of the ways as 61.2/62.8, to be shorter: masked words if there are any,
+        forward, backward.
         """
         parts = [f"{int(100 * min(1.0, max(0.0, fraction))):3d} %", f"step {step:,}"]
         rate = metrics.get("tokens_per_second")
@@ -101,7 +102,7 @@ class Progress:
             parts.append(f"{duration(spent / done * max(0.0, 1 - fraction))} left")
         ways = {
             way: perplexity(value)
-            for way in ("forward", "backward")
+            for way in ("masked", "forward", "backward")
             if (value := metrics.get(f"{way}_perplexity")) is not None
         }
         if ways and self._terminal:

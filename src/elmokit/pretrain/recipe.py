@@ -24,9 +24,26 @@ Preset = Literal["tiny", "small", "medium", "original"]
 RecipeName = Literal["modern", "paper"]
 
 
-def option(default: Any, help: str, *, least: float | None = None, most: float | None = None) -> Any:  # noqa: ANN401
-    """A field with the sentence that `--help` shows and the bounds of its numbers."""
-    return field(default=default, metadata={"help": help, "least": least, "most": most})
+def option(
+    default: Any,  # noqa: ANN401
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    only: str | None = None,
+) -> Any:  # noqa: ANN401
+    """A field with the sentence that `--help` shows, the bounds of its numbers and the one objective it belongs to."""
+    return field(default=default, metadata={"help": help, "least": least, "most": most, "only": only})
+
+
+def of_lstm(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
+    """An option of encoders that are trained on windows of text."""
+    return option(default, help, only="windows", **bounds)
+
+
+def of_transformer(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
+    """An option of encoders that are trained on segments of text."""
+    return option(default, help, only="segments", **bounds)
 
 
 @dataclass(frozen=True)
@@ -36,18 +53,25 @@ class Recipe:
     # What the network is.
     input: Literal["chars", "words"] = option("chars", "What a token is made of: its characters, or a row of a table.")
     context: str = option("lstm", "The context encoder.")
-    cell_size: int = option(1024, "H: numbers in each LSTM's memory cell.", least=1)
-    output_size: int = option(128, "P: numbers each LSTM gives out; a vector has two directions of them.", least=1)
-    layers: int = option(2, "LSTM layers of each direction.", least=1)
+    cell_size: int = of_lstm(1024, "H: numbers in each LSTM's memory cell.", least=1)
+    output_size: int = of_lstm(128, "P: numbers each LSTM gives out; a vector has two directions of them.", least=1)
+    layers: int = of_lstm(2, "LSTM layers of each direction.", least=1)
+    size: int = of_transformer(384, "P: numbers per token in every layer of a transformer.", least=2)
+    blocks: int = of_transformer(8, "Blocks of a transformer.", least=1)
+    heads: int = of_transformer(6, "Attention heads of a block.", least=1)
+    inner_size: int = of_transformer(960, "Numbers per token in the wide middle of a block.", least=1)
+    attention_window: int = of_transformer(64, "How many words a word sees to either side in a block.", least=1)
+    softmax_size: int = of_transformer(256, "Numbers per token that the softmax reads.", least=1)
+    every: int = of_transformer(2, "Blocks from one layer that is given out to the next.", least=1)
     filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
     character_size: int = option(16, "Numbers for each character.", least=1)
     max_characters: int = option(50, "Bytes read of a word, two markers included.", least=3)
     highways: int = option(1, "Highway layers over the convolutions.", least=0)
     activation: Literal["relu", "tanh"] = option("relu", "After each convolution's maximum.")
     word_size: int = option(0, "Numbers for each word with --input words; 0 takes output_size.", least=0)
-    cell_clip: float = option(3.0, "Bound on the memory cells; 0 for none.", least=0)
-    projection_clip: float = option(3.0, "Bound on the LSTMs' outputs; 0 for none.", least=0)
-    skip_connections: bool = option(True, "Layers after the first add their input to their output.")
+    cell_clip: float = of_lstm(3.0, "Bound on the memory cells; 0 for none.", least=0)
+    projection_clip: float = of_lstm(3.0, "Bound on the LSTMs' outputs; 0 for none.", least=0)
+    skip_connections: bool = of_lstm(True, "Layers after the first add their input to their output.")
     tie_softmax: bool = option(False, "With --input words: the softmax uses the word table.")
     train_word_vectors: bool = option(True, "Whether --word-vectors go on learning.")
 
@@ -67,15 +91,36 @@ class Recipe:
     shuffle: bool = option(True, "Read the sentences in a new random order each epoch; else in file order.")
 
     # How it learns.
-    batch_size: int = option(
+    batch_size: int = of_lstm(
         0,
         "Rows of text read side by side by each process; 0: 16 to 32 on a CPU, to 256 on a GPU, by the text's size.",
         least=0,
     )
-    window: int = option(32, "Tokens of a row between two updates (bilm-tf: unroll_steps).", least=1)
+    window: int = of_lstm(32, "Tokens of a row between two updates (bilm-tf: unroll_steps).", least=1)
+    batch_tokens: int = of_transformer(
+        0,
+        "Tokens of a batch of each process; 0: 512 to 4,096 on a CPU, to 65,536 on a GPU, by the text's size.",
+        least=0,
+    )
+    segment_tokens: int = of_transformer(256, "Most tokens of a segment, its two boundaries included.", least=3)
+    join: float = of_transformer(0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1)
+    mask: str = of_transformer(
+        "0.3,0.15", "Share of the words that are masked and predicted, at the start and at the end of the run."
+    )
+    causal: str = of_transformer(
+        "0.6,0.125", "Share of the segments in which words are predicted from one side, at the start and at the end."
+    )
+    grow: float = of_transformer(
+        0.5, "Share of the run after which an update reads twice as many tokens; 1: never.", least=0, most=1
+    )
     accumulate: int = option(1, "Batches whose gradients make one update.", least=1)
-    reset: float = option(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
-    dropout: float = option(0.1, "On each LSTM layer's input and on the top output.", least=0, most=0.99)
+    reset: float = of_lstm(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
+    dropout: float = option(
+        0.1,
+        "On each LSTM layer's input and on the top output; in a transformer on what each part of a block adds.",
+        least=0,
+        most=0.99,
+    )
     loss: Literal["auto", "full", "sampled"] = option(
         "auto", "Softmax over all words or over sampled ones; auto samples large vocabularies on a CPU."
     )
@@ -94,17 +139,27 @@ class Recipe:
     accumulator: float = option(1.0, "Adagrad's sums start here.", least=1e-9)
     clip_norm: float = option(0.5, "Bound on the norm of all gradients together; 0 for none.", least=0)
     unigram_bias: bool = option(True, "A new softmax starts from the words' frequencies, not from equal chances.")
-    scale_by_window: bool = option(False, "Multiply the loss by the window, as bilm-tf does.")
+    scale_by_window: bool = of_lstm(False, "Multiply the loss by the window, as bilm-tf does.")
     precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Numbers to compute in; auto: bfloat16 on a GPU."
     )
     seed: int = option(1, "Of every random number.", least=0, most=2**63 - 1)
 
     # How long, and what is kept.
+    tokens: float = option(0.0, "Stop after so many tokens.", least=0)
     epochs: float = option(0.0, "Stop after so many passes over the text [10 where nothing else is said].", least=0)
     steps: int = option(0, "Stop after so many updates.", least=0)
     minutes: float = option(
-        0.0, "Stop after this many minutes; the schedules follow the clock if there are no epochs and steps.", least=0
+        0.0,
+        "Stop after this many minutes; an LSTM's schedules follow the clock if there is no other length, a "
+        "transformer's never do: --resume continues the run.",
+        least=0,
+    )
+    done: float = of_transformer(
+        0.0, "Share of the run that --init's model has behind it: the schedules continue there.", least=0, most=0.999
+    )
+    until: float = of_transformer(
+        1.0, "Stop at this share of the run; --resume continues it, on this machine or another.", least=0, most=1
     )
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
     patience: int = option(0, "Stop after so many held-out perplexities without a better one; 0: never.", least=0)
@@ -120,13 +175,22 @@ class Recipe:
         object.__setattr__(self, "segment", name_in_files(self.segment))
         if self.tie_softmax and self.input != "words":
             raise ElmoError("tie_softmax needs --input words: the softmax of a character model has no table to share")
-        if self.tie_softmax and self.word_size not in (0, self.output_size):
-            raise ElmoError(
-                f"tie_softmax needs a word_size equal to output_size {self.output_size}, got {self.word_size}"
-            )
         parse_filters(self.filters)
         if self.context not in CONTEXTS:
             raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {self.context!r}")
+        for name in ("mask", "causal"):
+            parse_range(name, getattr(self, name))
+        context = CONTEXTS[self.context].from_options(self.to_dict())
+        if self.tie_softmax and (self.word_size or context.token_size) != context.prediction_size:
+            raise ElmoError(
+                f"tie_softmax needs a word_size of {context.prediction_size}, the numbers that the softmax reads, got "
+                f"{self.word_size or context.token_size}"
+            )
+
+    @property
+    def objective(self) -> str:
+        """How the context encoder is trained."""
+        return CONTEXTS[self.context].objective
 
     def config(self, n_words: int) -> ElmoConfig:
         """The network's shape for a vocabulary of so many words."""
@@ -163,6 +227,22 @@ def parse_filters(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+def parse_range(name: str, text: str) -> tuple[float, float]:
+    """A share at the start and at the end of a run; one number is both.
+
+    >>> parse_range("mask", "0.3,0.15"), parse_range("mask", "0.2")
+    ((0.3, 0.15), (0.2, 0.2))
+    """
+    try:
+        first, *more = (float(part) for part in text.split(","))
+        (last,) = more or [first]
+    except ValueError:
+        first = last = -1.0
+    if not (0 <= first <= 1 and 0 <= last <= 1):
+        raise ElmoError(f"{name} must be a share from 0 to 1, or two as in 0.3,0.15 (start, end), got {text!r}")
+    return first, last
+
+
 def make_recipe(
     *,
     preset: str | None = None,
@@ -181,9 +261,26 @@ def make_recipe(
         raise ElmoError(f"preset must be one of {', '.join(presets['preset'])}, got {size!r}")
     if not isinstance(way, str) or way not in presets["recipe"]:
         raise ElmoError(f"recipe must be one of {', '.join(presets['recipe'])}, got {way!r}")
-    values = {**presets["recipe"][way], **presets["preset"][size]["network"], **presets["preset"][size].get(way, {})}
-    values |= {**given, **(changes or {})}
-    return Recipe(**values)
+    named = {**given, **(changes or {})}
+    context = named.get("context", "lstm")
+    if not isinstance(context, str) or context not in CONTEXTS:
+        raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}")
+    objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
+    for item in fields(Recipe):
+        elsewhere = item.metadata["only"] not in (None, objective)
+        if elsewhere and named.get(item.name, item.default) != item.default:
+            others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata["only"]]
+            raise ElmoError(
+                f"{item.name} is an option for the context encoder {' or '.join(others)}, and this run has {context}: "
+                "leave it out"
+            )
+    if objective == "windows":
+        values = {**presets["recipe"][way], **sizes["network"], **sizes.get(way, {})}
+    elif way == "modern":
+        values = {**presets["objective"][objective], **sizes.get(context, {})}
+    else:
+        raise ElmoError(f"recipe {way} trains an LSTM, and this run has the context encoder {context}: leave it out")
+    return Recipe(**{**values, **named})
 
 
 def read_config(path: Path) -> dict[str, Any]:

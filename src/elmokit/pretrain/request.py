@@ -11,6 +11,7 @@ from typing import Any
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_vocabulary
+from elmokit.formats.load import read_checkpoint
 from elmokit.formats.source import FolderSource
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.run_files import VERSION, RunFolder
@@ -22,16 +23,18 @@ _SHAPE = frozenset(
     (
         *("input", "cell_size", "output_size", "layers", "filters", "character_size", "max_characters", "highways"),
         *("activation", "word_size", "cell_clip", "projection_clip", "skip_connections"),
+        *("size", "blocks", "heads", "inner_size", "attention_window", "softmax_size", "every"),
     )
 )
 """Options that a model given with --init decides."""
 _OF_A_MODEL = ("config.json", "options.json", "encoder.pkl", "checkpoint")
 """Files by which a folder is known to hold a model, of ours or of an older system, whose vocab.txt would be lost."""
-_LENGTHS = frozenset(("epochs", "steps", "minutes"))
+_LENGTHS = frozenset(("tokens", "epochs", "steps", "minutes"))
 _MAY_CHANGE = _LENGTHS | {
+    "until",
     *("eval_every", "patience", "log_every", "checkpoint_every", "checkpoint_minutes", "keep"),
     *("learning_rate", "clip_norm"),  # for a run that diverged
-    *("batch_size", "accumulate"),  # for another number of processes: their product stays
+    *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product stays
 }
 """Options that a resumed run may be given anew."""
 
@@ -87,7 +90,11 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError("a corpus is needed: name files, folders or globs, or - for standard input")
     if any((folder.folder / name).exists() for name in _OF_A_MODEL):
         raise ElmoError(f"{folder.folder} holds a model already: choose another --output")
-    recipe = make_recipe(preset=request.preset, recipe=request.recipe, config=request.config, changes=request.changes)
+    recipe = make_recipe(
+        preset=request.preset, recipe=request.recipe, config=request.config, changes=_with_context(request)
+    )
+    if recipe.done and request.init is None:
+        raise ElmoError(f"done {recipe.done:g} needs --init, the model that has so much of the run behind it")
     if request.init is not None and request.word_vectors is not None:
         raise ElmoError("--word-vectors cannot be given with --init, whose model has a word table of its own")
     if request.init is not None and (given := sorted(_SHAPE & request.changes.keys())):
@@ -103,7 +110,8 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError(
             "--tie-softmax with --no-train-word-vectors would keep the softmax from learning: leave one out"
         )
-    if not (recipe.epochs or recipe.steps or recipe.minutes):
+    clock = recipe.minutes if recipe.objective == "windows" else 0  # the schedules of segments never follow it
+    if not (recipe.tokens or recipe.epochs or recipe.steps or clock):
         recipe = replace(recipe, epochs=_DEFAULT_EPOCHS)
     named = _options(request)
     request = replace(
@@ -112,6 +120,17 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         recipe=request.recipe or named.get("recipe", "modern"),
     )
     return request, recipe
+
+
+def _with_context(request: TrainRequest) -> dict[str, Any]:
+    """The options on the command line, with the context encoder of --init's model, which decides the defaults."""
+    if request.init is None:
+        return dict(request.changes)
+    kind = read_checkpoint(request.init, options=request.init_options).config.context.kind
+    named = _options(request).get("context", kind)
+    if named != kind:
+        raise ElmoError(f"context must be {kind}, the encoder of --init {request.init.name}, got {named}")
+    return {**request.changes, "context": kind}
 
 
 def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
@@ -124,8 +143,9 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
     vocab = _path(kept["vocab"] and str(folder.checkpoints / kept["vocab"]))
     now, named = request.kept(), _options(request)
     now |= {"preset": named.pop("preset", None), "way": named.pop("recipe", None)}
+    moved = {name for name in ("corpus", "heldout") if now[name] and kept[name]}
     for name, value in now.items():
-        if value and value != kept[name]:
+        if value and value != kept[name] and name not in moved:  # a run may be carried to where its text is elsewhere
             shown = {"way": "recipe"}.get(name, name)
             raise ElmoError(f"{shown} was {kept[name]} when the run began and cannot change with --resume")
     if request.vocab is not None and (vocab is None or vocab_of(request.vocab) != vocab_of(vocab)):
@@ -140,14 +160,18 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
                 f"{name} was {getattr(recipe, name)} when the run began and cannot change with --resume; "
                 f"what may change is {', '.join(sorted(_MAY_CHANGE))}"
             )
-    if any(named.get(name) for name in _LENGTHS):  # a new length takes the place of all the old ones
-        asked = replace(asked, **{name: named.get(name, 0) for name in _LENGTHS})
-    elif not (asked.epochs or asked.steps or asked.minutes):
-        asked = replace(asked, **{name: getattr(recipe, name) for name in _LENGTHS})
+    # A new length takes the place of all the old ones; the minutes of a leg are no length.
+    lengths = _LENGTHS if recipe.objective == "windows" else _LENGTHS - {"minutes"}
+    if any(named.get(name) for name in lengths):
+        asked = replace(asked, **{name: named.get(name, 0) for name in lengths})
+    elif not any(getattr(asked, name) for name in lengths):
+        asked = replace(asked, **{name: getattr(recipe, name) for name in lengths})
+    if recipe.objective != "windows":
+        asked = replace(asked, minutes=named.get("minutes", 0.0), until=named.get("until", 1.0))
     request = replace(
         request,
-        corpus=kept["corpus"],
-        heldout=kept["heldout"],
+        corpus=now["corpus"] or kept["corpus"],
+        heldout=now["heldout"] or kept["heldout"],
         vocab=vocab,
         word_vectors=_path(kept["word_vectors"]),
         init=_path(kept["init"]),

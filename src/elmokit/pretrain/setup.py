@@ -31,19 +31,22 @@ from elmokit.text.word_vectors import align
 Say = Callable[[str], None]
 _MOST_HELD_OUT = 10_000
 _UPDATES_AN_EPOCH, _LEAST_ROWS, _MOST_ROWS = 800, 16, {False: 32, True: 256}
+_LEAST_TOKENS, _MOST_TOKENS = 512, {False: 4096, True: 65_536}
 
 
 def corpora(
     request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say
 ) -> tuple[PreparedCorpus, PreparedCorpus | None]:
     """The prepared corpus and held-out text; a resumed run must find the sentences it began with."""
-    kept = folder.read_request()["prepared"] if folder.started else {}
+    began = folder.read_request() if folder.started else {}
+    kept = began.get("prepared", {})
     found: dict[str, PreparedCorpus | None] = {"corpus": None, "heldout": None}
     for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
         if not sources:
             continue
         before = kept.get(name)
-        corpus = _opened(Path(before["folder"]), before["content"]) if before else None
+        same = before and list(sources) == began[name]
+        corpus = _opened(Path(before["folder"]), before["content"]) if same else None
         if corpus is None:
             if "-" in sources and processes.count > 1:
                 raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
@@ -140,11 +143,15 @@ def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepare
     start.told = (*start.told, found.report())
 
 
-def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, processes: int) -> int:
-    """Rows of a batch: few for a small text, so that it gets enough updates, many where a GPU can use them."""
-    parts = processes * recipe.accumulate
-    rows = (corpus.n_tokens + corpus.n_sentences) // (recipe.window * _UPDATES_AN_EPOCH)
-    return min(_MOST_ROWS[device.type == "cuda"], max(1, max(_LEAST_ROWS, rows // 8 * 8) // parts))
+def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, processes: int) -> dict[str, int]:
+    """The size of a batch: small for a small text, so that it gets enough updates, large where a GPU can use it."""
+    parts, gpu, tokens = processes * recipe.accumulate, device.type == "cuda", corpus.n_tokens + corpus.n_sentences
+    if recipe.objective == "segments":
+        size = max(_LEAST_TOKENS, tokens // _UPDATES_AN_EPOCH // 128 * 128) // parts
+        return {"batch_tokens": recipe.batch_tokens or min(_MOST_TOKENS[gpu], max(1, size))}
+    rows = tokens // (recipe.window * _UPDATES_AN_EPOCH)
+    size = min(_MOST_ROWS[gpu], max(1, max(_LEAST_ROWS, rows // 8 * 8) // parts))
+    return {"batch_size": recipe.batch_size or size}
 
 
 def as_started(
@@ -158,7 +165,7 @@ def as_started(
         "input": "chars" if characters else "words",
         "context": config.context.kind,
         **config.context.to_options(),
-        "batch_size": recipe.batch_size or batch_size_for(recipe, corpus, device, processes),
+        **batch_size_for(recipe, corpus, device, processes),
         "precision": str(precision).removeprefix("torch."),
         "loss": "sampled" if sampled else "full",
     }

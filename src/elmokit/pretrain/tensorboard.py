@@ -19,9 +19,11 @@ _TAGS = {
     "gradient_norm": "training/gradient_norm",
     "tokens_per_second": "training/tokens_per_second",
     "perplexity": "perplexity/training",
+    "masked_perplexity": "perplexity/training_masked",
     "forward_perplexity": "perplexity/training_forward",
     "backward_perplexity": "perplexity/training_backward",
     "heldout_perplexity": "perplexity/heldout",
+    "heldout_masked": "perplexity/heldout_masked",
     "heldout_forward": "perplexity/heldout_forward",
     "heldout_backward": "perplexity/heldout_backward",
 }

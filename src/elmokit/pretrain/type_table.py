@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Sentences, Windows
+from elmokit.pretrain.batches import Arrays, Ints
+from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary
-
-if TYPE_CHECKING:  # a process that only makes batches has no need of torch, which takes seconds to start
-    import torch
-    from torch import Tensor
-
-Ints = NDArray[np.int64]
-Arrays = dict[str, NDArray[Any]]
-"""The parts of a batch by name, those that the model has."""
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Windows as the network takes them: distinct tokens once, and where each stands."""
-
-    characters: Tensor | None  # [U, M] ids of the distinct tokens, as many columns as their longest needs
-    words: Tensor | None  # [U]
-    inputs: Tensor  # [D, T, B] which of the U
-    targets: Tensor  # [D, T, B] rows of the softmax, NO_TARGET where there is none
-    keep: Tensor  # [T, B]
-
-    @classmethod
-    def of(cls, parts: Mapping[str, Tensor]) -> Batch:
-        """A batch of the parts that there are, by name."""
-        return cls(parts.get("characters"), parts.get("words"), parts["inputs"], parts["targets"], parts["keep"])
-
-    @classmethod
-    def of_arrays(cls, arrays: Arrays) -> Batch:
-        """The same numbers as tensors."""
-        import torch
-
-        return cls.of({name: torch.from_numpy(part) for name, part in arrays.items()})
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for the copy."""
-        return self if device.type == "cpu" else self._with(lambda part: part.to(device, non_blocking=True))
-
-    def pinned(self) -> Batch:
-        """The same in memory that a GPU can copy from while the program goes on."""
-        return self._with(lambda part: part.pin_memory())
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        characters, words = (None if part is None else change(part) for part in (self.characters, self.words))
-        return Batch(characters, words, change(self.inputs), change(self.targets), change(self.keep))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +53,11 @@ class TypeTable:
         vars(self).update(state)
         self._prepare_slots()
 
-    def batch(self, windows: Windows) -> Batch:
-        """Windows → what the network takes."""
-        return Batch.of_arrays(self.arrays(windows))
-
-    def arrays(self, windows: Windows) -> Arrays:
-        """The same as arrays, for which torch need not be there."""
-        inputs, targets = windows.inputs[: self.directions], windows.targets[: self.directions]
+    def arrays(self, inputs: Ints) -> Arrays:
+        """Types of any shape → the ids of the distinct ones, and in `inputs` which of them each is."""
         types, places = self._distinct(inputs)
         characters, words = self.ids(types)
-        wanted = np.where(targets == NO_TARGET, NO_TARGET, self.vocab_index[targets])
-        parts = {"characters": characters, "words": words, "inputs": places, "targets": wanted, "keep": windows.keep}
+        parts = {"characters": characters, "words": words, "inputs": places}
         return {name: part for name, part in parts.items() if part is not None}
 
     def sentences(self, sentences: Sentences, places: Ints) -> ScoringBatch:

@@ -6,7 +6,7 @@ and a resumed run draws what the first would have drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elmokit.model.bilm import file_name
 from elmokit.model.context import State
+from elmokit.pretrain.batches import Batch
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork, Negatives
 from elmokit.pretrain.optimizer import (
@@ -31,7 +32,6 @@ from elmokit.pretrain.permutation import mixed
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.run_files import Snapshot, state_dict_of
 from elmokit.pretrain.sampled_softmax import sample_negatives
-from elmokit.pretrain.type_table import Batch
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Updates:
         recipe: Recipe,
         network: LanguageModelNetwork,
         *,
-        directions: int,
+        ways: int,
         device: torch.device,
         processes: Processes,
         slots: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
+        """`ways`: parts of the loss. `slots`: Adagrad's sums by the network's names, of a run of another system."""
         self.recipe, self.device, self.processes = recipe, device, processes
         self.network = network.to(device)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -71,14 +71,15 @@ class Updates:
         self.parallel: nn.Module = self.network
         if processes.count > 1:
             self.parallel = DistributedDataParallel(self.network)
-        zero_state = self.network.bilm.context.zero_state
-        self.states = [zero_state(recipe.batch_size) for _ in range(recipe.accumulate)]
+        zeros = (self.network.bilm.context.zero_state(recipe.batch_size) for _ in range(recipe.accumulate))
+        self.states = [state for state in zeros if state is not None]  # [] for an encoder without
         self.rate = 0.0
         self._norm = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self._since = torch.zeros((), dtype=torch.int64, device=device)
-        self._losses = torch.zeros(directions, dtype=torch.float64, device=device)
-        self._counted = 0  # updates that the losses are over
+        self._losses = torch.zeros(ways, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(ways, dtype=torch.float64)  # predictions that the losses are over, ...
+        self._counted = 0  # ... and updates
 
     def update(self, step: int, batches: list[Batch], rate: float) -> None:
         """One update of the weights; left out where a gradient is not finite."""
@@ -88,21 +89,23 @@ class Updates:
         torch.manual_seed(_seed(recipe.seed, step, self.processes.rank))
         negatives = self._negatives(step)
         scale = (recipe.window if recipe.scale_by_window else 1) / len(batches)
-        after: list[State | None] = []
+        after: list[State] = []
         losses = torch.zeros_like(self._losses)
         for parameter in self.trained:
             parameter.grad = None
-        for number, (batch, state) in enumerate(zip(batches, self.states, strict=True)):
+        states: Sequence[State | None] = self.states or [None] * len(batches)
+        for number, (batch, state) in enumerate(zip(batches, states, strict=True)):
             last = number == len(batches) - 1
             with nullcontext() if last or self.processes.count == 1 else self.parallel.no_sync():  # type: ignore[operator]
                 loss, each, state_after = self.parallel(batch.to(self.device), state, negatives, self.precision)
                 torch.autograd.backward(loss * scale)
-            losses += each.sum(dim=(1, 2), dtype=torch.float64)
-            after.append(None if state_after is None else state_after.detach())
+            losses += batch.sums(each)
+            self._counts += torch.tensor(batch.counts())
+            after += [] if state_after is None else [state_after.detach()]
         self._norm = clip_gradients(self.trained, recipe.clip_norm)
         self._apply(after, losses, torch.isfinite(self._norm), rate)
 
-    def _apply(self, after: list[State | None], losses: Tensor, finite: Tensor, rate: float) -> None:
+    def _apply(self, after: list[State], losses: Tensor, finite: Tensor, rate: float) -> None:
         """Take the update and the state after it, or neither; on a GPU without waiting to know which."""
         self.rate = rate
         set_rate(self.optimizers, rate)
@@ -112,10 +115,7 @@ class Updates:
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
                 optimizer.grad_scale = None  # type: ignore[attr-defined]
                 optimizer.step()
-            self.states = [
-                None if new is None or old is None else _chosen(finite, new, old)
-                for new, old in zip(after, self.states, strict=True)
-            ]
+            self.states = [_chosen(finite, new, old) for new, old in zip(after, self.states, strict=True)]
             self._losses += losses.masked_fill(~finite, 0.0)
         elif bool(finite):
             for optimizer in self.optimizers:
@@ -139,26 +139,32 @@ class Updates:
         """The updates that were left out; a GPU has to be waited for."""
         found = LeftOut(int(self._in_a_row), int(self._since))
         self._since.zero_()
-        self._counted -= found.since
+        if found.since:  # of one size, or nearly: on a GPU nobody waits to know which they were
+            self._counts = self._counts / self._counted * (self._counted - found.since)
+            self._counted -= found.since
         return found
 
     def gradient_norm(self) -> float:
         """The norm of the last update's gradients before they were clipped."""
         return float(self._norm)
 
-    def losses(self, predictions: int) -> list[float]:
-        """The mean loss of each direction since this was last asked, by predictions an update; [] without updates."""
+    def losses(self) -> list[float]:
+        """The mean loss of each way since this was last asked, NaN where nothing was predicted; [] without updates."""
         if not self._counted:
             return []
-        means: list[float] = (self.processes.total(self._losses.cpu()) / (self._counted * predictions)).tolist()
-        self._losses.zero_()
-        self._counted = 0
+        losses, counts = self.processes.total(torch.stack([self._losses.cpu(), self._counts]))
+        self._forget_losses()
+        means: list[float] = (losses / counts).tolist()
         return means
+
+    def _forget_losses(self) -> None:
+        self._losses.zero_()
+        self._counts.zero_()
+        self._counted = 0
 
     def snapshot(self) -> Snapshot:
         """All of it, of all processes."""
-        states = [state for state in self.states if state is not None]
-        parts = {"state.h": [state.h for state in states], "state.c": [state.c for state in states]}
+        parts = {"state.h": [state.h for state in self.states], "state.c": [state.c for state in self.states]}
         carried = {  # [micro-batches, processes, D, L, B, …]
             name: torch.stack([torch.stack(self.processes.gathered(value)) for value in values])
             for name, values in parts.items()
@@ -170,6 +176,7 @@ class Updates:
             **{f"optimizer.{name}": value for name, value in slots.items()},
             **carried,
             "metrics.losses": self.processes.total(self._losses.cpu()),
+            "metrics.counts": self.processes.total(self._counts),
         }
         return Snapshot(tensors, {"counted": self._counted, "left_out_in_a_row": int(self._in_a_row)})
 
@@ -178,19 +185,20 @@ class Updates:
         self.network.load_state_dict(snapshot.part("network"))
         restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
         self.states = self._divided(snapshot.part("state"))
-        self._losses = snapshot.tensors["metrics.losses"].to(self.device, copy=True)
-        if not self.processes.first:  # the others add nothing to the first one's sums
-            self._losses.zero_()
+        self._forget_losses()
+        if self.processes.first and "metrics.counts" in snapshot.tensors:  # the others add nothing to its sums
+            self._losses.copy_(snapshot.tensors["metrics.losses"])
+            self._counts.copy_(snapshot.tensors["metrics.counts"])
         self._counted = snapshot.facts["counted"]
         self._since.zero_()
         self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
-    def _divided(self, saved: Mapping[str, Tensor]) -> list[State | None]:
+    def _divided(self, saved: Mapping[str, Tensor]) -> list[State]:
         if not saved:
-            return [None] * self.recipe.accumulate
+            return []
         size, count = self.recipe.batch_size, self.processes.count
         rows = {part: _rows(saved[part]) for part in ("h", "c")}  # [D, L, rows, …]
-        states: list[State | None] = []
+        states: list[State] = []
         for number in range(self.recipe.accumulate):
             first = (number * count + self.processes.rank) * size
             h, c = (rows[part][:, :, first : first + size].to(self.device).contiguous() for part in ("h", "c"))

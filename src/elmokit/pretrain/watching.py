@@ -68,12 +68,8 @@ class RunWatcher:
         """A held-out perplexity."""
         self.record(values)
         self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
-        directions = [values[f"heldout_{way}"] for way in ("forward", "backward")]
-        apart = ", ".join(
-            f"{way} {perplexity(value)}"
-            for way, value in zip(("forward", "backward"), directions, strict=True)
-            if value
-        )
+        ways = {way: values.get(f"heldout_{way}") for way in ("masked", "forward", "backward")}
+        apart = ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value)
         mark = ", the best so far" if best else ""
         self._progress.note(
             f"step {values['step']:,}: held-out perplexity {perplexity(values['heldout_perplexity'])} ({apart}){mark}"

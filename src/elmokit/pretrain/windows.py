@@ -60,6 +60,14 @@ class Sentences:
         begins = np.where(sentences > 0, ends[np.maximum(sentences, 1) - 1], 0)
         return begins, ends[sentences] - begins
 
+    def last_of_run(self, sentences: Ints) -> Ints:
+        """The last sentence of the text that follows each of these without one that is not read in between."""
+        end = self.corpus.n_sentences - 1
+        if self.chosen is None:
+            return np.full_like(sentences, end)
+        n, part = self.chosen
+        return sentences if part else np.minimum(end, sentences // n * n + n - 2)
+
     @cached_property
     def n_predictions(self) -> int:
         """Predictions of one direction in an epoch: every token and one boundary a sentence."""

@@ -1,0 +1,38 @@
+"""Attention inside segments: what each token sees, and the Triton kernels in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_cases import CASES
+from elmokit.ops.attention import Segments, attend
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_each_token_sees_is_one_run_of_tokens(case):
+    """The plain reference sees exactly the tokens from the first to the last that the kernels are given."""
+    lengths, ways, heads, size, window = CASES[case]
+    segments = Segments(list(accumulate(lengths, initial=0)), ways)
+    first, last, positions = segments.reach(window).tolist()
+    q, k = torch.zeros(2, sum(lengths), heads, size)
+    v = torch.eye(sum(lengths)).unsqueeze(1).expand(-1, heads, -1)  # so that a mean of values says who was seen
+    seen = attend(q, k, v, segments, window)[:, 0] > 0
+    for token, row in enumerate(seen):
+        assert row.nonzero()[:, 0].tolist() == list(range(first[token], last[token] + 1))
+    assert positions == segments.positions.tolist()
+    assert sorted(first) == first
+    assert sorted(last) == last
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_attention_gpu.py has the same cases")
+def test_the_kernels_in_the_interpreter():
+    script = Path(__file__).parents[1] / "attention_cases.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
