@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,25 +20,10 @@ from elmokit.ops.attention import Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
 from elmokit.ops.paths import Choice, forced_choice
+from elmokit.ops.weights import BlockWeights
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
-
-
-class BlockWeights(NamedTuple):
-    """The numbers of one block; H heads, P numbers per token, I inside the feed-forward part."""
-
-    qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
-    out: Tensor | Int8Matrix  # [P, P]
-    up: Tensor | Int8Matrix  # [2I, P]: values, then their gates
-    down: Tensor | Int8Matrix  # [P, I]
-    gate_weight: Tensor  # [H, P]
-    gate_bias: Tensor  # [H]
-
-    @property
-    def n_heads(self) -> int:
-        """H."""
-        return len(self.gate_bias)
 
 
 def norm(x: Tensor) -> Tensor:
