@@ -21,7 +21,7 @@ from elmokit.ops.gpu.graphs import Graphs, float32_precision
 from elmokit.ops.gpu.packed import finish, made_once
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.optional_triton import triton
-from elmokit.ops.transformer import BlockWeights
+from elmokit.ops.weights import BlockWeights
 
 RECORDED_TOKENS = 8192
 """Batches of at most this many tokens are recorded; the kernels of larger ones take longer than their launches."""
@@ -48,7 +48,7 @@ def reason_against(dtype: torch.dtype, blocks: Sequence[BlockWeights]) -> str | 
     if max(size, inner) > WIDEST:
         return f"the kernels take rows of at most {WIDEST} numbers, got {max(size, inner)}"
     head = size // blocks[0].n_heads
-    return None if head <= 256 else f"the kernels take at most 256 numbers per head, got {head}"
+    return None if head <= 128 else f"the kernels take at most 128 numbers per head, got {head}"
 
 
 def description(x: Tensor) -> str:
@@ -187,15 +187,12 @@ def run_blocks(
     head = size // heads
     scale = math.log2(math.e) / math.sqrt(head)
     shape = (heads, head, model.blocks[0].qkv.shape[0], _power(head // 2), _power(head), BLOCK)
-    warps = 2 if head <= 64 else 4
-
-    layer = found[places[0]] if 0 in places else attended
-    y = spare
+    y, layer = spare, found[places[0]] if 0 in places else attended
     kernels.norm_tokens[grid](x, total, layer, y, count, size, *of_size)
     for number, block in enumerate(model.blocks[: max(outputs)], start=1):
         qkv = torch.mm(y, block.qkv.mT)
         kernels.attend[(len(tiles), heads)](
-            qkv, block.gate_bias, *angles, tiles, attended, window, scale, *shape, num_warps=warps
+            *(qkv, block.gate_bias, *angles, tiles, attended, window, scale, *shape), num_warps=4, num_stages=1
         )
         kernels.norm_rows[grid](attended, count, size, *of_size)
         kernels.add_norm[grid](total, torch.mm(attended, block.out.mT), spare, count, size, *of_size)
