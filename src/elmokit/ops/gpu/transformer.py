@@ -1,8 +1,9 @@
 """All Transformer blocks on a CUDA GPU, for inference; small batches as CUDA graphs.
 
 A block is four of cuBLAS's products and the kernels of `elmokit.ops.gpu.block_kernels` between them; the running sum
-is float32 in every dtype. Batches of up to `RECORDED_TOKENS` tokens are filled up to a size of a few, each of which
-has a graph; a sentence has the same numbers in any batch of that size, wherever it is in it.
+is float32 in every dtype. The kernels give a sentence the same numbers in any batch; cuBLAS may sum in another order
+for another number of tokens. Batches of up to `RECORDED_TOKENS` tokens are filled up to one of a few sizes, each with
+its own graph.
 """
 
 from __future__ import annotations
