@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.config import CharacterConfig, LstmConfig
-from tiny_models import tiny_config, word_config
+from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig
+from tiny_models import tiny_config, transformer_config, word_config
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,6 +41,21 @@ def test_half_precision_on_the_gpu(make_elmo):
     half = make_elmo(ROUND, scale=1.0).to("cuda", torch.bfloat16).encode(SENTENCES, layer=0)
     for one, other in zip(exact, half, strict=True):
         np.testing.assert_allclose(other, one, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [transformer_config().context, TransformerConfig(64, 4, 2, 96, 4, 32)], ids=str)
+def test_a_transformer_on_the_gpu(make_elmo, shape):
+    config = transformer_config(context=shape)
+    cpu = make_elmo(config, head=True, scale=1.0)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.3)):
+        gpu = make_elmo(config, head=True, scale=1.0).to("cuda", dtype)
+        assert gpu.explain().startswith("cuda")
+        for _ in range(3):  # launched, recorded, replayed
+            found = gpu.encode(SENTENCES, output="layers")
+        for one, other in zip(cpu.encode(SENTENCES, output="layers"), found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+    gpu = make_elmo(config, head=True, scale=1.0).to("cuda")
+    assert gpu.perplexity(["the bank of money"]) == pytest.approx(cpu.perplexity(["the bank of money"]), rel=1e-3)
 
 
 def test_gradients_on_the_gpu(make_elmo):

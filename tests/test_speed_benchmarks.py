@@ -12,6 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import speed_cpu  # noqa: E402
 import speed_gpu  # noqa: E402
+import speed_gpu_contexts  # noqa: E402
 import speed_plot  # noqa: E402
 import speed_text  # noqa: E402
 import speed_training  # noqa: E402
@@ -153,6 +154,20 @@ def test_the_gpu_table_runs_on_what_there_is(text, tmp_path, kind, capsys):
     assert {row["key"] for row in table["rows"]} == {"1 ms", "1 tokens/s", "1 wall", "3 ms", "3 tokens/s"}
     assert all(row["values"].keys() >= {"loop", "packed", "ours"} for row in table["rows"])
     assert output.read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lengths", [[], ["--ragged"]], ids=["equal", "ragged"])
+def test_the_table_of_context_encoders_runs_on_what_there_is(text, tmp_path, monkeypatch, lengths):
+    monkeypatch.setattr(speed_gpu_contexts, "REPEATS", 1)
+    monkeypatch.setattr(speed_gpu_contexts, "PACKED_SENTENCES", 1)
+    output = tmp_path / "contexts.md"
+    given = ["--device", "cpu", "--shape", "tiny", "--modes", "float32", "--batches", "1", "3"]
+    speed_gpu_contexts.main([*given, *lengths, "--sentences", str(text), "--output", str(output)])
+    rows = {row["key"]: row for row in json.loads(output.with_suffix(".json").read_text())["tables"][0]["rows"]}
+    kinds = ("network ms", "network tokens/s", "network wall", "encode ms", "encode tokens/s")
+    assert rows.keys() == {f"{count} {kind}" for count in (1, 3) for kind in kinds}
+    assert rows["1 encode ms"]["values"].keys() == {"lstm", "packed", "transformer"}
+    assert rows["3 encode ms"]["values"].keys() == {"lstm", "transformer"}
 
 
 def test_the_gpu_table_refuses_a_path_that_is_wrong(text, monkeypatch, capsys):

@@ -36,11 +36,11 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import write_checkpoint
 from elmokit.formats.stored import Numbers, SoftmaxNumbers
-from elmokit.model.bilm import BiLM, moved
+from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, score
 from elmokit.model.lm_head import head_shell
-from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device
+from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, moved
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.model.bilm import moved
+from elmokit.model.placement import moved
 from elmokit.model.scalar_mix import ScalarMix
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,11 @@
 """The torch path of the Transformer blocks against the equations, its gradients, and what a token sees."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,21 +15,13 @@ from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, transformer
 from elmokit.ops.weights import BlockWeights
+from transformer_cases import random_blocks, random_tokens
 
 LENGTHS = (1, 7, 0, 300, 12)
 
 
-def random_blocks(count=2, size=24, heads=3, inner=20, dtype=torch.float64, seed=0) -> list[BlockWeights]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((3 * size, size), (size, size), (2 * inner, size), (size, inner), (heads, size), (heads,))
-    return [
-        BlockWeights(*(torch.randn(shape, generator=generator, dtype=dtype) / shape[-1] ** 0.5 for shape in shapes))
-        for _ in range(count)
-    ]
-
-
-def tokens(lengths=LENGTHS, size=24, dtype=torch.float64) -> torch.Tensor:
-    return torch.randn(sum(lengths), size, generator=torch.Generator().manual_seed(1), dtype=dtype) * 3 + 1
+def tokens(lengths=LENGTHS, dtype=torch.float64) -> torch.Tensor:
+    return random_tokens(lengths, dtype=dtype)
 
 
 @pytest.mark.parametrize("way", [BOTH, FORWARD, BACKWARD])
@@ -99,3 +97,29 @@ def test_gradients_need_the_packed_path():
 def test_a_batch_without_tokens():
     found = transformer(tokens(())[:0], Segments.of([]), random_blocks(), window=4, outputs=[0, 2])
     assert found.shape == (2, 0, 24)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_transformer_gpu.py has the same cases")
+def test_the_kernels_in_the_interpreter():
+    script = Path(__file__).parents[1] / "transformer_cases.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_tiles_cover_every_token_once():
+    from elmokit.ops.gpu.transformer import BLOCK, bucket, tiles_of
+
+    lengths, ways = (1, BLOCK, 0, BLOCK + 1, 3 * BLOCK), (0, 1, 2, 1, 2)
+    segments = Segments([0, 1, 33, 33, 66, 162], ways)
+    tiles = tiles_of(segments, fill=False).tolist()
+    covered = [token for _, stop, first, _ in tiles for token in range(first, min(first + BLOCK, stop))]
+    assert covered == list(range(sum(lengths)))
+    assert {tuple(tile[:2]): tile[3] for tile in tiles} == {(0, 1): 0, (1, 33): 1, (33, 66): 1, (66, 162): 2}
+    more = tiles_of(segments, fill=True)
+    assert more[: len(tiles)].tolist() == tiles
+    assert len(more) == 32
+    assert not more[len(tiles) :].any()
+    sizes = {bucket(tokens) for tokens in range(1, 8193)}
+    assert all(tokens <= bucket(tokens) <= max(32, 1.25 * tokens + 32) for tokens in range(1, 10_000))
+    assert len(sizes) < 36

@@ -14,6 +14,7 @@ from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_context
 from elmokit.model.int8 import VALUES, to_int8
+from elmokit.model.placement import moved
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
 from elmokit.ops.changes import count_fused_updates
@@ -146,7 +147,7 @@ class BiLM(nn.Module):
 def _without_padding(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """tokens [B, T, P] with zeros past each sentence's end, and the lengths [B] on the CPU."""
     lengths = lengths.cpu()
-    mask = (torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)).to(tokens.device)
+    mask = moved(torch.arange(tokens.shape[1]) < lengths.unsqueeze(1), tokens.device)
     return tokens * mask.unsqueeze(-1), lengths
 
 
@@ -157,13 +158,6 @@ def lengths_of(mask: Tensor) -> Tensor:
     if not torch.equal(mask.cpu(), expected):
         raise ElmoError("padded tokens must come after the last token of a sentence, got one between two tokens")
     return lengths
-
-
-def moved(part: Tensor, device: torch.device) -> Tensor:
-    """The same on a device; from the CPU to a GPU without waiting for the work that the GPU still has."""
-    if device.type == "cuda" and part.device.type == "cpu":
-        return part.pin_memory().to(device, non_blocking=True)
-    return part.to(device)
 
 
 def int8_names(config: ElmoConfig) -> set[str]:

@@ -1,10 +1,11 @@
-"""Which device and which number type: what was asked for, or what this machine has."""
+"""Which device and which dtype: what was asked for, or what this machine has; and how tensors get to a device."""
 
 from __future__ import annotations
 
 import logging
 
 import torch
+from torch import Tensor
 
 from elmokit.errors import ElmoError
 
@@ -54,3 +55,10 @@ def choose_int8_device(device: str | torch.device | None) -> torch.device:
     if chosen.type != "cpu":
         raise ElmoError(f"dtype int8 is for the CPU, got the device {chosen}: give dtype='bfloat16' or 'float32' there")
     return chosen
+
+
+def moved(part: Tensor, device: torch.device) -> Tensor:
+    """The same on a device; from the CPU to a GPU without waiting for the work that the GPU still has."""
+    if device.type == "cuda" and part.device.type == "cpu":
+        return part.pin_memory().to(device, non_blocking=True)
+    return part.to(device)

@@ -17,6 +17,7 @@ from elmokit.config import TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
+from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.transformer import choose, gelu, norm, transformer
 from elmokit.ops.weights import BlockWeights
@@ -158,7 +159,7 @@ class Flat:
         self.where: Tensor | None = None
         if int(lengths.sum()) != len(rows):
             inside = torch.arange(self.shape[1]) < lengths.unsqueeze(1)
-            self.where = inside.flatten().nonzero()[:, 0].to(tokens.device)
+            self.where = moved(inside.flatten().nonzero()[:, 0], tokens.device)
             rows = rows[self.where]
         self.tokens = rows
 

@@ -62,6 +62,10 @@ def transformer(
         from elmokit.ops.native.transformer import transformer_native
 
         return transformer_native(x, segments, blocks, window=window, outputs=outputs)
+    if choice.path == "cuda" and x.numel():
+        from elmokit.ops.gpu.transformer import transformer_cuda
+
+        return transformer_cuda(x, segments, blocks, window=window, outputs=outputs)
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 
@@ -78,7 +82,12 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
         against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
         against = against or compiled.reason_against(x, blocks)
         return Choice("packed", lambda: against) if against else Choice("native", native.description)
-    return Choice("packed", lambda: f"torch's operations on {x.device.type}")
+    if not kernels.serve(x.device):
+        return Choice("packed", lambda: f"there are no kernels for {x.device.type} here")
+    from elmokit.ops.gpu import transformer as gpu
+
+    unfit = gpu.reason_against(x.dtype, blocks)
+    return Choice("packed", lambda: unfit) if unfit else Choice("cuda", lambda: gpu.description(x))
 
 
 def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights]) -> bool:

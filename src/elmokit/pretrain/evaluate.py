@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
 from elmokit.errors import ElmoError
-from elmokit.model.bilm import moved
 from elmokit.model.language_model import masked_losses, score
+from elmokit.model.placement import moved
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable

@@ -6,15 +6,13 @@ which later batches use again; rows and steps that a bucket has more are not com
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache
-from threading import Lock
 
 import torch
 from torch import Tensor
 
 from elmokit.ops.bounds import Bounds
+from elmokit.ops.gpu.graphs import float32_precision
 from elmokit.ops.gpu.packed import Packed, packed
 from elmokit.ops.gpu.plan import Plan
 from elmokit.ops.gpu.steps import run_steps, way_of
@@ -25,10 +23,6 @@ RECORDED_ROWS = 256
 """Batches of at most this many rows are recorded; the kernels of larger ones take longer than their launches."""
 RECORDED_STEPS = 128
 """Longer sentences are not recorded: each length has a graph of its own."""
-GRAPHS = 48
-"""Graphs that a model keeps, the last used ones."""
-_recording = Lock()
-"""One graph is recorded at a time, on its device's stream for that."""
 
 
 def reason_against(dtype: torch.dtype, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str | None:
@@ -86,45 +80,16 @@ def _run_recorded(
     """In the graph of the bucket that the batch falls into, recorded when one comes for the second time."""
     batch, time, _ = x.shape
     size = 1 << (batch - 1).bit_length(), -(-time // 4) * 4
-    key = (*size, skip, h is None, _float32_precision())
-    with model.lock:
-        graphs: OrderedDict[tuple[object, ...], Graph | None] = model.beside.setdefault("graphs", OrderedDict())
-        if key in graphs:
-            graph = graphs[key] or _record(model, size, x, h, c, skip=skip)
-            graphs[key] = graph
-            graphs.move_to_end(key)
-            return graph(x, Plan.of(lengths, *size), h, c)
-        graphs[key] = None
-        while len(graphs) > GRAPHS:
-            graphs.popitem(last=False)
-    return _run(model, x, lengths, h, c, skip=skip)
-
-
-def _record(
-    model: Packed, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
-) -> Graph:
-    # What is made in inference mode could not be written outside of it.
-    with _recording, torch.inference_mode(False), torch.no_grad():
-        return Graph(model, size, x, h, c, skip=skip)
-
-
-@cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """Torch's own belongs to whichever device recorded first."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _float32_precision() -> str:
-    """How cuBLAS multiplies float32 now; who uses torch's newer name for it must not ask for the older one."""
-    newer: str | None = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    return newer or torch.get_float32_matmul_precision()
+    found = model.graphs.run(
+        (*size, skip, h is None, float32_precision()),
+        lambda: Graph(model, size, x, h, c, skip=skip),
+        lambda graph: graph(x, Plan.of(lengths, *size), h, c),
+    )
+    return _run(model, x, lengths, h, c, skip=skip) if found is None else found
 
 
 class Graph:
-    """The steps for one size of batch, recorded; what they read and write lies where it lay then.
-
-    A model's graphs share the memory for what lies between, so they run one after the other, on whatever streams.
-    """
+    """The steps for one size of batch, recorded; what they read and write stays where it was then."""
 
     def __init__(
         self, model: Packed, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
@@ -133,28 +98,22 @@ class Graph:
         self.x = x.new_zeros(batch, time, x.shape[2])
         self.h, self.c = (None if s is None else s.new_zeros(*s.shape[:2], batch, s.shape[3]) for s in (h, c))
         self.plan = Plan.of(torch.full((batch,), time), batch, time).to(x.device)
-        self.graph = torch.cuda.CUDAGraph()
-        self.done: torch.cuda.Event = model.beside.setdefault("done", torch.cuda.Event())  # type: ignore[no-untyped-call]
-        others = [graph for graph in model.beside["graphs"].values() if graph is not None]
-        pool = others[0].graph.pool() if others else None
-        run_steps(model, self.x, self.plan, [batch] * time, self.h, self.c, skip=skip)  # what must be compiled is now
-        torch.cuda.current_stream().synchronize()
-        stream = _recording_stream(x.device)
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.out = run_steps(model, self.x, self.plan, [batch] * time, self.h, self.c, skip=skip)
+
+        def run() -> BiLstmOutput:
+            return run_steps(model, self.x, self.plan, [batch] * time, self.h, self.c, skip=skip)
+
+        self.graph, self.out = model.graphs.record(run, x.device)
 
     def __call__(self, x: Tensor, plan: Plan, h: Tensor | None, c: Tensor | None) -> BiLstmOutput:
         """Bring in a batch, run, and take out what came of it."""
         batch, time, _ = x.shape
-        torch.cuda.current_stream().wait_event(self.done)  # of the last batch, on another stream perhaps
         self.plan.numbers.copy_(plan.numbers.pin_memory(), non_blocking=True)
         self.x[:batch, :time].copy_(x)
-        for held, given in ((self.h, h), (self.c, c)):
-            if held is not None and given is not None:
-                held[:, :, :batch].copy_(given)
+        for own, given in ((self.h, h), (self.c, c)):
+            if own is not None and given is not None:
+                own[:, :, :batch].copy_(given)
         self.graph.replay()
         assert self.out.room is not None
         room = self.out.room[:, :batch, :time].clone()
         last_h, last_c = (states[:, :, :batch].clone() for states in (self.out.h, self.out.c))
-        self.done.record()
         return BiLstmOutput(list(room[1:].unbind(0)), last_h, last_c, room)

@@ -1,17 +1,18 @@
-"""A model's LSTM weights as the GPU's kernels take them, kept until they change or go."""
+"""A model's LSTM weights as the GPU's kernels take them, stored until they change or go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmokit.ops.bounds import Bounds
+from elmokit.ops.gpu.graphs import Graphs
 from elmokit.ops.weights import AnyLstmWeights, LstmWeights
 
 
@@ -63,38 +64,44 @@ def unpaired(gates: Tensor) -> Tensor:
 
 
 class Packed:
-    """A model's layers; what else is made of them is kept in `beside`."""
+    """A model's layers, their graphs, and what else is made of them in `beside`."""
 
     def __init__(self, stacks: Sequence[Sequence[LstmWeights]], dtype: torch.dtype) -> None:
         first = stacks[0][0]
         self.bounds = Bounds(first.forget_bias, first.cell_clip, first.projection_clip)
         self.layers = [Layer.of(directions, dtype) for directions in zip(*stacks, strict=True)]
         self.directions, self.dtype = len(stacks), dtype
-        self.lock = Lock()
+        self.graphs: Graphs[Any] = Graphs()
         self.beside: dict[object, Any] = {}
 
 
 def finish(device: torch.device) -> None:
-    """Wait until what was made of weights lies there, as other threads use it on streams of their own."""
+    """Wait until what was made of weights is there, as other threads use it on streams of their own."""
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream(device).synchronize()
 
 
 _models: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _lock = Lock()
+Model = TypeVar("Model")
 
 
-def packed(stacks: Sequence[Sequence[AnyLstmWeights]], dtype: torch.dtype) -> Packed:
-    """The model's layers in this number type, made anew when a weight has changed."""
-    dense = [[w for w in layers if isinstance(w, LstmWeights)] for layers in stacks]
-    tensors = [t for layers in dense for w in layers for t in (w.input, w.recurrent, w.bias, w.projection)]
-    state = (dtype, *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors if t is not None))
-    key = dense[0][0].recurrent
+def made_once(tensors: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], Model]) -> Model:
+    """What `make` makes of weights in a dtype, made again when one of them has changed, and gone with the first."""
+    state = (dtype, *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors))
+    key = tensors[0]
     with _lock:
         known = _models.get(key)  # type: ignore[no-untyped-call]
         if known is None or known[0] != state:
-            known = (state, Packed(dense, dtype))
+            known = (state, make())
             finish(key.device)
             _models[key] = known
-    found: Packed = known[1]
+    found: Model = known[1]
     return found
+
+
+def packed(stacks: Sequence[Sequence[AnyLstmWeights]], dtype: torch.dtype) -> Packed:
+    """The model's layers in this dtype."""
+    dense = [[w for w in layers if isinstance(w, LstmWeights)] for layers in stacks]
+    tensors = [t for layers in dense for w in layers for t in (w.recurrent, w.input, w.bias, w.projection)]
+    return made_once([t for t in tensors if t is not None], dtype, lambda: Packed(dense, dtype))
