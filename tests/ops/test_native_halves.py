@@ -79,11 +79,11 @@ def test_the_bits_are_those_of_float32(
     x, lengths, h, c = make_inputs(batch, time, output, cell, directions=directions)
     every_thread(threads)
     found = bilstm_native(x, lengths, stacks, h, c, skip_connections=True)
-    assert packed(library(), stacks[0][0].recurrent, gates=True).matrix.half
+    assert packed(library(), stacks[0][0].recurrent, gates=4).matrix.half
     assert_near(found, bilstm_packed(x, lengths, stacks, h, c, skip_connections=True), 1e-5)
     in_float32()
     assert_equal(bilstm_native(x, lengths, stacks, h, c, skip_connections=True), found)
-    assert not packed(library(), stacks[0][0].recurrent, gates=True).matrix.half
+    assert not packed(library(), stacks[0][0].recurrent, gates=4).matrix.half
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 2050, 130), (3, 7, 1), (67, 100, 15)])

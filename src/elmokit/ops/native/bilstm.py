@@ -131,7 +131,7 @@ class _Plan:
         return fits
 
     def _layer(self, kernels: Library, weights: AnyLstmWeights) -> Layer:
-        input_, recurrent = packed(kernels, weights.input, gates=True), packed(kernels, weights.recurrent, gates=True)
+        input_, recurrent = packed(kernels, weights.input, gates=4), packed(kernels, weights.recurrent, gates=4)
         projection = None if weights.projection is None else packed(kernels, weights.projection)
         check_place(weights.bias)
         bias = weights.bias.detach().float().contiguous()

@@ -131,6 +131,43 @@ class Characters(Structure):
     )
 
 
+class Block(Structure):
+    """`struct block` of source/transformer.h."""
+
+    _fields_ = (
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("gate_weight", c_void_p),
+        ("gate_bias", c_void_p),
+    )
+
+
+class Transformer(Structure):
+    """`struct transformer` of source/transformer.h."""
+
+    _fields_ = (
+        ("size", c_int64),
+        ("inner", c_int64),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("int8", c_int64),
+        ("blocks", POINTER(Block)),
+        ("n_blocks", c_int64),
+        ("x", c_void_p),
+        ("starts", POINTER(c_int64)),
+        ("ways", POINTER(c_int64)),
+        ("segments", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("places", POINTER(c_int64)),
+        ("y", c_void_p),
+        ("threads", c_int64),
+        ("teams", c_int64),
+    )
+
+
 class Library:
     """The functions, typed; calling one lets other Python threads run."""
 
@@ -148,6 +185,7 @@ class Library:
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
         self.linear = _typed(loaded.elmokit_linear, c_int, POINTER(Linear))
         self.characters = _typed(loaded.elmokit_characters, c_int, POINTER(Characters))
+        self.transformer = _typed(loaded.elmokit_transformer, c_int, POINTER(Transformer))
         functions = None if _forked else pool_functions()
         self.uses_pool = functions is not None
         if functions is not None:

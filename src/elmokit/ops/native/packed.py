@@ -22,7 +22,7 @@ MOST_INT8_INPUTS = 65536
 class PackedMatrix:
     """The panels of one matrix, in memory of the library's own."""
 
-    def __init__(self, kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool) -> None:
+    def __init__(self, kernels: Library, weight: Tensor | Int8Matrix, *, gates: int) -> None:
         self.library = kernels
         self.int8 = isinstance(weight, Int8Matrix)
         outputs, inputs = weight.shape[0], weight.shape[1:].numel()
@@ -31,7 +31,7 @@ class PackedMatrix:
         values, scales = parts(weight)
         values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
         half = not self.int8 and fit_halves(kernels, values)
-        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=4 if gates else 1, half=half)
+        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half)
         pointer = ctypes.byref(self.matrix)
         self.matrix.panels = self._memory(self.library.panel_bytes(pointer, self.int8))
         if scales is not None:
@@ -53,8 +53,8 @@ class PackedMatrix:
 _kept = Keeper[PackedMatrix]()
 
 
-def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: bool = False) -> PackedMatrix:
-    """The panels of weight [O, …], packed anew only where it has changed; `gates`: its rows are the gates of cells."""
+def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1) -> PackedMatrix:
+    """The panels of weight [O, …], packed again only where it has changed; its rows are so many gates of cells."""
     values, scales = parts(weight)
     check_place(values, scales)
     tensors = [values] if scales is None else [values, scales]

@@ -9,6 +9,7 @@
 #include "bilstm.h"
 #include "characters.h"
 #include "linear.h"
+#include "transformer.h"
 
 #define HUGE_PAGE ((int64_t)2 << 20)
 #define SPARE_BYTES ((int64_t)256 << 20) /* working memory larger than this is not kept for the next call */
@@ -177,4 +178,29 @@ int elmokit_characters(const struct characters *job) {
     run_crew(characters_work, &office, (int)job->threads);
     give_back(memory);
     return atomic_load(&office.unknown) ? 2 : 0;
+}
+
+/* All blocks over a flat batch of segments. Returns 0, or 1 where there was not enough memory. */
+int elmokit_transformer(const struct transformer *job) {
+    if (!job->starts[job->segments]) return 0;
+    struct tiling tiling = {.job = job, .tiles = malloc((job->segments + 1) * sizeof(struct tile))};
+    if (!tiling.tiles) return 1;
+    plan_tiles(&tiling);
+    struct workspace measured;
+    scratch_at(job, tiling.most, NULL, &tiling.scratch_bytes);
+    int64_t spaces = padded(job->teams * (int64_t)sizeof measured), space = workspace_at(&measured, job, tiling.most, NULL);
+    int64_t states = padded(tiling.longest * job->size * (int64_t)sizeof(float));
+    char *memory = borrow(spaces + job->teams * space + job->threads * tiling.scratch_bytes + 2 * states);
+    if (memory) {
+        tiling.workspaces = memset(memory, 0, spaces);
+        for (int64_t i = 0; i < job->teams; i++)
+            workspace_at(&tiling.workspaces[i], job, tiling.most, memory + spaces + i * space);
+        tiling.scratches = memory + spaces + job->teams * space;
+        tiling.states[0] = (float *)(tiling.scratches + job->threads * tiling.scratch_bytes);
+        tiling.states[1] = tiling.states[0] + states / (int64_t)sizeof(float);
+        run_crew(transformer_work, &tiling, (int)job->threads);
+        give_back(memory);
+    }
+    free(tiling.tiles);
+    return memory ? 0 : 1;
 }

@@ -1,7 +1,8 @@
 /* Weight matrices cut into panels of WIDTH outputs, and the products of rows with a panel.
 
-   A panel of floats is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of gates the four vectors of
-   a panel are the four gates of the same LANES cells; in a plain one they are WIDTH outputs that follow each other.
+   A panel of floats is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of 4 gates the four vectors
+   of a panel are the four gates of the same LANES cells; with 2 gates they are first the one, then the other gate of
+   2 · LANES cells; in a plain one they are WIDTH outputs that follow each other.
    Floats that 16 bits hold exactly lie in 16 bits and are widened on their way into the product: half the memory to
    read, and the same result to the last bit.
    Every sum runs over K in the same order whatever the number of rows, so a row's result does not depend on others. */
@@ -18,15 +19,16 @@ struct matrix {
     const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
     const int32_t *offsets; /* 8 bits: [panels][WIDTH], what the sums start from */
     int64_t outputs, inputs;
-    int64_t gates; /* 1 or GATES */
+    int64_t gates; /* 1, 2 or GATES */
     int64_t half;  /* whether its floats lie in 16 bits */
 };
 
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE int64_t panel_count(const struct matrix *m) {
-    return m->gates == 1 ? ceiling(m->outputs, WIDTH) : ceiling(m->outputs / GATES, LANES);
+    return ceiling(m->outputs / m->gates, WIDTH / m->gates);
 }
 
 /* Activations of 8 bits come in rows of a multiple of 4. */
@@ -35,12 +37,9 @@ INLINE int64_t padded(int64_t n) { return ceiling(n, 64) * 64; }
 
 /* The output that lane `lane` of vector `v` of a panel computes, or -1 for filling. */
 INLINE int64_t output_of(const struct matrix *m, int64_t panel, int v, int lane) {
-    if (m->gates == 1) {
-        int64_t output = panel * WIDTH + v * LANES + lane;
-        return output < m->outputs ? output : -1;
-    }
-    int64_t cells = m->outputs / GATES, cell = panel * LANES + lane;
-    return cell < cells ? v * cells + cell : -1;
+    int vectors = GATES / (int)m->gates; /* of each gate */
+    int64_t cells = m->outputs / m->gates, cell = (panel * vectors + v % vectors) * LANES + lane;
+    return cell < cells ? v / vectors * cells + cell : -1;
 }
 
 #define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */

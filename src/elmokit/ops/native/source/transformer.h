@@ -1,0 +1,549 @@
+/* All blocks of a Transformer over the tokens of a flat batch, in which one segment (sentence) follows the other.
+
+   N tokens of P numbers, H heads of E = P / H numbers, I numbers inside the feed-forward part.
+
+   Tokens are worked on in tiles, a team of threads for each. Few tokens are one tile: all threads share the panels of
+   every matrix, so that each weight is read once. Many tokens are many tiles, each of whole segments, which go through
+   all blocks while their numbers stay in the cache, and every thread is a team of its own. A segment that is too long
+   for a tile is cut: its tiles go through one block together, and each also computes the keys and values of the tokens
+   around it that its own tokens see.
+
+   A token's numbers are sums in an order that depends only on its place in its segment: they are the same to the last
+   bit in any batch, in any tile and with any number of threads. */
+
+#ifndef ELMOKIT_TRANSFORMER_H
+#define ELMOKIT_TRANSFORMER_H
+
+#include "linear.h"
+
+#define TILE_TOKENS 256 /* tokens of a tile, about */
+#define TILE_UNIT 48    /* tiles of a long segment begin at multiples of this: of LANES and ROWS */
+#define BOTH 0
+#define FORWARD 1
+#define BACKWARD 2
+
+struct block {
+    struct matrix qkv, out, up, down; /* up has 2 gates: the numbers, and what goes through gelu */
+    const float *gate_weight, *gate_bias; /* [H][P], [H] */
+};
+
+struct transformer {
+    int64_t size, inner, heads, window, int8;
+    const struct block *blocks;
+    int64_t n_blocks;
+    const float *x;                /* [N][P] */
+    const int64_t *starts, *ways;  /* [S + 1], [S]: BOTH, FORWARD or BACKWARD, what tokens see besides themselves */
+    int64_t segments;
+    const float *cos, *sin;        /* [longest segment][E / 2] */
+    const int64_t *places;         /* [blocks + 1]: which output is the state after so many blocks, or −1 */
+    float *y;                      /* [outputs][N][P] */
+    int64_t threads, teams;
+};
+
+/* Tokens begin to end, and from..to around them whose keys and values they need; segments first to last. */
+struct tile {
+    int64_t begin, end, from, to, first, last;
+};
+
+/* What one team works in. */
+struct workspace {
+    struct team team;
+    struct tile tile;
+    float *x;       /* [n][padded P] */
+    float *rows;    /* [n][padded P]: what a product reads, then what attention found */
+    float *wide;    /* [n][padded 3P or I]: queries, keys and values, then the inner numbers */
+    float *gates;   /* [n][H] */
+    uint8_t *small; /* [n][padded P or I]: what a product reads in int8, and what a unit of it is worth */
+    float *scales;  /* [n] */
+};
+
+/* What one thread works in. */
+struct scratch {
+    int32_t *sums; /* [SUM_ROWS][WIDTH] */
+    float *row;    /* [P or I] */
+    float *query;  /* [ROWS][E] */
+    float *keys;   /* [panels of keys][E][WIDTH] */
+    float *values; /* [panels of E][n][WIDTH] */
+    float *shares; /* [ROWS][n + WIDTH]: of each key in a query's result */
+};
+
+struct tiling {
+    const struct transformer *job;
+    struct tile *tiles; /* of whole segments */
+    int64_t count, most; /* tiles, and tokens of the largest, those around it included */
+    int64_t longest;     /* tokens of the longest segment that has to be cut */
+    struct workspace *workspaces; /* [teams] */
+    char *scratches;              /* [threads], each of so many bytes */
+    int64_t scratch_bytes;
+    float *states[2]; /* [longest][P]: before and after a block */
+    struct team everyone;
+    atomic_llong next; /* tile to be taken */
+};
+
+/* One thread at work on a tile. */
+struct tiler {
+    const struct transformer *job;
+    struct workspace *space;
+    struct scratch scratch;
+    int rank, size;
+};
+
+/* ---- rows ---- */
+
+#define CHAINS 4 /* sums side by side, so that they need not wait for each other */
+
+/* Σ (x − mean)², or Σ x. */
+INLINE float row_sum(const int squares, const float *x, int64_t count, float mean) {
+    floats sums[CHAINS] = {0};
+    int64_t k = 0;
+    for (; k + CHAINS * LANES <= count; k += CHAINS * LANES)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < CHAINS; chain++) {
+            floats value = load(x + k + chain * LANES) - all(mean);
+            sums[chain] = times_plus(value, squares ? value : all(1.0f), sums[chain]);
+        }
+    for (; k + LANES <= count; k += LANES) {
+        floats value = load(x + k) - all(mean);
+        sums[0] = times_plus(value, squares ? value : all(1.0f), sums[0]);
+    }
+    float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; k < count; k++) sum += squares ? (x[k] - mean) * (x[k] - mean) : x[k] - mean;
+    return sum;
+}
+
+INLINE float row_product(const float *a, const float *b, int64_t count) {
+    floats sums[CHAINS] = {0};
+    int64_t k = 0;
+    for (; k + CHAINS * LANES <= count; k += CHAINS * LANES)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < CHAINS; chain++)
+            sums[chain] = times_plus(load(a + k + chain * LANES), load(b + k + chain * LANES), sums[chain]);
+    for (; k + LANES <= count; k += LANES) sums[0] = times_plus(load(a + k), load(b + k), sums[0]);
+    float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; k < count; k++) sum += a[k] * b[k];
+    return sum;
+}
+
+/* Mean 0 and variance 1; `to` may be the row itself. */
+static void norm_row(const float *row, int64_t count, float *to) {
+    float mean = row_sum(0, row, count, 0.0f) / (float)count;
+    float scale = 1.0f / sqrtf(row_sum(1, row, count, mean) / (float)count + 1e-5f);
+    for (int64_t k = 0; k < count; k++) to[k] = (row[k] - mean) * scale;
+}
+
+/* The normed row where a product reads it: in `rows`, or in int8. */
+static void give_row(const struct tiler *me, const float *normed, int64_t count, int64_t row) {
+    struct workspace *space = me->space;
+    if (me->job->int8) space->scales[row] = quantise(normed, count, space->small + row * padded(count));
+}
+
+/* Rows first to last of `numbers`, normed where they are, or in int8. */
+static void norm_rows(const struct tiler *me, float *numbers, int64_t stride, int64_t count, int64_t first, int64_t last) {
+    for (int64_t row = first + me->rank; row < last; row += me->size) {
+        float *from = numbers + row * stride, *to = me->job->int8 ? me->scratch.row : from;
+        norm_row(from, count, to);
+        give_row(me, to, count, row);
+    }
+    meet(&me->space->team, me->size);
+}
+
+/* ---- products ---- */
+
+enum ending { STORE, ADD, GATED };
+
+/* What becomes of n rows' sums with a panel: stored, added, or the first half times gelu of the second. */
+INLINE void end_panel(enum ending ending, const float *sums, int64_t n, float *to, int64_t stride) {
+    for (int64_t row = 0; row < n; row++, sums += WIDTH, to += stride) {
+        if (ending == GATED) {
+            for (int v = 0; v < WIDTH / 2; v += LANES)
+                *(floats *)(to + v) = *(const floats *)(sums + v) * gelu(*(const floats *)(sums + WIDTH / 2 + v));
+            continue;
+        }
+        for (int v = 0; v < WIDTH; v += LANES) {
+            floats before = ending == ADD ? *(const floats *)(to + v) : all(0.0f);
+            *(floats *)(to + v) = before + *(const floats *)(sums + v);
+        }
+    }
+}
+
+/* This thread's panels of m times rows first to last, of which `rows` has the normed numbers. */
+static void multiply(
+    const struct tiler *me, const struct matrix *m, const float *rows, int64_t rows_stride, int64_t first, int64_t last,
+    enum ending ending, float *to, int64_t stride
+) {
+    static const float none[WIDTH] __attribute__((aligned(64)));
+    struct workspace *space = me->space;
+    float *sums = (float *)me->scratch.sums;
+    int64_t start, stop, wide = padded(m->inputs);
+    share(panel_count(m), me->rank, me->size, &start, &stop);
+    for (int64_t panel = start; panel < stop; panel++)
+        for (int64_t row = first; row < last; row += SUM_ROWS) {
+            int64_t n = smaller(SUM_ROWS, last - row), next = row == first ? smaller(panel + 1, stop - 1) : panel;
+            if (me->job->int8) {
+                int8_product(m, n, space->small + row * wide, wide, panel, next, me->scratch.sums);
+                add_scaled(sums, none, n, me->scratch.sums, m->scales + panel * WIDTH, space->scales + row);
+            } else {
+                memset(sums, 0, n * WIDTH * sizeof(float));
+                float_product(m, n, rows + row * rows_stride, rows_stride, panel, next, sums);
+            }
+            end_panel(ending, sums, n, to + row * stride + panel * (WIDTH / m->gates), stride);
+        }
+    meet(&space->team, me->size);
+}
+
+/* ---- attention ---- */
+
+/* A head's numbers of a token as long as √E times `scale`, turned by its place; number e goes to to[e · step]. */
+INLINE void turn(
+    const struct transformer *job, const float *from, int64_t place, float scale, float *to, int64_t step
+) {
+    int64_t half = job->size / job->heads / 2;
+    const float *cos = job->cos + place * half, *sin = job->sin + place * half;
+    float mean = row_sum(1, from, 2 * half, 0.0f) / (float)(2 * half);
+    scale /= sqrtf(mean + 1.1920929e-07f);
+    for (int64_t e = 0; e < half; e++) {
+        float a = from[e] * scale, b = from[half + e] * scale;
+        to[e * step] = a * cos[e] - b * sin[e];
+        to[(half + e) * step] = b * cos[e] + a * sin[e];
+    }
+}
+
+/* Tokens of one segment that a tile has keys and values of, and that it has queries of. */
+struct span {
+    int64_t start;      /* of the segment */
+    int64_t from, to;   /* keys */
+    int64_t begin, end; /* queries */
+    int64_t left, right; /* tokens that one sees to either side */
+};
+
+static struct span span_of(const struct transformer *job, const struct tile *tile, int64_t segment) {
+    int64_t start = job->starts[segment], stop = job->starts[segment + 1], way = job->ways[segment];
+    return (struct span){
+        .start = start,
+        .from = larger_of(start, tile->from),
+        .to = smaller(stop, tile->to),
+        .begin = larger_of(start, tile->begin),
+        .end = smaller(stop, tile->end),
+        .left = way == BACKWARD ? 0 : job->window,
+        .right = way == FORWARD ? 0 : job->window,
+    };
+}
+
+/* The keys of a head in panels of WIDTH tokens, and its values in panels of WIDTH numbers. */
+static void take_keys(const struct tiler *me, const struct span *span, int64_t head) {
+    const struct transformer *job = me->job;
+    int64_t size = job->size / job->heads, stride = padded(3 * job->size), n = span->to - span->from;
+    const float *wide = me->space->wide + (span->from - me->space->tile.from) * stride + head * size;
+    for (int64_t token = 0; token < n; token++, wide += stride) {
+        float *key = me->scratch.keys + token / WIDTH * WIDTH * size + token % WIDTH;
+        turn(job, wide + job->size, span->from + token - span->start, 1.0f, key, WIDTH);
+        for (int64_t e = 0; e < size; e += WIDTH)
+            memcpy(
+                me->scratch.values + (e * n + token * WIDTH), wide + 2 * job->size + e,
+                smaller(WIDTH, size - e) * sizeof(float)
+            );
+    }
+}
+
+/* e^score of the keys lo to hi of a panel that begins at key `base`, 0 for others; they are added to `sum`. */
+INLINE floats exp_between(const float *scores, int64_t base, int64_t lo, int64_t hi, floats sum, float *to) {
+    static const int32_t lanes[16] __attribute__((aligned(64))) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int v = 0; v < WIDTH; v += LANES) {
+        ints key = *(const ints *)lanes + (int32_t)(base + v);
+        ints seen = (key >= (int32_t)lo) & (key < (int32_t)hi);
+        floats power = where(seen, exp_of(*(const floats *)(scores + v)), all(0.0f));
+        *(floats *)(to + v) = power;
+        sum = sum + power;
+    }
+    return sum;
+}
+
+/* R queries of a head from token `query` on. Scores are at most √E, for vectors have length √E: no need of a maximum. */
+INLINE void attend_tile(const int R, const struct tiler *me, const struct span *span, int64_t head, int64_t query) {
+    const struct transformer *job = me->job;
+    const struct scratch *scratch = &me->scratch;
+    int64_t size = job->size / job->heads, n = span->to - span->from, stride = padded(n);
+    int64_t tile_from = me->space->tile.from, wide = padded(3 * job->size);
+    /* Keys count from span->from. All rows of the tile take those that any of them sees. */
+    int64_t first = larger_of(0, query - span->left - span->from);
+    int64_t last = smaller(n, query + R + span->right - span->from);
+    float sums[ROWS * WIDTH] __attribute__((aligned(64)));
+    floats weight[ROWS];
+    for (int r = 0; r < R; r++) {
+        const float *from = me->space->wide + (query + r - tile_from) * wide + head * size;
+        turn(job, from, query + r - span->start, 1.0f / sqrtf((float)size), scratch->query + r * size, 1);
+        weight[r] = all(0.0f);
+    }
+    for (int64_t base = first / WIDTH * WIDTH; base < last; base += WIDTH) {
+        memset(sums, 0, R * WIDTH * sizeof(float));
+        float_tile(R, 0, size, scratch->query, size, scratch->keys + base * size, sums, (const char *)sums, 0);
+        for (int r = 0; r < R; r++) {
+            int64_t place = query + r - span->from, lo = place - span->left, hi = place + span->right + 1;
+            float *to = scratch->shares + r * stride + base;
+            weight[r] = exp_between(sums + r * WIDTH, base, larger_of(lo, 0), smaller(hi, n), weight[r], to);
+        }
+    }
+    for (int64_t e = 0; e < size; e += WIDTH) {
+        const float *values = scratch->values + e * n + first * WIDTH;
+        memset(sums, 0, R * WIDTH * sizeof(float));
+        float_tile(R, 0, last - first, scratch->shares + first, stride, values, sums, (const char *)sums, 0);
+        for (int r = 0; r < R; r++) {
+            int64_t row = query + r - tile_from, count = smaller(WIDTH, size - e);
+            float scale = me->space->gates[row * job->heads + head] / total(weight[r]);
+            float *to = me->space->rows + row * padded(job->size) + head * size + e;
+            for (int64_t i = 0; i < count; i++) to[i] = sums[r * WIDTH + i] * scale;
+        }
+    }
+}
+
+/* What all tokens of the tile see, times their gates, into `rows`; heads of segments are divided among threads. */
+static void attend(const struct tiler *me) {
+    const struct transformer *job = me->job;
+    const struct tile *tile = &me->space->tile;
+    int64_t start, stop;
+    share((tile->last - tile->first) * job->heads, me->rank, me->size, &start, &stop);
+    for (int64_t item = start; item < stop; item++) {
+        int64_t head = item % job->heads;
+        struct span span = span_of(job, tile, tile->first + item / job->heads);
+        take_keys(me, &span, head);
+        for (int64_t query = span.begin; query < span.end; query += ROWS) {
+            int64_t high = smaller(ROWS, span.end - query);
+#define CALL(R) attend_tile(R, me, &span, head, query)
+            TILE_CASES(high)
+#undef CALL
+        }
+    }
+    meet(&me->space->team, me->size);
+}
+
+/* ---- blocks ---- */
+
+/* The tile's states before block `number`: normed inputs, or what the block before it left in `from`. */
+static void take_states(const struct tiler *me, int64_t number, const float *from, int64_t origin) {
+    const struct transformer *job = me->job;
+    const struct tile *tile = &me->space->tile;
+    for (int64_t token = tile->from + me->rank; token < tile->to; token += me->size) {
+        float *x = me->space->x + (token - tile->from) * padded(job->size);
+        memset(x + job->size, 0, (padded(job->size) - job->size) * sizeof(float));
+        if (number)
+            memcpy(x, from + (token - origin) * job->size, job->size * sizeof(float));
+        else
+            norm_row(job->x + token * job->size, job->size, x);
+    }
+    /* No need to meet: `begin_block` gives every thread the rows that it has taken here. */
+}
+
+/* A token's state after `number` blocks, where it is wanted. */
+static void give_out(const struct tiler *me, int64_t number, int64_t token, const float *normed) {
+    const struct transformer *job = me->job;
+    if (job->places[number] < 0 || token < me->space->tile.begin || token >= me->space->tile.end) return;
+    int64_t tokens = job->starts[job->segments];
+    memcpy(job->y + (job->places[number] * tokens + token) * job->size, normed, job->size * sizeof(float));
+}
+
+/* Normed states, and from them the gates of the heads. */
+static void begin_block(const struct tiler *me, int64_t number) {
+    const struct transformer *job = me->job;
+    const struct block *block = job->blocks + number;
+    struct workspace *space = me->space;
+    for (int64_t row = me->rank; row < space->tile.to - space->tile.from; row += me->size) {
+        float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
+        norm_row(x, job->size, normed);
+        give_row(me, normed, job->size, row);
+        give_out(me, number, space->tile.from + row, number ? normed : x);
+        for (int64_t head = 0; head < job->heads; head++) {
+            float gate = row_product(normed, block->gate_weight + head * job->size, job->size);
+            space->gates[row * job->heads + head] = 1.0f / (1.0f + expf(-(gate + block->gate_bias[head])));
+        }
+    }
+    meet(&space->team, me->size);
+}
+
+static void run_block(const struct tiler *me, int64_t number) {
+    const struct transformer *job = me->job;
+    const struct block *block = job->blocks + number;
+    struct workspace *space = me->space;
+    int64_t wide = padded(job->size), inner = padded(job->inner);
+    int64_t all_rows = space->tile.to - space->tile.from;
+    int64_t first = space->tile.begin - space->tile.from, last = space->tile.end - space->tile.from;
+    begin_block(me, number);
+    multiply(me, &block->qkv, space->rows, wide, 0, all_rows, STORE, space->wide, padded(3 * job->size));
+    attend(me);
+    norm_rows(me, space->rows, wide, job->size, first, last);
+    multiply(me, &block->out, space->rows, wide, first, last, ADD, space->x, wide);
+    for (int64_t row = first + me->rank; row < last; row += me->size) {
+        float *normed = space->rows + row * wide;
+        norm_row(space->x + row * wide, job->size, normed);
+        give_row(me, normed, job->size, row);
+    }
+    meet(&space->team, me->size);
+    multiply(me, &block->up, space->rows, wide, first, last, GATED, space->wide, inner);
+    norm_rows(me, space->wide, inner, job->inner, first, last);
+    multiply(me, &block->down, space->wide, inner, first, last, ADD, space->x, wide);
+}
+
+/* The states of the tile after the last block. */
+static void end_blocks(const struct tiler *me) {
+    const struct transformer *job = me->job;
+    const struct tile *tile = &me->space->tile;
+    if (job->places[job->n_blocks] < 0) return;
+    for (int64_t token = tile->begin + me->rank; token < tile->end; token += me->size) {
+        float *x = me->space->x + (token - tile->from) * padded(job->size);
+        if (job->n_blocks) norm_row(x, job->size, x);
+        give_out(me, job->n_blocks, token, x);
+    }
+}
+
+/* ---- tiles ---- */
+
+/* Takes the next tile for the team: one member counts, all learn the number. */
+static int64_t take_number(struct tiling *tiling, const struct tiler *me) {
+    struct workspace *space = me->space;
+    meet(&space->team, me->size); /* nobody needs the last tile any more */
+    if (!me->rank) space->tile.begin = atomic_fetch_add(&tiling->next, 1);
+    meet(&space->team, me->size);
+    int64_t number = space->tile.begin;
+    meet(&space->team, me->size);
+    return number;
+}
+
+static void set_tile(const struct tiler *me, struct tile tile) {
+    if (!me->rank) me->space->tile = tile;
+    meet(&me->space->team, me->size);
+}
+
+static void run_whole_segments(struct tiling *tiling, const struct tiler *me) {
+    for (int64_t number; (number = take_number(tiling, me)) < tiling->count;) {
+        set_tile(me, tiling->tiles[number]);
+        take_states(me, 0, NULL, 0);
+        for (int64_t block = 0; block < me->job->n_blocks; block++) run_block(me, block);
+        end_blocks(me);
+    }
+}
+
+static int64_t most_whole(const struct transformer *job) { return TILE_TOKENS + 2 * job->window; }
+
+/* Tokens of a tile where `tokens` are divided among teams: all have about the same number of tiles. */
+static int64_t tile_height(const struct transformer *job, int64_t tokens) {
+    int64_t tiles = job->teams * ceiling(tokens, job->teams * TILE_TOKENS);
+    return ceiling(tokens, tiles ? tiles : 1);
+}
+
+/* Tile `number` of a long segment, with the tokens around it that it sees. */
+static struct tile cut(const struct transformer *job, int64_t segment, int64_t height, int64_t number) {
+    int64_t start = job->starts[segment], stop = job->starts[segment + 1];
+    struct tile tile = {.begin = start + number * height, .first = segment, .last = segment + 1};
+    tile.end = smaller(stop, tile.begin + height);
+    tile.from = job->ways[segment] == BACKWARD ? tile.begin : larger_of(start, tile.begin - job->window);
+    tile.from -= (tile.from - start) % TILE_UNIT; /* so that a key is in the same lane in every tile */
+    tile.to = job->ways[segment] == FORWARD ? tile.end : smaller(stop, tile.end + job->window);
+    return tile;
+}
+
+/* Block by block; all threads meet after each, for tiles need the states of those around them. */
+static void run_long_segment(struct tiling *tiling, const struct tiler *me, int64_t segment, int rank, int size) {
+    const struct transformer *job = me->job;
+    int64_t start = job->starts[segment], tokens = job->starts[segment + 1] - start;
+    int64_t height = ceiling(tile_height(job, tokens), TILE_UNIT) * TILE_UNIT, tiles = ceiling(tokens, height);
+    for (int64_t block = 0; block < job->n_blocks; block++) {
+        meet(&tiling->everyone, size);
+        if (!rank) atomic_store(&tiling->next, 0);
+        meet(&tiling->everyone, size);
+        for (int64_t number; (number = take_number(tiling, me)) < tiles;) {
+            set_tile(me, cut(job, segment, height, number));
+            take_states(me, block, tiling->states[block % 2], start);
+            run_block(me, block);
+            if (block + 1 == job->n_blocks) {
+                end_blocks(me);
+                continue;
+            }
+            const struct tile *tile = &me->space->tile;
+            for (int64_t token = tile->begin + me->rank; token < tile->end; token += me->size)
+                memcpy(
+                    tiling->states[(block + 1) % 2] + (token - start) * job->size,
+                    me->space->x + (token - tile->from) * padded(job->size), job->size * sizeof(float)
+                );
+        }
+    }
+}
+
+static int is_long(const struct transformer *job, int64_t segment) {
+    return job->n_blocks && job->starts[segment + 1] - job->starts[segment] > most_whole(job);
+}
+
+static struct scratch scratch_at(const struct transformer *job, int64_t most, char *at, int64_t *bytes);
+
+static void transformer_work(void *given, int rank, int size) {
+    struct tiling *tiling = given;
+    const struct transformer *job = tiling->job;
+    int64_t teams = smaller(job->teams, size), team = rank % teams;
+    struct tiler me = {.job = job, .space = tiling->workspaces + team, .rank = (int)(rank / teams)};
+    me.size = (int)((size - team + teams - 1) / teams);
+    me.scratch = scratch_at(job, tiling->most, tiling->scratches + rank * tiling->scratch_bytes, NULL);
+    run_whole_segments(tiling, &me);
+    for (int64_t segment = 0; tiling->longest && segment < job->segments; segment++)
+        if (is_long(job, segment)) run_long_segment(tiling, &me, segment, rank, size);
+}
+
+/* ---- memory ---- */
+
+#define TAKE(OWNER, WHAT, COUNT)                               \
+    (OWNER)->WHAT = (void *)(at + used);                       \
+    used += padded((int64_t)(COUNT) * sizeof(*(OWNER)->WHAT));
+
+/* A thread's memory at `at`; sets its size where that is asked for. */
+static struct scratch scratch_at(const struct transformer *job, int64_t most, char *at, int64_t *bytes) {
+    struct scratch scratch;
+    int64_t used = 0, size = job->size / job->heads;
+    TAKE(&scratch, sums, SUM_ROWS * WIDTH)
+    TAKE(&scratch, row, larger_of(job->size, job->inner))
+    TAKE(&scratch, query, ROWS * size)
+    TAKE(&scratch, keys, ceiling(most, WIDTH) * WIDTH * size)
+    TAKE(&scratch, values, ceiling(size, WIDTH) * most * WIDTH)
+    TAKE(&scratch, shares, ROWS * padded(most))
+    if (bytes) *bytes = used;
+    return scratch;
+}
+
+/* A team's memory at `at`; returns its size. */
+static int64_t workspace_at(struct workspace *space, const struct transformer *job, int64_t most, char *at) {
+    int64_t used = 0, wide = padded(larger_of(3 * job->size, job->inner));
+    TAKE(space, x, most * padded(job->size))
+    TAKE(space, rows, most * padded(job->size))
+    TAKE(space, wide, most * wide)
+    TAKE(space, gates, most * job->heads)
+    if (job->int8) {
+        TAKE(space, small, most * padded(larger_of(job->size, job->inner)))
+        TAKE(space, scales, most)
+    }
+    return used;
+}
+#undef TAKE
+
+/* Divides segments that are not too long into tiles, and finds what the others need. */
+static void plan_tiles(struct tiling *tiling) {
+    const struct transformer *job = tiling->job;
+    int64_t tokens = job->starts[job->segments], height = tile_height(job, tokens);
+    struct tile *open = NULL; /* the tile that the next segment may join */
+    for (int64_t segment = 0; segment < job->segments; segment++) {
+        int64_t start = job->starts[segment], stop = job->starts[segment + 1];
+        if (is_long(job, segment)) {
+            tiling->longest = larger_of(tiling->longest, stop - start);
+            open = NULL;
+            continue;
+        }
+        if (!open || stop - open->begin > height) {
+            open = tiling->tiles + tiling->count++;
+            *open = (struct tile){.begin = start, .from = start, .first = segment};
+        }
+        open->last = segment + 1;
+        open->end = open->to = stop;
+        tiling->most = larger_of(tiling->most, stop - open->begin);
+    }
+    if (tiling->longest) {
+        int64_t around = 2 * job->window + TILE_UNIT;
+        tiling->most = larger_of(tiling->most, TILE_TOKENS + TILE_UNIT + around);
+    }
+}
+
+#endif

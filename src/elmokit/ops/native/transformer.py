@@ -1,0 +1,169 @@
+"""All blocks of a Transformer in one call of the compiled library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.ops.attention import Segments, rotary
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.native.binding import Block, Library, Matrix, Transformer, library
+from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.kept import Keeper
+from elmokit.ops.native.packed import check_place, packed
+
+if TYPE_CHECKING:
+    from elmokit.ops.transformer import BlockWeights
+
+LEAST_PRODUCTS = 1_000_000
+"""Fewer in a block are not worth another thread."""
+FEW_TOKENS = 96
+"""Tokens per thread; with fewer, all threads share the matrices instead of the tokens."""
+MOST_HEAD_SIZE = 4096
+"""Scores grow with the square root of a head's size; e to a larger one may not be a float."""
+
+
+def reason_against(x: Tensor, blocks: Sequence[BlockWeights]) -> str | None:
+    """Why the compiled blocks cannot take these sizes, or None."""
+    size, heads = x.shape[1], blocks[0].n_heads if blocks else 1
+    if size % (2 * heads):
+        return f"the compiled kernels need heads of an even size, got {size} / {heads}"
+    if size // heads > MOST_HEAD_SIZE:
+        return f"the compiled kernels take heads of at most {MOST_HEAD_SIZE}, got {size // heads}"
+    return None
+
+
+def transformer_native(
+    x: Tensor, segments: Segments, blocks: Sequence[BlockWeights], *, window: int, outputs: Sequence[int]
+) -> Tensor:
+    """`elmokit.ops.transformer.transformer` on the CPU, x [N, P] in float32 → [len(outputs), N, P]: no gradients."""
+    kernels = library()
+    facts = tuple(isinstance(weights.qkv, Int8Matrix) for weights in blocks)
+    plan = _plans.of(kernels, list(_tensors(blocks)), facts, lambda: _Plan(kernels, blocks))
+    plan.check(x, segments, window, outputs)
+    tokens, size = x.shape
+    x = x.detach().contiguous()
+    wanted = sorted(set(outputs))
+    y = torch.empty(len(wanted), tokens, size, dtype=x.dtype)
+    longest = max((stop - start for start, stop in pairwise(segments.starts)), default=0)
+    cos, sin = _rotations(1 << max(longest - 1, 0).bit_length(), plan.head_size)
+    count, threads = len(segments.ways), most_threads()
+    threads = min(threads, max(1, tokens * plan.products // LEAST_PRODUCTS))
+    places = {number: place for place, number in enumerate(wanted)}
+    job = Transformer(
+        size=size,
+        inner=plan.inner,
+        heads=plan.heads,
+        window=min(window, longest),
+        int8=plan.int8,
+        blocks=plan.blocks,
+        n_blocks=len(blocks),
+        x=x.data_ptr(),
+        starts=(ctypes.c_int64 * (count + 1))(*segments.starts),
+        ways=(ctypes.c_int64 * count)(*segments.ways),
+        segments=count,
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        places=(ctypes.c_int64 * (len(blocks) + 1))(*(places.get(number, -1) for number in range(len(blocks) + 1))),
+        y=y.data_ptr(),
+        threads=threads,
+        teams=threads if tokens >= FEW_TOKENS * threads else 1,
+    )
+    if kernels.transformer(ctypes.byref(job)):
+        raise MemoryError(f"there is not enough memory for {tokens} tokens")
+    return y if wanted == list(outputs) else y[[places[number] for number in outputs]]
+
+
+class _Plan:
+    """The weights of all blocks as the library takes them.
+
+    It trusts every size and address it is given, so nothing may reach it that does not fit.
+    """
+
+    def __init__(self, kernels: Library, blocks: Sequence[BlockWeights]) -> None:
+        self._stored: list[object] = []  # what the structures point to
+        first = blocks[0] if blocks else None
+        self.heads = 1 if first is None else first.n_heads
+        self.size, self.inner = (None, 1) if first is None else (first.down.shape[0], first.down.shape[1])
+        self.int8 = first is not None and isinstance(first.qkv, Int8Matrix)
+        self._fits = all(self._fit(weights) for weights in blocks)
+        found = [self._block(kernels, weights) for weights in blocks] if self._fits else []
+        self.blocks = (Block * len(found))(*found)
+        self.products = 0 if self.size is None else self.size * (4 * self.size + 3 * self.inner)
+        self.head_size = 2 if self.size is None else self.size // self.heads
+
+    def check(self, x: Tensor, segments: Segments, window: int, outputs: Sequence[int]) -> None:
+        """Refuse inputs that do not fit."""
+        if x.dtype != torch.float32 or not x.is_cpu:
+            raise ElmoError(f"the compiled kernels take float32 on the CPU, got {x.dtype} on {x.device}")
+        if not self._fits or x.dim() != 2 or self.size not in (None, x.shape[1]) or self.head_size % 2:
+            raise ElmoError(
+                f"the weights of the blocks do not fit inputs of {list(x.shape[1:])} and {self.heads} heads of even size"
+            )
+        starts = list(segments.starts)
+        if not starts or starts[0] != 0 or starts[-1] != len(x) or starts != sorted(starts):
+            raise ElmoError(f"segments must begin at rising places from 0 to {len(x)}, got {starts}")
+        if len(segments.ways) != len(starts) - 1 or not {0, 1, 2}.issuperset(segments.ways):
+            raise ElmoError(f"{len(starts) - 1} segments need as many ways of 0, 1 or 2, got {list(segments.ways)}")
+        if window < 0 or not set(range(len(self.blocks) + 1)).issuperset(outputs):
+            raise ElmoError(
+                f"window must be at least 0 and outputs numbers of blocks from 0 to {len(self.blocks)}, "
+                f"got {window} and {list(outputs)}"
+            )
+
+    def _fit(self, weights: BlockWeights) -> bool:
+        """Whether a block has the sizes and the kind of weights that the first one asks for."""
+        size, inner = self.size, self.inner
+        assert size is not None  # there is a block
+        matrices = (weights.qkv, weights.out, weights.up, weights.down)
+        shapes = [tuple(part.shape) for part in (*matrices, weights.gate_weight, weights.gate_bias)]
+        expected = [(3 * size, size), (size, size), (2 * inner, size), (size, inner), (self.heads, size), (self.heads,)]
+        return shapes == expected and all(isinstance(part, Int8Matrix) == self.int8 for part in matrices)
+
+    def _block(self, kernels: Library, weights: BlockWeights) -> Block:
+        gate_weight, gate_bias = (
+            part.detach().float().contiguous() for part in (weights.gate_weight, weights.gate_bias)
+        )
+        check_place(weights.gate_weight, weights.gate_bias)
+        self._stored += [gate_weight, gate_bias]
+
+        def matrix(weight: Tensor | Int8Matrix, gates: int = 1) -> Matrix:
+            found = packed(kernels, weight, gates=gates)
+            self._stored.append(found)
+            return found.matrix
+
+        return Block(
+            matrix(weights.qkv),
+            matrix(weights.out),
+            matrix(weights.up, gates=2),
+            matrix(weights.down),
+            gate_weight.data_ptr(),
+            gate_bias.data_ptr(),
+        )
+
+
+_plans = Keeper[_Plan]()
+
+
+@cache
+def _rotations(count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [count, size / 2] of the first places in a segment; counts are powers of 2, so few are made."""
+    return rotary(torch.arange(count), size, torch.float32, torch.device("cpu"))
+
+
+def _tensors(blocks: Sequence[BlockWeights]) -> Iterator[Tensor]:
+    """All tensors of the blocks."""
+    for weights in blocks:
+        for matrix in (weights.qkv, weights.out, weights.up, weights.down):
+            if isinstance(matrix, Int8Matrix):
+                yield from (matrix.values, matrix.scales)
+            else:
+                yield matrix
+        yield from (weights.gate_weight, weights.gate_bias)
