@@ -1,16 +1,20 @@
 # make demo: words in context to vectors, with a result to read. make test: everything that must hold.
+# make test-slow: further combinations of what make test checks.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-slow lint format clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/pytest -n 2 -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

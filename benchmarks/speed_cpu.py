@@ -45,7 +45,7 @@ SYSTEMS = {"lstm": ("allennlp", *OURS), "transformer": (*MINILM, *OURS)}
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["original", "small", "en"], metavar="MODEL",
-                        help="small, medium, original, transformer, or a model of any format [%(default)s]")  # fmt: skip
+                        help="a size (small, medium, original, transformer) or a model [%(default)s]")  # fmt: skip
     parser.add_argument("--systems", help=f"columns, of {','.join(TITLES)} [the peers of the model's kind and ours]")
     parser.add_argument("--sentences", type=Path, metavar="FILE", help="one tokenised sentence per line")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
@@ -60,7 +60,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--allennlp", type=Path, metavar="DIR", help="its environment [in elmokit's cache]")
     parser.add_argument("--minilm", type=Path, metavar="DIR",
                         help="the files of all-MiniLM-L6-v2 [from the Hugging Face Hub]")  # fmt: skip
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written beside them")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
+    )
     options = parser.parse_args(given)
     if options.count is None:
         options.count = 64 if options.quick else 512

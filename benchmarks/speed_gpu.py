@@ -149,7 +149,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", choices=["equal", "ragged"], default=["equal", "ragged"])
     parser.add_argument("--sentences", type=Path, metavar="FILE", help="whose lengths are taken")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written beside them")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
+    )
     return parser.parse_args(given)
 
 

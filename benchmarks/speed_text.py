@@ -50,7 +50,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=30_000, help="sentences [%(default)s]")
     parser.add_argument("--batch-tokens", type=int, help="of elmokit [its own]")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="the table; FILE.json is written beside it")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the table; FILE.json is written in the same folder"
+    )
     return parser.parse_args(given)
 
 

@@ -94,7 +94,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=LARGEST_ERROR, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="the table; FILE.json is written beside it")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the table; FILE.json is written in the same folder"
+    )
     return parser.parse_args(given)
 
 

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -94,18 +93,10 @@ def run(command: str) -> None:
         command = shortened(command)
     if command.startswith("elmo task train "):
         command += " --model some-model --hidden 8 --epochs 1"
-    if command.startswith("elmo task "):  # in this process, which has imported what they need
-        with pytest.raises(SystemExit) as stop:
-            main(shlex.split(command)[1:])
-        assert not stop.value.code, command
-        return
     assert command.startswith("elmo "), f"the test does not know the command: {command}"
-    # `elmo` of this environment, whether or not it is on the path.
-    shell = f'elmo() {{ {sys.executable} -m elmokit "$@"; }}; {command}'
-    result = subprocess.run(
-        ["bash", "-c", shell], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    assert result.returncode == 0, f"{command}\n{result.stderr}"
+    with pytest.raises(SystemExit) as stop:  # in this process: to start another takes longer than most commands
+        main(shlex.split(command)[1:])
+    assert not stop.value.code, command
 
 
 def shortened(command: str) -> str:

@@ -27,7 +27,7 @@ def request_(tmp_path, monkeypatch, model_folder) -> NeighboursRequest:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
-    return NeighboursRequest("bank", "the bank of the river .", str(model_folder), where=where, device="cpu")
+    return NeighboursRequest("bank", "the bank of the river .", model=str(model_folder), where=where, device="cpu")
 
 
 def test_lines(request_, capsys) -> None:

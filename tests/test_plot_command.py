@@ -13,7 +13,7 @@ from elmokit.commands.plot import SimilarityRequest, WordsRequest, run_similarit
 
 def test_similarity(tmp_path, model_folder, capsys) -> None:
     path = tmp_path / "map.png"
-    request = SimilarityRequest("the bank of $ 100", "A river bank.", path, str(model_folder), device="cpu")
+    request = SimilarityRequest("the bank of $ 100", "A river bank.", path, model=str(model_folder), device="cpu")
     run_similarity(request)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"wrote {path}\n"
@@ -31,7 +31,7 @@ def test_similarity(tmp_path, model_folder, capsys) -> None:
 def test_words_in_sentences(tmp_path, model_folder) -> None:
     sentences = ["the bank of the river", "a bank has money", "Money is in the bank"]
     request = WordsRequest(
-        ["bank", "money"], tmp_path / "words.svg", str(model_folder), sentences=sentences, device="cpu"
+        ["bank", "money"], tmp_path / "words.svg", model=str(model_folder), sentences=sentences, device="cpu"
     )
     run_words(request)
     assert (tmp_path / "words.svg").read_bytes().startswith(b"<?xml")
@@ -48,7 +48,7 @@ def test_words_in_a_corpus(tmp_path, model_folder, monkeypatch, capsys) -> None:
     (tmp_path / "text.txt").write_text("the bank of a river\na bank has money\n" * 20, encoding="utf-8")
     where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
     request = WordsRequest(
-        ["bank", "river"], tmp_path / "words.png", str(model_folder), where=where, occurrences=3, device="cpu"
+        ["bank", "river"], tmp_path / "words.png", model=str(model_folder), where=where, occurrences=3, device="cpu"
     )
     run_words(request)
     assert (tmp_path / "words.png").exists()

@@ -18,7 +18,7 @@ def request_(tmp_path, monkeypatch, model_folder) -> SensesRequest:
     lines = [f"the bank of the river {'.' * (n % 9)}" if n % 2 else f"money {n} bank" for n in range(40)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
-    return SensesRequest("bank", str(model_folder), where=where, device="cpu")
+    return SensesRequest("bank", model=str(model_folder), where=where, device="cpu")
 
 
 def test_clusters_with_examples(request_, capsys, tmp_path) -> None:

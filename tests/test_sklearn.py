@@ -225,7 +225,7 @@ def test_a_cache_of_an_earlier_release_is_left_alone(tmp_path, model_folder, cap
         vectorizers.forget()
         found = ElmoVectorizer(model_folder, cache=former).transform(TEXTS)
     np.testing.assert_array_equal(found, ElmoVectorizer(model_folder).transform(TEXTS))
-    assert sum(embedded) == len(set(TEXTS)), "the second time from the folder beside it"
+    assert sum(embedded) == len(set(TEXTS)), "the second time from the folder next to the file"
     assert former.read_bytes() == data
     assert str(former) in caplog.text
     assert (tmp_path / "vectors.db.vectors").is_dir()

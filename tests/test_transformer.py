@@ -129,9 +129,10 @@ def test_eval_prints_the_masked_perplexity(elmo, tmp_path, capsys):
 def test_what_needs_an_lstm_is_refused(elmo, make_elmo, tmp_path):
     with pytest.raises(ElmoError, match=r"carry.*LSTM.*transformer"):
         make_elmo(transformer_config(), state="carry")
-    with pytest.raises(ElmoError, match="LSTM"):
-        elmo.save(tmp_path / "bilm", format="bilm")
-    assert not (tmp_path / "bilm").exists()
+    for name, target in (("bilm", "model"), ("tokens", "tokens.hdf5")):
+        with pytest.raises(ElmoError, match=f"{name} stores .* lstm, and this one has transformer: .* elmokit"):
+            elmo.save(tmp_path / target, format=name)
+        assert not (tmp_path / target).exists()
 
 
 @pytest.mark.parametrize(

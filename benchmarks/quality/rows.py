@@ -26,7 +26,7 @@ class Row:
     train: str
     """The training file inside the data folder, without .xz and the like."""
     dev: str
-    """The development file; the test file lies beside it."""
+    """The development file; the test file is in the same folder."""
     language: Literal["en", "zh"] = "en"
     columns: dict[str, str] = field(default_factory=dict)
     """Arguments of the reader that name columns."""

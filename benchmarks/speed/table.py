@@ -85,7 +85,7 @@ def report(
 
 
 def save(path: Path, text: str, **found: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-    """Write FILE.md, and the figures beside it as FILE.json."""
+    """Write FILE.md, and the figures as FILE.json in the same folder."""
     plain = {name: [asdict(v) for v in value] if name == "tables" else value for name, value in found.items()}
     write_text(path.with_suffix(".md"), text)
     write_text(path.with_suffix(".json"), json.dumps(plain, indent=1, ensure_ascii=False) + "\n")

@@ -412,7 +412,7 @@ class ElmoConfig:
         return self.context.n_layers + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it; the context encoder's key is its kind."""
+        """The configuration as JSON can store it; the context encoder's key is its kind."""
         values = asdict(self)
         return {self.context.kind: values.pop("context"), **values}
 

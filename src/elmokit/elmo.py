@@ -44,7 +44,7 @@ from elmokit.model.placement import choose_device, choose_dtype, choose_int8_dev
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache
-from elmokit.text.policy import CharacterPieces, PolicyName, Sentence, TextPolicy, rows_of_tokens
+from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
 from elmokit.text.vocab import UnknownTokens
 
@@ -96,8 +96,7 @@ class Elmo(nn.Module):
         self.text, self.text_policy = TextPolicy.of_model(checkpoint.text, options.segment, self.where)
         self.state, self.boundaries = options.state, options.boundaries
         self.indexer = checkpoint.indexer()
-        specials = [self.indexer.begin, self.indexer.end, *(self.vocab.specials if self.vocab else ())]
-        self.character_pieces = CharacterPieces(specials) if self.text.get("segment") == "chars" else None
+        self.character_pieces = checkpoint.character_pieces(self.text)
         self.type_cache = TypeCache(options.type_cache_mb)
         self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None

@@ -198,7 +198,7 @@ def forget() -> None:
 
 
 def _folder(cache: str | Path) -> Path:
-    """The folder of a cache; where a file has its name, as in earlier releases, a folder beside it."""
+    """The folder of a cache; where a file has its name, as in earlier releases, a folder next to that file."""
     path = Path(cache)
     if not path.is_file():
         return path

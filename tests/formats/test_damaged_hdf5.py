@@ -95,7 +95,7 @@ def test_a_dataset_of_something_else(bilm, weights, dtype):
         shape = file["char_embed"].shape
         del file["char_embed"]
         file["char_embed"] = np.zeros(shape, dtype)
-    refusal(bilm, f"{weights}: char_embed must hold numbers")
+    refusal(bilm, f"{weights}: char_embed must contain numbers")
 
 
 def test_a_group_in_place_of_a_dataset(bilm, weights):
@@ -174,13 +174,13 @@ def test_numbers_in_another_file_are_not_read(bilm, weights, tmp_path):
     with h5py.File(weights, "a") as file:
         del file["char_embed"]
         file.create_dataset("char_embed", value.shape, "f4", external=[(str(raw), 0, h5py.h5f.UNLIMITED)])
-    refusal(bilm, f"{weights}: char_embed must lie in the file itself")
+    refusal(bilm, f"{weights}: char_embed must be in the file itself")
     layout = h5py.VirtualLayout(value.shape, "f4")
     layout[:] = h5py.VirtualSource(other, "x", value.shape)
     with h5py.File(weights, "a") as file:
         del file["char_embed"]
         file.create_virtual_dataset("char_embed", layout)
-    refusal(bilm, f"{weights}: char_embed must lie in the file itself")
+    refusal(bilm, f"{weights}: char_embed must be in the file itself")
 
 
 @pytest.mark.parametrize("name", ["embedding", "RNN_0", "rnn"])

@@ -146,7 +146,7 @@ def test_a_bomb_of_many_files(tmp_path):
 def test_a_file_without_a_name(tmp_path, others):
     path = tmp_path / "model.zip"
     path.write_bytes(zip_of([(name, deflated(b"{}"), 2) for name in ("", *others)]))
-    refusal(path, f"{path} holds a file without a name", "do not trust it")
+    refusal(path, f"{path} contains a file without a name", "do not trust it")
 
 
 def test_json_that_would_fill_the_memory(tmp_path):

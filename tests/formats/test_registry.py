@@ -184,7 +184,7 @@ def test_errors_name_every_format_that_is_a_model(tmp_path):
 
 
 def test_a_file_of_one_format_in_a_folder_of_another(tmp_path):
-    """What the path names counts, whatever else is beside it."""
+    """What the path names counts, whatever else is in its folder."""
     write_manylangs(tmp_path, make_manylangs())
     write_hdf5(tmp_path / "tokens.hdf5", {"embedding": np.zeros((3, 5), np.float32)})
     assert detect(tmp_path).format.name == "manylangs"

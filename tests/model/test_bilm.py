@@ -167,3 +167,15 @@ def test_padding_columns_left_out_change_nothing():
     for number in range(len(words)):
         alone = bilm.encode_types(ids[number : number + 1], None)
         np.testing.assert_allclose(alone[0].detach(), together[number].detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_update_of_any_optimiser_is_counted_as_a_change(fused):
+    """The kernels of a GPU make their copies of the weights again when the count changes."""
+    bilm = BiLM(tiny_config())
+    optimizer = torch.optim.AdamW(bilm.parameters(), lr=0.1, fused=fused)
+    for parameter in bilm.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = [parameter._version for parameter in bilm.parameters()]
+    optimizer.step()
+    assert all(parameter._version > count for parameter, count in zip(bilm.parameters(), before, strict=True))

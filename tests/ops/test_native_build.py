@@ -282,12 +282,13 @@ def test_where_the_cache_cannot_be_written_it_still_works(fresh, monkeypatch, tm
 
 
 @needs_compiler
-def test_processes_may_build_at_once(fresh):
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_may_build_at_once(fresh, count):
     code = "import torch; from elmokit.ops import native; print(native.reason_against(torch.float32, int8=True))"
     # Processes on their own, without what pytest changes in this one.
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(count)
     ]
     for process in started:
         out, err = process.communicate(timeout=600)

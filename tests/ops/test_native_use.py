@@ -189,7 +189,15 @@ print("went on")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("setting", [{}, {"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_NUM_THREADS": "1"}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"OMP_THREAD_LIMIT": "1"},
+        pytest.param({"OMP_DYNAMIC": "true"}, marks=pytest.mark.slow),
+        pytest.param({"OMP_NUM_THREADS": "1"}, marks=pytest.mark.slow),
+    ],
+)
 def test_forks_among_threads_leave_nobody_waiting(setting):
     """Also where torch's threads were at work before; in a process of its own, which may hang."""
     found = subprocess.run(

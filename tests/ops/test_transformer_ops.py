@@ -7,7 +7,8 @@ from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
-from elmokit.ops.transformer import BlockWeights, choose, transformer
+from elmokit.ops.transformer import choose, transformer
+from elmokit.ops.weights import BlockWeights
 
 LENGTHS = (1, 7, 0, 300, 12)
 

@@ -93,7 +93,7 @@ def test_numbers_and_strings_in_another_file_are_not_read(file, secret, name, dt
     if (name, kind) == ("tokens", "external"):
         pytest.skip("HDF5 does not make such a file")
     changed(file, name, elsewhere)
-    refused(file, f"{name} must lie in the file itself")
+    refused(file, f"{name} must be in the file itself")
 
 
 def test_a_pipe_is_not_waited_for(file, tmp_path):

@@ -17,7 +17,7 @@ LINES = numbered_lines(8)
 
 @pytest.fixture
 def precious(tmp_path):
-    """A file of the user that must stay as it is, and a name beside it that must stay free."""
+    """A file of the user that must stay as it is, and a name in the same folder that must stay free."""
     folder = tmp_path / "home"
     folder.mkdir()
     (folder / "file").write_text("precious")

@@ -7,11 +7,13 @@ import io
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from elmokit import Elmo
 from elmokit.config import LstmConfig
+from elmokit.text.vocab import Vocabulary
 from model_files import make_bilm, write_bilm, write_tensorflow
 from tiny_models import tiny_checkpoint, tiny_config, word_config
 from training_runs import TINY
@@ -220,6 +222,64 @@ def test_text_is_read_as_in_training(elmo, tmp_path) -> None:
     assert default.out == named.out
     assert "--segment english --split line" in default.out
     assert elmo("eval", run, raw, "--segment", "none").out != default.out
+
+
+CHINESE = ["银行 提高 利率 。", "GPU", "他 在 2020年 去 了 河岸"]
+
+
+@pytest.fixture
+def character_model(tmp_path):
+    """A model of characters that knows some of those in CHINESE."""
+    checkpoint = tiny_checkpoint(head=True, scale=1.0)
+    vocab = Vocabulary(["<S>", "</S>", "<UNK>", "银", "行", "利", "率", "在", "GPU", "。"])
+    folder = tmp_path / "characters"
+    Elmo(replace(checkpoint, vocab=vocab, text={"segment": "chars", "split": "none"})).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("segment", ["whitespace", "jieba"])
+def test_words_are_scored_by_their_characters(elmo, character_model, corpus, tmp_path, segment) -> None:
+    if segment == "jieba":
+        pytest.importorskip("jieba", reason="needs the extra chinese")
+    corpus.write_text("\n".join(CHINESE), encoding="utf-8")
+    ended = elmo("eval", character_model, corpus, "--segment", segment, "--sentences", tmp_path / "table.tsv")
+    assert ended.status == 0, ended.err
+    model, shown = Elmo.load(character_model), values(ended.out)
+    expected = model.perplexity(CHINESE, segment=segment)
+    assert expected != pytest.approx(model.perplexity(CHINESE), rel=0.1), "by words it is another number"
+    assert float(shown["mean perplexity"]) == pytest.approx(expected, rel=1e-3)
+    assert float(shown["forward perplexity"]) == pytest.approx(expected.forward, rel=1e-3)
+    assert float(shown["backward perplexity"]) == pytest.approx(expected.backward, rel=1e-3)
+    words = [[token.text for token in model.tokenize(line, segment=segment)] for line in CHINESE]
+    assert shown["tokens"] == str(sum(map(len, words)))
+    characters = [token.text for line in CHINESE for token in model.tokenize(line)]
+    rate = sum(token not in model.vocab for token in characters) / len(characters)
+    assert shown["outside the vocabulary"].startswith(f"{rate:.2%} ")
+    with (tmp_path / "table.tsv").open(encoding="utf-8", newline="") as file:
+        rows = [*csv.reader(file, dialect="excel-tab")][1:]
+    for tokens, row in zip(words, rows, strict=True):
+        assert (row[1], row[5]) == (str(len(tokens)), " ".join(tokens))
+        assert float(row[4]) == pytest.approx(model.perplexity([tokens]), rel=1e-3)
+
+
+def test_words_of_a_model_of_characters_with_a_carried_state(elmo, character_model, corpus) -> None:
+    corpus.write_text("\n".join(CHINESE), encoding="utf-8")
+    by_word, by_character = (
+        values(elmo("eval", character_model, corpus, "--segment", segment, "--state", "carry").out)
+        for segment in ("none", "chars")
+    )
+    words, characters = (int(shown["tokens"]) + len(CHINESE) for shown in (by_word, by_character))
+    for name in ("forward perplexity", "backward perplexity", "mean perplexity"):
+        loss = math.log(float(by_character[name])) * characters
+        assert math.log(float(by_word[name])) * words == pytest.approx(loss, rel=1e-3)
+
+
+def test_positions_are_those_of_characters(elmo, refused, character_model, corpus, tmp_path) -> None:
+    corpus.write_text("\n".join(CHINESE), encoding="utf-8")
+    table = tmp_path / "t.tsv"
+    assert "--segment chars" in refused("eval", character_model, corpus, "--segment", "none", "--by-position", table)
+    assert not table.exists()
+    assert elmo("eval", character_model, corpus, "--by-position", table).status == 0
 
 
 def test_a_file_that_is_read_is_never_the_table(elmo, refused, text, tmp_path) -> None:

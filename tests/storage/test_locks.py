@@ -115,7 +115,7 @@ def test_a_wait_is_logged_once_and_ends(tmp_path, caplog):
     assert caplog.text.count("another process is at work: waiting for it") == 1
 
 
-def test_a_folders_lock_is_beside_it_and_leaves_nothing(tmp_path):
+def test_a_folders_lock_is_next_to_it_and_leaves_nothing(tmp_path):
     with folder_lock(tmp_path / "new" / "corpus", "", disk_errors) as lock:
         assert lock.supported
         assert [path.name for path in (tmp_path / "new").iterdir()] == [".corpus.lock"]

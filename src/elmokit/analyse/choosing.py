@@ -23,7 +23,7 @@ class Choice:
     words: tuple[str, ...] | None = None
     """Only these words; None: all words."""
     ignore_case: bool = False
-    """Whether `words` stand for themselves in upper and lower case alike."""
+    """Whether upper and lower case of `words` count as the same."""
     min_count: int = 1
     """Words that occur less often are left out."""
     max_occurrences: int = MAX_OCCURRENCES

@@ -25,7 +25,6 @@ from elmokit.fingerprint import former_fingerprint
 from elmokit.messages import counted
 from elmokit.storage.cache import cache_folder
 from elmokit.storage.checksum import name_of
-from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
@@ -50,11 +49,6 @@ class IndexRequest:
     max_occurrences: int = MAX_OCCURRENCES
     batch_tokens: int | None = None
     workers: int | None = None
-
-
-def policy_of(request: IndexRequest, elmo: Elmo) -> TextPolicy:
-    """How text becomes tokens: as asked for, or as in the model's training."""
-    return elmo.text_policy.override(request.segment)
 
 
 def _layer(request: IndexRequest, elmo: Elmo) -> Literal["mix"] | int:
@@ -125,7 +119,7 @@ def _corpus(request: IndexRequest, elmo: Elmo, stack: ExitStack) -> PreparedCorp
     with progress_display("corpus") as on_progress:
         return prepare(
             request.corpus,
-            segment=policy_of(request, elmo).name_in_files,
+            segment=elmo.text_policy.override(request.segment).name_in_files,
             split=request.split or elmo.text.get("split", "none"),
             max_tokens=request.max_tokens,
             folder=folder,

@@ -1,4 +1,4 @@
-"""An index of occurrences: the vector of every token that was kept, the sentence it stands in, memory-mapped.
+"""An index of occurrences: the vector of every chosen token and its sentence, memory-mapped.
 
 The files of its folder, R rows of D numbers, a word's rows side by side in the order of the corpus:
 
@@ -130,7 +130,7 @@ class OccurrenceIndex:
         return Packed(self.vectors.codes[rows], self.vectors.scales[rows]).unpack()
 
     def sentences_of(self, rows: Rows) -> NDArray[np.int64]:
-        """The number of the sentence that each row stands in, [N]."""
+        """The number of each row's sentence, [N]."""
         return np.searchsorted(self.text.ends, self.tokens[rows], side="right").astype(np.int64)
 
     def sentence_types(self, sentence: int) -> NDArray[np.uint32]:

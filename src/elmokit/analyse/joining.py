@@ -59,7 +59,7 @@ class WordJoiner:
         return replace(PreparedCorpus.from_sentences(sentences(), folder), settings=corpus.settings)
 
     def _candidates(self, corpus: PreparedCorpus, choice: Choice, types: list[str]) -> NDArray[np.int64]:
-        """The sentences that have the first two tokens of a word beside each other, or a word that is one token."""
+        """The sentences that have the first two tokens of a word next to each other, or a word that is one token."""
         folded = [self._fold(text) for text in types]
         whole = np.fromiter(map(choice.matches, types), bool, len(types))
         pairs = [[np.fromiter((text == part for text in folded), bool) for part in word[:2]] for word in self._words]

@@ -40,7 +40,7 @@ class Box(NamedTuple):
         )
 
     def inside(self, other: Box) -> bool:
-        """Whether this one lies in the other."""
+        """Whether this one is inside the other."""
         return (
             self.left >= other.left
             and self.right <= other.right

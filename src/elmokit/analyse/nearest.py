@@ -41,7 +41,7 @@ def neighbours(
 ) -> list[Neighbour]:
     """The k sentences of an index in which a word is used most like token `position` of a sentence, best first.
 
-    Only occurrences of the same word count, or with `any_word` those of all words. A sentence that stands in the
+    Only occurrences of the same word count, or with `any_word` those of all words. A sentence that is in the
     corpus several times comes once.
     """
     if not -len(tokens) <= position < len(tokens):

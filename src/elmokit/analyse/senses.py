@@ -20,7 +20,7 @@ _REACH = 8
 _TYPICAL = 8
 _EXAMPLES = 5
 _SEEN = 2
-"""A typical word stands in at least so many contexts of its cluster."""
+"""A typical word is in at least this number of contexts of its cluster."""
 _LIFT, _LIFT_OF_COMMON = 1.5, 600.0
 """And so many times as often as elsewhere, more by the second number times its share of all tokens: `of` is common."""
 

@@ -244,7 +244,7 @@ def plot_words(
     model: ModelOption = DEFAULT,
     sentence: Annotated[
         list[str] | None,
-        typer.Option("--sentence", metavar="TEXT", help="A sentence that they stand in; may be repeated."),
+        typer.Option("--sentence", metavar="TEXT", help="A sentence that contains them; may be repeated."),
     ] = None,
     corpus: Corpus = None,
     index: Index = None,

@@ -7,8 +7,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,8 @@ from elmokit.pretrain.progress import perplexity
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences
 from elmokit.storage.atomic import atomic_file
-from elmokit.text.tokens import SegmenterName, name_in_files
+from elmokit.text.policy import CharacterPieces, TextPolicy
+from elmokit.text.tokens import SegmenterName
 
 _SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 
@@ -63,7 +65,8 @@ def run_eval(request: EvalRequest) -> None:
         )
     _check_outputs(request)
     model = read_checkpoint(request.model, options=request.options, vocab=request.vocab).in_floats()
-    segment = name_in_files(request.segment or cast(SegmenterName, model.text.get("segment", "none")))
+    text, policy = TextPolicy.of_model(model.text, request.segment, model.where)
+    segment, pieces = policy.name_in_files, model.character_pieces(text)
     split = request.split or model.text.get("split", "none")
     network = _network(model, choose_device(request.device))
     if request.state != "zero" and not network.bilm.context.carries_state:
@@ -82,7 +85,14 @@ def run_eval(request: EvalRequest) -> None:
         )
         for line in corpus.report.lines():
             print(line, file=sys.stderr)
-        types, sentences = _types(model, corpus), Sentences(corpus)
+        scored = corpus if pieces is None else _taken_apart(corpus, pieces, Path(temporary) / "characters")
+        by_character = scored is not corpus
+        if by_character and request.by_position:
+            raise ElmoError(
+                f"--by-position counts characters for {model.where}, a model of characters, and --segment {segment} "
+                "gives words: use --segment chars"
+            )
+        types, sentences = _types(model, scored), Sentences(scored)
         states: list[StateUse] = ["zero", "carry"] if request.state == "both" else [request.state]
         positions: dict[StateUse, ByPosition] = {}
         results: dict[StateUse, HeldOut] = {}
@@ -91,12 +101,18 @@ def run_eval(request: EvalRequest) -> None:
                 positions[state] = by_position(network, types, sentences, state=state)
                 results[state] = positions[state].all()
             else:
-                results[state] = evaluate(network, types, sentences, state=state)
+                found = evaluate(network, types, sentences, state=state)
+                results[state] = found.over(corpus.n_tokens + corpus.n_sentences) if by_character else found
         rows = [
             ("sentences", f"{corpus.n_sentences:,}"),
             ("tokens", f"{corpus.n_tokens:,}"),
             ("read with", f"--segment {segment} --split {split}"),
-            ("outside the vocabulary", f"{types.unknown_rate():.2%} of the tokens, counted as {_unknown(model)}"),
+            *([("scored by", f"character, {scored.n_tokens:,}; perplexities are per token")] if by_character else []),
+            (
+                "outside the vocabulary",
+                f"{types.unknown_rate():.2%} of the {'characters' if by_character else 'tokens'}, "
+                f"counted as {_unknown(model)}",
+            ),
             ("softmax", f"{len(network.head.bias):,} words, full"),
             *_perplexities(results),
         ]
@@ -200,14 +216,26 @@ def _types(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
     )
 
 
+def _taken_apart(corpus: PreparedCorpus, pieces: CharacterPieces, folder: Path) -> PreparedCorpus:
+    """The corpus with the pieces of each token in its place; the corpus itself if every token is one piece."""
+    apart = [pieces.of(text) for text in corpus.type_texts()]
+    if all(len(of) == 1 for of in apart):
+        return corpus
+    spans = pairwise(chain([0], corpus.ends.tolist()))
+    return PreparedCorpus.from_sentences(
+        ([piece for index in corpus.tokens[begin:end].tolist() for piece in apart[index]] for begin, end in spans),
+        folder,
+    )
+
+
 def _unknown(model: Checkpoint) -> str:
     assert model.vocab is not None
     return model.vocab.specials[2]
 
 
 def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
-    """A TSV with a line for each sentence: its number, tokens, perplexities and text."""
-    sentences = Sentences(corpus)
+    """A TSV with a line for each sentence of `corpus`: its number, tokens, perplexities and text."""
+    sentences = Sentences(types.corpus)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, dialect="excel-tab", lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
         table.writerow(["sentence", "tokens", "forward", "backward", "mean", "text"])
@@ -215,8 +243,8 @@ def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable
         for row in sentence_losses(network, types, sentences):
             end = int(corpus.ends[row.index])
             text = " ".join(corpus.type_text(int(index)) for index in corpus.tokens[begin:end])
-            begin = end
+            tokens, begin = end - begin, end
             losses = [row.forward] if row.backward is None else [row.forward, row.backward]
-            shown = [f"{perplexity_of(loss / (row.tokens + 1)):.2f}" for loss in losses]
-            mean = f"{perplexity_of(sum(losses) / len(losses) / (row.tokens + 1)):.2f}"
-            table.writerow([row.index + 1, row.tokens, shown[0], shown[1] if len(shown) > 1 else "", mean, text])
+            shown = [f"{perplexity_of(loss / (tokens + 1)):.2f}" for loss in losses]
+            mean = f"{perplexity_of(sum(losses) / len(losses) / (tokens + 1)):.2f}"
+            table.writerow([row.index + 1, tokens, shown[0], shown[1] if len(shown) > 1 else "", mean, text])

@@ -6,25 +6,22 @@ import json
 import sys
 from dataclasses import dataclass, field
 
-from elmokit.analyse.finding import IndexRequest, find_index, policy_of
+from elmokit.analyse.finding import IndexRequest, find_index
 from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.nearest import Neighbour, neighbours
 from elmokit.analyse.showing import in_context, terminal_width
-from elmokit.elmo import Elmo
+from elmokit.commands.model_request import ModelRequest
 from elmokit.errors import ElmoError
 from elmokit.text.policy import PolicyName
 
 
 @dataclass(frozen=True)
-class NeighboursRequest:
+class NeighboursRequest(ModelRequest):
     """The options of `elmo neighbours`."""
 
     word: str
     context: str
-    model: str
-    options: str | None = None
-    vocab: str | None = None
     where: IndexRequest = field(default_factory=IndexRequest)
     k: int = 10
     any_word: bool = False
@@ -32,19 +29,12 @@ class NeighboursRequest:
     position: int | None = None
     """Which token of the context, from 1, where the word is there several times."""
     json: bool = False
-    device: str | None = None
 
 
 def run_neighbours(request: NeighboursRequest) -> None:
     """Find the index or build it, and print the nearest contexts, a line each."""
-    elmo = Elmo.load(
-        request.model,
-        options=request.options,
-        vocab=request.vocab,
-        device=request.device,
-        segment=request.where.segment,
-    )
-    policy = policy_of(request.where, elmo)
+    elmo = request.load(request.where.segment)
+    policy = elmo.text_policy
     joiner = WordJoiner(elmo, policy.name, [request.word], ignore_case=request.ignore_case)
     tokens = joiner.join(policy.split(request.context))
     place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=policy.name)

@@ -9,43 +9,37 @@ from pathlib import Path
 import numpy as np
 
 from elmokit.analyse.figures import check_groups, check_picture
-from elmokit.analyse.finding import IndexRequest, find_index, policy_of
+from elmokit.analyse.finding import IndexRequest, find_index
 from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.index import Occurrence
 from elmokit.analyse.index_text import in_pieces
 from elmokit.analyse.joining import WordJoiner
 from elmokit.analyse.similarity_picture import draw_similarity, similarities
 from elmokit.analyse.words_picture import draw_words, place_words
+from elmokit.commands.model_request import ModelRequest
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.text.tokens import SegmenterName
 
 
 @dataclass(frozen=True)
-class SimilarityRequest:
+class SimilarityRequest(ModelRequest):
     """The options of `elmo plot similarity`."""
 
     first: str
     second: str
     output: Path
-    model: str
-    options: str | None = None
-    vocab: str | None = None
     segment: SegmenterName | None = None
     """None: as the model's training text was read, or at white space where that is not known."""
     font: Path | None = None
-    device: str | None = None
 
 
 @dataclass(frozen=True)
-class WordsRequest:
+class WordsRequest(ModelRequest):
     """The options of `elmo plot words`."""
 
     words: Sequence[str]
     output: Path
-    model: str
-    options: str | None = None
-    vocab: str | None = None
     sentences: Sequence[str] = ()
     """The sentences in which the words stand; without any, those of a corpus."""
     where: IndexRequest = field(default_factory=IndexRequest)
@@ -53,7 +47,6 @@ class WordsRequest:
     """So many of each word are taken from a corpus."""
     ignore_case: bool = False
     font: Path | None = None
-    device: str | None = None
 
 
 def run_similarity(request: SimilarityRequest) -> None:
@@ -62,9 +55,7 @@ def run_similarity(request: SimilarityRequest) -> None:
     if request.font is not None:
         add_font(request.font)
     families_for([request.first, request.second])
-    elmo = Elmo.load(
-        request.model, options=request.options, vocab=request.vocab, device=request.device, segment=request.segment
-    )
+    elmo = request.load(request.segment)
     first, second = elmo.text_policy.sentences_of([request.first, request.second])
     if not first or not second:
         raise ElmoError("a heat map is of two sentences, and one of those given has no tokens")
@@ -84,13 +75,7 @@ def run_words(request: WordsRequest) -> None:
         raise ElmoError("give the sentences with --sentence or a text with --corpus, not both")
     asked = list(dict.fromkeys(request.words))
     check_groups(len(asked), "words")
-    elmo = Elmo.load(
-        request.model,
-        options=request.options,
-        vocab=request.vocab,
-        device=request.device,
-        segment=request.where.segment,
-    )
+    elmo = request.load(request.where.segment)
     found = _in_sentences(request, asked, elmo) if request.sentences else _in_corpus(request, asked, elmo)
     draw_words(asked, place_words(elmo, asked, found), request.output)
     print(f"wrote {request.output}")
@@ -98,7 +83,7 @@ def run_words(request: WordsRequest) -> None:
 
 def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
     found = []
-    policy = policy_of(request.where, elmo)
+    policy = elmo.text_policy
     joiner = WordJoiner(elmo, policy.name, asked, ignore_case=request.ignore_case)
     for number, sentence in enumerate(request.sentences):
         tokens = tuple(joiner.join(policy.split(sentence)))

@@ -12,19 +12,16 @@ from elmokit.analyse.fonts import add_font, families_for
 from elmokit.analyse.sense_picture import draw_senses
 from elmokit.analyse.senses import Senses, find_senses
 from elmokit.analyse.showing import in_context, terminal_width
-from elmokit.elmo import Elmo
+from elmokit.commands.model_request import ModelRequest
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 
 
 @dataclass(frozen=True)
-class SensesRequest:
+class SensesRequest(ModelRequest):
     """The options of `elmo senses`."""
 
     word: str
-    model: str
-    options: str | None = None
-    vocab: str | None = None
     where: IndexRequest = field(default_factory=IndexRequest)
     clusters: int | None = None
     """None: as many as there are, from 1 to 8."""
@@ -35,7 +32,6 @@ class SensesRequest:
     font: Path | None = None
     seed: int = 1
     json: bool = False
-    device: str | None = None
 
 
 def run_senses(request: SensesRequest) -> None:
@@ -48,13 +44,7 @@ def run_senses(request: SensesRequest) -> None:
         families_for([request.word])  # a missing font has to show before anything is read
     elif request.font is not None:
         raise ElmoError("--font is for the picture: add --output FILE.png")
-    elmo = Elmo.load(
-        request.model,
-        options=request.options,
-        vocab=request.vocab,
-        device=request.device,
-        segment=request.where.segment,
-    )
+    elmo = request.load(request.where.segment)
     index = find_index(request.where, elmo, words=[request.word], ignore_case=request.ignore_case)
     senses = find_senses(
         index,

@@ -90,7 +90,7 @@ def _normalised(tensor: Tensor, mask: Tensor | None) -> Tensor:
 class Elmo(nn.Module):
     """Character ids → weighted sums of the biLM's layers.
 
-    `options_file` and `weight_file` are paths or http(s) addresses; for a model whose options lie beside its weights,
+    `options_file` and `weight_file` are paths or http(s) addresses; for a model whose options are next to its weights,
     or in another format than AllenNLP's, `options_file` may be None. Starts in training mode, with dropout: call
     `.eval()` for vectors. `stateful=False` makes a sentence's vectors independent of earlier calls.
 

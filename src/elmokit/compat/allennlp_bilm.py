@@ -231,7 +231,7 @@ class _ElmoBiLm(nn.Module):
     def forward(self, inputs: Tensor | None, word_inputs: Tensor | None = None) -> dict[str, Any]:
         """inputs [B, T, 50], word_inputs [B, T] → `activations`, L+1 of [B, T+2, D], and `mask` [B, T+2].
 
-        Word ids are used where there is a cache and all of them lie in it; then the characters are not looked at.
+        Word ids are used where there is a cache and all of them are in it; then the characters are not looked at.
         """
         words = None if word_inputs is None or self._word_embedding is None else self._cached(word_inputs)
         if words is None:

@@ -207,7 +207,7 @@ def _origin(sources: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def _earlier_versions(folder: Path, origin: str, sources: Sequence[str]) -> str | None:
-    """A message about other corpora of the same origin beside a new one; None if there are none.
+    """A message about other corpora of the same origin in the folder of a new one; None if there are none.
 
     They are not removed: a run that began with one may have to be resumed, and only the user knows that.
     """

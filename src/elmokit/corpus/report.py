@@ -1,4 +1,4 @@
-"""What was read, kept and skipped, with the reason and the first place; and progress while a corpus is prepared."""
+"""What was read, used and skipped, with the reason and the first place; and progress while a corpus is prepared."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
         if name in names:
             return files.source, name
     raise ElmoError(
-        f"{files.source.describe(weights)} needs its options file: put options.json beside it or give options= "
-        "(--options)"
+        f"{files.source.describe(weights)} needs its options file: put options.json in the same folder "
+        "or give options= (--options)"
     )
 
 
@@ -256,7 +256,7 @@ def _read_head(
 
 
 def _read_vocabulary(files: ModelFiles, *, needed: bool) -> Vocabulary | None:
-    """The vocabulary that was given, or the one beside the weights."""
+    """The vocabulary that was given, or the one in the folder of the weights."""
     if files.vocab is not None or "vocab.txt" not in files.source.names():
         return files.vocab
     try:
@@ -485,6 +485,7 @@ FORMAT = Format(
     detect=detect,
     read=read,
     write=write,
+    contexts=("lstm",),
     files=("*.json", "*.hdf5", "*.h5", "vocab.txt"),
     takes_options=True,
 )

@@ -16,6 +16,7 @@ from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM, int8_names
 from elmokit.model.int8 import VALUES, check_int8, dense, quantised
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
+from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import Vocabulary
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -38,7 +39,7 @@ class Checkpoint:
     symbols: SymbolTable | None = None
     """The code points of a model with an alphabet of its own."""
     head: dict[str, Tensor] = field(default_factory=dict)
-    """The softmax: `weight` [V, P], or `weight.values` and `weight.scales` in 8 bits, and `bias` [V]; or empty."""
+    """The softmax: `weight` [V, P], or `weight.values` and `weight.scales` for int8, and `bias` [V]; or empty."""
     mixes: list[dict[str, Any]] = field(default_factory=list)
     """`weights`, `gamma` and `layer_norm` of saved mixes."""
     text: dict[str, str] = field(default_factory=dict)
@@ -120,27 +121,27 @@ class Checkpoint:
                 )
 
     def in_int8(self) -> Checkpoint:
-        """The same model with its matrices in 8 bits, the nearest there are; such a model is not trained any more."""
+        """The same model with its matrices rounded to int8; such a model is not trained any more."""
         if self.int8:
             return self
         return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={})
 
     def in_floats(self, *, softmax: bool = True) -> Checkpoint:
-        """The same model without 8 bits, for what cannot use them; without `softmax`, that one stays as it is."""
+        """The same model in floats, for what cannot use int8; without `softmax`, the softmax stays as it is."""
         if not (self.int8 or (softmax and self.softmax_int8)):
             return self
         head = self.softmax_in_floats() if softmax else self.head
         return replace(self, weights=dense(self.weights), head=head)
 
     def softmax_in_floats(self) -> dict[str, Tensor]:
-        """The softmax without 8 bits, which were not read when the file was opened."""
+        """The softmax in floats; int8 values were not read when the file was opened."""
         if self.softmax_int8:
             check_int8(self.head[f"weight{VALUES}"], f"softmax weight{VALUES}", self.where)
         return dense(self.head)
 
     @property
     def softmax_int8(self) -> bool:
-        """Whether there is a softmax, in 8 bits."""
+        """Whether there is a softmax, and it is int8."""
         return f"weight{VALUES}" in self.head
 
     def indexer(self) -> Indexer:
@@ -155,6 +156,13 @@ class Checkpoint:
             return ByteIndexer(characters.max_characters)
         assert self.vocab is not None
         return WordIndexer(self.vocab)
+
+    def character_pieces(self, text: Mapping[str, str]) -> CharacterPieces | None:
+        """How tokens are taken apart, if the model's training text, by what `text` says of it, was characters."""
+        if text.get("segment") != "chars":
+            return None
+        indexer = self.indexer()
+        return CharacterPieces([indexer.begin, indexer.end, *(self.vocab.specials if self.vocab else ())])
 
 
 def check_plain(value: Tensor, name: str, where: str) -> None:
@@ -177,7 +185,7 @@ def check_finite(value: Tensor, name: str, where: str) -> None:
 
 
 def check_shape(got: tuple[int, ...], expected: tuple[int, ...], name: str, where: str) -> None:
-    """Refuse a tensor that does not fit the configuration beside it."""
+    """Refuse a tensor that does not fit the model's configuration."""
     if got != expected:
         raise ElmoError(
             f"{where}: {name} must have the shape {expected} by the model's options, got {got}: "

@@ -23,8 +23,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a model of any format from a path, or a bundled one or one on the Hub by its name.
 
-    `options`, `vocab` and `token_embeddings` name files that are not beside the weights. With `int8` the matrices are
-    quantised, one by one where the format allows it; without it they have the dtype in which they are stored.
+    `options`, `vocab` and `token_embeddings` name files that are not in the folder of the weights. With `int8` the
+    matrices are quantised, one by one where the format allows it; without it they have their stored dtype.
     """
     files = detect(resolved(path))
     if options is not None:

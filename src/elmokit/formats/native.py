@@ -44,7 +44,7 @@ _LAYER_NORMS = (False, True, "batch", "sentence")
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """config.json, if it is of this format or beside model.safetensors."""
+    """config.json, if it is of this format or if model.safetensors is in the same folder."""
     if name not in (None, "model.safetensors"):
         return None
     names = source.names()
@@ -172,7 +172,7 @@ def _words(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
 
 
 def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
-    """The softmax; one in 8 bits stays in its file, unread, until it is used."""
+    """The softmax; int8 stays in its file, unread, until it is used."""
     head = _load(source, "lm_head.safetensors", int8=True)
     n_words = head["bias"].numel() if "bias" in head else 0
     got = {name: tuple(value.shape) for name, value in head.items()}
@@ -202,7 +202,7 @@ def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]
 
 
 def _quantised(source: Source, name: str, matrices: set[str]) -> dict[str, Tensor]:
-    """The tensors of a file, those of the names in 8 bits; in floats there is never more than one in memory."""
+    """The tensors of a file, those of the names as int8; in floats there is never more than one in memory."""
     where = source.describe(name)
     found: dict[str, Tensor] = {}
     try:
@@ -222,7 +222,7 @@ def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, "pt") as file:
         keys = list(file.keys())
     for key in keys:
-        with safe_open(path, "pt") as file:  # anew for each: what was read stays in memory until it is closed
+        with safe_open(path, "pt") as file:  # again for each: what was read stays in memory until it is closed
             yield key, file.get_tensor(key)
 
 

@@ -58,6 +58,8 @@ class Format:
     """Whether it has an options file that the user may name with `options`."""
     dtypes: Sequence[str] = ("float32",)
     """The dtypes that `write` can store."""
+    contexts: Sequence[str] = ()
+    """The kinds of context encoder that it can store; empty for every kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ class ModelFiles:
     options: tuple[Source, str] | None = None
     """The options file, if the user named one."""
     vocab: Vocabulary | None = None
-    """The vocabulary, if the user gave one; it replaces the one beside the weights."""
+    """The vocabulary, if the user gave one; it replaces the one in the folder of the weights."""
     int8: bool = False
     """Whether the matrices are wanted in int8; a reader that quantises them one by one saves memory."""
 
@@ -134,7 +136,7 @@ def find(path: Path) -> ModelFiles | None:
     if is_zip(path):  # asked last: the pickles of ELMoForManyLangs are zips too
         return _ask(ZipSource(path), None)
     if first_bytes(folder, path.name).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        # A JSON file stands for the model beside it, and is its options file if the format has one.
+        # A JSON file names the model in its folder, and is its options file if the format has one.
         found = _ask(folder, None)
         if found is not None and found.format.takes_options:
             return replace(found, options=(folder, path.name))

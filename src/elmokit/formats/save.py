@@ -22,6 +22,12 @@ def write_checkpoint(
 ) -> None:
     """Write a model as files of a format; `dtype` and `softmax` are those of `stored_in`."""
     chosen = format_to_write(format, target, dtype=dtype, softmax=softmax)
+    kind = checkpoint.config.context.kind
+    if chosen.contexts and kind not in chosen.contexts:
+        raise ElmoError(
+            f"the format {format} stores models with the context encoder {either(chosen.contexts)}, and this one has "
+            f"{kind}: choose the format {DEFAULT_FORMAT}"
+        )
     checkpoint = stored_in(checkpoint, dtype, softmax)
     _refuse_hidden(target, chosen)
     assert chosen.write is not None

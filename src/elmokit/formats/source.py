@@ -95,7 +95,7 @@ class ZipSource:
             with zipfile.ZipFile(path) as archive:
                 listed = archive.infolist()
                 if not all(info.filename for info in listed):
-                    raise ElmoError(f"{path} holds a file without a name; do not trust it")
+                    raise ElmoError(f"{path} contains a file without a name; do not trust it")
                 check_zip(archive, self._stored, str(path))
         except ElmoError:
             raise

@@ -1,4 +1,4 @@
-"""In which numbers a model is stored: its network and its softmax, each in floats or in 8 bits."""
+"""The dtypes in which a model is stored: its network and its softmax, each in floats or int8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SoftmaxNumbers = Literal["float32", "float16", "int8", "none"]
 def stored_in(checkpoint: Checkpoint, dtype: Numbers | None, softmax: SoftmaxNumbers | None) -> Checkpoint:
     """The same model in other numbers; None leaves them as they are, and "none" leaves the softmax out.
 
-    Without `softmax`, one in floats follows a `dtype` in floats; one in 8 bits stays so.
+    Without `softmax`, one in floats follows a `dtype` in floats; int8 stays int8.
     """
     for name, value, kinds in (("dtype", dtype, Numbers), ("softmax", softmax, SoftmaxNumbers)):
         if value is not None and value not in get_args(kinds):

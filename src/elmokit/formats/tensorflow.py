@@ -48,7 +48,7 @@ def _newest_checkpoint(source: Source) -> str | None:
                 named = value.strip().strip('"').replace("\\", "/").rpartition("/")[2]
                 if f"{named}{_SUFFIX}" in names:
                     return named
-                # The weights of a run that was cleaned up may be beside it in an HDF5 file.
+                # The weights of a run that was cleaned up may be in an HDF5 file in the same folder.
                 if not prefixes and not any(name.endswith(HDF5_SUFFIXES) for name in names):
                     raise ElmoError(
                         f"{source.describe('checkpoint')} names {named}, and {source.describe(named)}.index is missing"

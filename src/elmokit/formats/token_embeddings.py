@@ -84,6 +84,7 @@ FORMAT = Format(
     detect=detect,
     read=read,
     write=write,
+    contexts=("lstm",),
     files=("*.hdf5", "*.h5"),
     suffixes=HDF5_SUFFIXES,
 )

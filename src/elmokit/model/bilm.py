@@ -16,6 +16,7 @@ from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_con
 from elmokit.model.int8 import VALUES, to_int8
 from elmokit.model.shell import shells
 from elmokit.model.token_encoder import TokenEncoder
+from elmokit.ops.changes import count_fused_updates
 
 TYPES = 1024
 """Tokens that go through the character convolutions together."""
@@ -37,6 +38,7 @@ class BiLM(nn.Module):
 
     def __init__(self, config: ElmoConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
+        count_fused_updates()
         self.config = config
         self.dropout = dropout
         self.int8 = False

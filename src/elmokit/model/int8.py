@@ -16,7 +16,7 @@ from elmokit.ops.int8 import LARGEST, Int8Matrix
 from elmokit.ops.linear import linear
 
 _BLOCK = 2**20
-"""Numbers that are quantised at once: little memory besides the matrix and its int8 form."""
+"""Numbers that are quantised at once: little memory in addition to the matrix and its int8 form."""
 VALUES, SCALES = ".values", ".scales"
 """What follows a matrix's name in a file where it is int8."""
 

@@ -46,7 +46,7 @@ def choose_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def choose_int8_device(device: str | torch.device | None) -> torch.device:
-    """The CPU, the only device where matrices in 8 bits are used."""
+    """The CPU, the only device where int8 matrices are used."""
     if device is None:
         log.info("device cpu: dtype int8 is for the CPU")
         return torch.device("cpu")

@@ -18,7 +18,8 @@ from elmokit.errors import ElmoError
 from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
-from elmokit.ops.transformer import BlockWeights, choose, gelu, norm, transformer
+from elmokit.ops.transformer import choose, gelu, norm, transformer
+from elmokit.ops.weights import BlockWeights
 
 WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
 """Which word a head predicts, and what a token sees then; this word is masked."""

@@ -66,7 +66,7 @@ class TypeCache:
         return 0 if kept is None else len(kept.numbers) * kept.table.shape[1] * kept.table.element_size()
 
     def clear(self) -> None:
-        """Forget all words, and start counting anew."""
+        """Forget all words, and start counting again."""
         with self._lock:
             self._kept, self.hits, self.misses = None, 0, 0
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.transformer import BlockWeights
-from elmokit.ops.weights import LstmWeights
+from elmokit.ops.weights import BlockWeights, LstmWeights
 
 
 def clip(values: Tensor, bound: float | None) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,25 +19,10 @@ from elmokit.ops.attention import Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
 from elmokit.ops.paths import Choice, forced_choice
+from elmokit.ops.weights import BlockWeights
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
-
-
-class BlockWeights(NamedTuple):
-    """The numbers of one block; H heads, P numbers per token, I inside the feed-forward part."""
-
-    qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
-    out: Tensor | Int8Matrix  # [P, P]
-    up: Tensor | Int8Matrix  # [2I, P]: values, then their gates
-    down: Tensor | Int8Matrix  # [P, I]
-    gate_weight: Tensor  # [H, P]
-    gate_bias: Tensor  # [H]
-
-    @property
-    def n_heads(self) -> int:
-        """H."""
-        return len(self.gate_bias)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -70,6 +54,11 @@ def transformer(
     dropout: float = 0.0,
 ) -> Tensor:
     """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
+    choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
+    if choice.path == "native":
+        from elmokit.ops.native.transformer import transformer_native
+
+        return transformer_native(x, segments, blocks, window=window, outputs=outputs)
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 
@@ -79,6 +68,13 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
         return asked_for
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
+    if x.device.type == "cpu":
+        from elmokit.ops import native
+        from elmokit.ops.native import transformer as compiled
+
+        against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
+        against = against or compiled.reason_against(x, blocks)
+        return Choice("packed", lambda: against) if against else Choice("native", native.description)
     return Choice("packed", lambda: f"torch's operations on {x.device.type}")
 
 

@@ -1,9 +1,10 @@
-"""The numbers of one LSTM layer in one direction."""
+"""The numbers of one LSTM layer in one direction, and of one Transformer block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -43,3 +44,19 @@ class Int8LstmWeights:
 
 
 AnyLstmWeights = LstmWeights | Int8LstmWeights
+
+
+class BlockWeights(NamedTuple):
+    """The numbers of one block; H heads, P numbers per token, I inside the feed-forward part."""
+
+    qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
+    out: Tensor | Int8Matrix  # [P, P]
+    up: Tensor | Int8Matrix  # [2I, P]: values, then their gates
+    down: Tensor | Int8Matrix  # [P, I]
+    gate_weight: Tensor  # [H, P]
+    gate_bias: Tensor  # [H]
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return len(self.gate_bias)

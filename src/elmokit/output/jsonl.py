@@ -1,6 +1,6 @@
 """JSON lines: {"index", "dim", "tokens", "vectors": [[...], ...]} for each sentence.
 
-With all layers "layers" [L+1][T][D] stands in place of "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which an
+With all layers "layers" [L+1][T][D] replaces "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which an
 empty sentence could not show otherwise. Numbers are the shortest that give the same float32 again; NaN is null and an
 infinity 1e999, for JSON has neither. Everything beyond ASCII is escaped, so NUL and lone surrogates survive.
 """

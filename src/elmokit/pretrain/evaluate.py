@@ -22,10 +22,9 @@ from elmokit.errors import ElmoError
 from elmokit.model.bilm import moved
 from elmokit.model.language_model import masked_losses, score
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.in_order import InOrderReader
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import NO_TARGET, Ints, Sentences
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader, Ints, Sentences
 
 ROWS = 64
 """Rows that are read next to each other where the state is carried."""
@@ -51,6 +50,15 @@ class HeldOut:
     """Of each direction."""
     masked: float | None = None
     """Of masked words, from both their sides at once, for encoders that can predict them."""
+
+    def over(self, predictions: int) -> HeldOut:
+        """The same losses as means over another number of predictions, such as words instead of their characters."""
+
+        def again(perplexity: float) -> float:
+            return perplexity_of(math.log(perplexity) * self.predictions / predictions)
+
+        backward = None if self.backward is None else again(self.backward)
+        return HeldOut(again(self.mean), again(self.forward), backward, predictions)
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,57 @@ class WindowReader:
         return Windows(inputs, targets, keep, places)
 
 
+class InOrderReader(WindowReader):
+    """Reads a text in its own order: each row has a part of the sentences to itself, and reads it to its end.
+
+    A state that a row carries then comes from the sentence before in the text. In training the rows take sentences in
+    turn, as bilm-tf's do, and the state comes from a sentence further back.
+    """
+
+    def __init__(self, sentences: Sentences, *, rows: int, window: int, reset: float = 0.0) -> None:
+        assert not sentences.shuffle
+        super().__init__(sentences, rows=rows, window=window, reset=reset, endless=False)
+        cuts = _cuts(sentences, rows)
+        self._stop = cuts[1:]
+        self.position = Position(len(sentences), cuts[:-1], np.zeros(rows, np.int64))
+
+    def read(self) -> Plan | None:
+        """The next window, or None where all rows have ended."""
+        place, offset = self.position.row_place, self.position.row_offset
+        # Sentences of a row in a window: each has two inputs or more, but for the rest of the first.
+        most = self.window // 2 + 2
+        places = place[:, None] + np.arange(most)
+        there = places < self._stop[:, None]
+        sentences = self.sentences.at(np.minimum(places, len(self.sentences) - 1))
+        begins, lengths = self.sentences.spans(sentences)
+        offsets = np.zeros_like(places)
+        offsets[:, 0] = offset
+        left = np.where(there, lengths + 1 - offsets, 0)
+        columns = np.cumsum(left, axis=1) - left
+        taken = np.clip(self.window - columns, 0, left)
+        if not taken.any():
+            return None
+        row = np.broadcast_to(np.arange(self.rows)[:, None], places.shape)
+        pieces = np.stack([row, columns, taken, places, offsets, begins, lengths], axis=-1)[taken > 0]
+        ended = (there & (taken == left)).sum(axis=1)
+        reached = (offsets + taken)[np.arange(self.rows), ended]
+        self.position = Position(len(self.sentences), place + ended, reached)
+        return Plan(pieces, self.position)
+
+
+def _cuts(sentences: Sentences, rows: int) -> Ints:
+    """[rows + 1]: where stretches of about the same number of tokens begin and end, in sentences."""
+    count = len(sentences)
+
+    def inputs_to(place: int) -> int:
+        sentence = int(sentences.at(np.array([place]))[0])
+        return int(sentences.corpus.ends[sentence]) + sentence + 1
+
+    total = inputs_to(count - 1)
+    inside = [bisect_left(range(count), total * row // rows, key=inputs_to) for row in range(1, rows)]
+    return np.array([0, *inside, count], np.int64)
+
+
 class _Coming:
     """The sentences that come next: where they begin, their lengths, the inputs before each; looked up in blocks."""
 

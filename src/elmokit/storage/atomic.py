@@ -51,7 +51,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it once the block has ended without an error."""
+    """A temporary file in the folder of `path` that replaces it once the block has ended without an error."""
     with errors(path), hidden_file(path) as temporary:
         # Not mkstemp, whose files only their owner can read.
         temporary.touch(exist_ok=False)
@@ -152,7 +152,7 @@ def read_description(path: Path, format: str, version: int, what: str, advice: s
 
 @contextmanager
 def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `folder` that replaces it once the block, which flushes its files, has ended.
+    """A temporary folder next to `folder` that replaces it once the block, which flushes its files, has ended.
 
     `errors` explains those that are not the block's own. What killed writers of the folder left is removed: all of it
     where the caller is `alone`, and otherwise what is a day old.
@@ -185,7 +185,7 @@ def _replace_folder(temporary: Path, folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path` that nobody can guess; `cache.remove_leftovers` recognises it."""
+    """A hidden name in the folder of `path` that nobody can guess; `cache.remove_leftovers` recognises it."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 

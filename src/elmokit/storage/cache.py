@@ -36,7 +36,7 @@ def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
 
 
 def remove_abandoned(folder: Path, names: str) -> None:
-    """Remove what killed builders left beside a folder whose lock the caller has; `names` is a pattern of theirs."""
+    """Remove what killed builders left next to a folder whose lock the caller has; `names` is a pattern of theirs."""
     parent = folder.parent
     # Not the caller's lock, which some network file systems would give it again, and free when the second is released.
     for path in set(parent.glob(f".{names}.lock")) - {parent / f".{folder.name}.lock"}:

@@ -9,7 +9,7 @@ KEY_BYTES = 16
 
 
 def key_of(facts: object) -> bytes:
-    """The 16 bytes that stand for anything JSON can express."""
+    """A digest of 16 bytes of anything JSON can express."""
     # ASCII JSON keeps words apart whatever is in them, and can express lone surrogates.
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode("ascii"), digest_size=KEY_BYTES).digest()
 

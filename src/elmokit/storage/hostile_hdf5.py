@@ -30,7 +30,7 @@ _FILTERS |= {(_SHUFFLE,), (_CHECKSUM,), (_SHUFFLE, _CHECKSUM)}
 _REFERENCE = struct.Struct("<IQI")
 """A string of variable length in its dataset: its length, where its heap begins, its number there."""
 _OBJECT = struct.Struct("<H6xQ")
-"""What stands before an object in a heap: its number and its length."""
+"""What comes before an object in a heap: its number and its length."""
 _HEAPS_AT_ONCE = 8
 
 
@@ -51,7 +51,7 @@ def find(group: Any, name: str) -> Any | None:  # noqa: ANN401
 def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: ANN401
     """Refuse a dataset that is not numbers, not in this file, not whole, or unpacks to far more than `file_bytes`."""
     if dataset.dtype.kind not in "fiu":
-        raise ElmoError(f"{where} must hold numbers, got {dataset.dtype}")
+        raise ElmoError(f"{where} must contain numbers, got {dataset.dtype}")
     _refuse_elsewhere(dataset, where)
     shape = (0,) if dataset.shape is None else dataset.shape
     stored, needed = dataset.id.get_storage_size(), math.prod(shape) * dataset.dtype.itemsize
@@ -95,7 +95,7 @@ class Strings:
     def __init__(self, dataset: Any, raw: BinaryIO, where: str) -> None:  # noqa: ANN401
         kind = h5py.check_string_dtype(dataset.dtype)
         if kind is None or kind.length is not None or dataset.ndim != 1:
-            raise ElmoError(f"{where} must hold strings of variable length, got {dataset.dtype}")
+            raise ElmoError(f"{where} must contain strings of variable length, got {dataset.dtype}")
         _refuse_elsewhere(dataset, where)
         self._raw = raw
         self._bytes = raw.seek(0, 2)
@@ -139,7 +139,7 @@ class Strings:
 
     def _read_heap(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
         if address + 16 > self._bytes:
-            raise ValueError(f"a heap must lie in the file, got byte {address}")
+            raise ValueError(f"a heap must be in the file, got byte {address}")
         self._raw.seek(address)
         magic, version, size = struct.unpack("<4sB3xQ", self._raw.read(16))
         self._budget -= size
@@ -161,7 +161,7 @@ class Strings:
 
 def _refuse_elsewhere(dataset: Any, where: str) -> None:  # noqa: ANN401
     if dataset.external or dataset.is_virtual:
-        raise ElmoError(f"{where} must lie in the file itself, and it points to another one; do not trust it")
+        raise ElmoError(f"{where} must be in the file itself, and it points to another one; do not trust it")
 
 
 def _cut_short(where: str, stored: int, needed: int) -> ElmoError:

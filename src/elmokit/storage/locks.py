@@ -76,7 +76,7 @@ def try_lock(path: Path) -> ProcessLock:
 def folder_lock(
     folder: Path, message: str, errors: Callable[[Path], AbstractContextManager[object]]
 ) -> Iterator[ProcessLock]:
-    """One process at a time in the block, by a lock file beside the folder; others wait, and log the message.
+    """One process at a time in the block, by a lock file next to the folder; others wait, and log the message.
 
     `errors` explains errors of the disk on the way to the lock.
     """

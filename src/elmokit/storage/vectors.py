@@ -2,8 +2,8 @@
 
     ROOT/NAME/<random>.safetensors
 
-A key stands for a sentence's tokens, and NAME for all else that decides the vectors: the model, the layers, the dtype.
-S sentences of N rows in all, where a row is a token, or a whole sentence where its tokens are pooled:
+A key is a digest of a sentence's tokens. NAME is a digest of everything else that decides the vectors: the model, the
+layers, the dtype. S sentences have N rows in all; a row is a token, or a whole sentence where its tokens are pooled:
 
 | tensor | shape | contents |
 | --- | --- | --- |
@@ -282,7 +282,7 @@ class StoredLayers:
     """The layers of sentences that are stored, read by batches of sentences or by rows.
 
     `lengths` are the rows of each sentence, and `width` is D. `layers` says how many are read of those that are stored
-    beside the word vectors, which are layer 0 where there are any.
+    next to the word vectors, which are layer 0 where there are any.
     """
 
     def __init__(self, places: Sequence[Place], *, layers: int, width: int, words: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a task is trained on, one example of each kind; `line` is where it stands in its file, for messages."""
+"""What a task is trained on, one example of each kind; `line` is its line in the file, for messages."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _halved(value: Tensor) -> Tensor:
-    """In half precision where that loses nothing, as in a model that was stored so."""
+    """As float16 where that loses nothing, as in a model that was stored so."""
     if not value.is_floating_point():
         return value
     half = value.half()

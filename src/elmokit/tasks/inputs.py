@@ -114,7 +114,7 @@ class InputEncoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def beside(self, outputs: Tensor, batch: SentenceBatch) -> Tensor:
-        """The LSTM's outputs [B, T, H], with ELMo again beside them where that was asked for."""
+        """The LSTM's outputs [B, T, H], followed by ELMo again where that was asked for."""
         if self.elmo_again is None:
             return outputs
         layers = _layers(batch)

@@ -20,7 +20,7 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Labels:
-    """The names of the classes, each at its id, and how often each stands in the training data."""
+    """The names of the classes, each at its id, and how often each occurs in the training data."""
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
@@ -147,7 +147,7 @@ def scores_of(examples: Sequence[PairExample], path: str | Path | None = None) -
 
 
 def check_scores(scores: Sequence[float], path: str | Path | None = None) -> None:
-    """Refuse training scores that are all alike."""
+    """Refuse training scores that are all the same."""
     if len(set(scores)) < 2:
         where = "the training data" if path is None else str(path)
         raise ElmoError(f"scores must differ to be learned from, got {scores[0]:g} {len(scores):,} times in {where}")

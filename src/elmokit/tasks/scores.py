@@ -228,7 +228,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 
 
 def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> NumberScores:
-    """Score predicted numbers, both [N]; a correlation with numbers that are all alike counts as 0."""
+    """Score predicted numbers, both [N]; a correlation with numbers that are all the same counts as 0."""
     right, guess = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     _check_lengths(len(right), len(guess))
     mse = float(np.mean((right - guess) ** 2))
@@ -275,7 +275,7 @@ def _token_types(found: Sequence[Sequence[Span]], lengths: Sequence[int]) -> lis
 
 
 def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    # Where all values are alike, subtracting their mean leaves rounding errors that would correlate.
+    # Where all values are the same, subtracting their mean leaves rounding errors that would correlate.
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0 or not np.isfinite([x, y]).all():
         return 0.0
     x, y = x - x.mean(), y - y.mean()

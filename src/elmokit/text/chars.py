@@ -1,7 +1,7 @@
 """From tokens to the ids that a model reads; the only place that knows 261 and 262.
 
 A byte model's raw ids are the UTF-8 bytes 0 to 255 and five markers; the id in the model is raw + 1, so that 0 is
-free for a padded token. A symbol model has a table of code points and, often, a table of words beside it.
+free for a padded token. A symbol model has a table of code points and, often, a table of words.
 """
 
 from __future__ import annotations

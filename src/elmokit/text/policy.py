@@ -151,7 +151,7 @@ def rows_of_tokens(
         raise ElmoError(f"sequence_len must have a length for each of the {len(rows)} sentences, got {len(lengths)}")
     for row, length in zip(rows, lengths, strict=True):
         if not 0 <= length <= len(row):
-            raise ElmoError(f"sequence_len must lie between 0 and the {len(row)} tokens of its row, got {length}")
+            raise ElmoError(f"sequence_len must be between 0 and the {len(row)} tokens of its row, got {length}")
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""From text to tokens that know where in the text they stand."""
+"""From text to tokens that know where in the text they are."""
 
 import logging
 import re
@@ -46,7 +46,7 @@ def split_spaces(text: str) -> list[Token]:
 def split_english(text: str) -> list[Token]:
     """Split raw English text in the manner of the text that the released models were trained on.
 
-    The rules, and what they choose where there is a choice, stand in `elmokit.text.english`.
+    The rules, and what they choose where there is a choice, are in `elmokit.text.english`.
 
     >>> words(split_english("The U.S. didn't pay $1,000 (yet)."))
     ['The', 'U.S.', 'did', "n't", 'pay', '$', '1,000', '(', 'yet', ')', '.']

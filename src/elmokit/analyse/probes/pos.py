@@ -66,7 +66,7 @@ def probe_pos(
     if not seeds:
         raise ElmoError("a POS probe needs at least one seed, got none")
     tags = tuple(sorted({tag for example in train for tag in _tags(example)}))
-    # Neighbouring sentences are alike; a fixed shuffle lets every block of the file hold a bit of everything.
+    # Neighbouring sentences are similar; after a fixed shuffle every block contains a bit of everything.
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     train_labels, dev_labels = _labels(shuffled, tags), _labels(dev, tags)
     runs: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)

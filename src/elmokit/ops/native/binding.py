@@ -28,6 +28,7 @@ class Matrix(Structure):
         ("inputs", c_int64),
         ("gates", c_int64),
         ("half", c_int64),
+        ("parts", c_int64),
     )
 
 
@@ -153,6 +154,7 @@ class Transformer(Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("int8", c_int64),
+        ("most_parts", c_int64),
         ("blocks", POINTER(Block)),
         ("n_blocks", c_int64),
         ("x", c_void_p),

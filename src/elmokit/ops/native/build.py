@@ -1,4 +1,4 @@
-"""The C sources beside this file, compiled once for this machine and cached.
+"""The C sources in the folder source, compiled once for this machine and cached.
 
 What is loaded runs with all rights of this user, so a cached library counts only if nobody else could have written it
 or its folder, and if it is whole: its last bytes are a checksum. Otherwise each process compiles one for itself.

@@ -19,46 +19,77 @@ MOST_INT8_INPUTS = 65536
 """More products of 8-bit numbers may not fit in a 32-bit sum."""
 
 
-class PackedMatrix:
-    """The panels of one matrix, in memory of the library's own."""
+class PackedMemory:
+    """Memory of the library's own, large enough for some matrices, which follow each other in large pages."""
 
-    def __init__(self, kernels: Library, weight: Tensor | Int8Matrix, *, gates: int) -> None:
+    def __init__(self, kernels: Library, size: int) -> None:
+        address: int | None = kernels.allocate(size)
+        if address is None:
+            raise MemoryError(f"no {size} bytes for packed matrices")
+        weakref.finalize(self, kernels.free, address).atexit = False
+        self._free, self._end = address, address + size
+
+    def take(self, size: int) -> int:
+        """The address of so many bytes, at the beginning of a cache line."""
+        address = self._free
+        self._free += -(-size // 64) * 64
+        assert self._free <= self._end
+        return address
+
+
+def packed_bytes(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> int:
+    """Bytes of a packed matrix, at most: where they are fewer, the rest of its memory is never touched."""
+    matrix = Matrix(outputs=weight.shape[0], inputs=weight.shape[1:].numel(), gates=gates, parts=parts)
+    tables = 8 * kernels.table_items(ctypes.byref(matrix))
+    size: int = kernels.panel_bytes(ctypes.byref(matrix), isinstance(weight, Int8Matrix)) + tables + 3 * 64
+    return size
+
+
+class PackedMatrix:
+    """The panels of one matrix."""
+
+    def __init__(
+        self,
+        kernels: Library,
+        weight: Tensor | Int8Matrix,
+        *,
+        gates: int = 1,
+        parts: int = 1,
+        memory: PackedMemory | None = None,
+    ) -> None:
         self.library = kernels
         self.int8 = isinstance(weight, Int8Matrix)
         outputs, inputs = weight.shape[0], weight.shape[1:].numel()
         if self.int8 and inputs > MOST_INT8_INPUTS:
             raise ElmoError(f"a matrix of 8 bits may have {MOST_INT8_INPUTS} inputs at most, got {inputs}: use float32")
-        values, scales = parts(weight)
+        values, scales = values_and_scales(weight)
         values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
         half = not self.int8 and fit_halves(kernels, values)
-        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half)
+        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half, parts=parts)
         pointer = ctypes.byref(self.matrix)
-        self.matrix.panels = self._memory(self.library.panel_bytes(pointer, self.int8))
+        self.memory = memory or PackedMemory(kernels, packed_bytes(kernels, weight, gates=gates, parts=parts))
+        self.matrix.panels = self.memory.take(self.library.panel_bytes(pointer, self.int8))
         if scales is not None:
-            items = self.library.table_items(pointer)
-            self.matrix.scales, self.matrix.offsets = self._memory(4 * items), self._memory(4 * items)
+            size = 4 * self.library.table_items(pointer)
+            self.matrix.scales, self.matrix.offsets = self.memory.take(size), self.memory.take(size)
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
         let_go(values)
 
-    def _memory(self, size: int) -> int:
-        address: int | None = self.library.allocate(size)
-        if address is None:
-            raise MemoryError(f"no {size} bytes for a packed matrix")
-        weakref.finalize(self, self.library.free, address).atexit = False
-        return address
-
 
 _kept = Keeper[PackedMatrix]()
 
 
-def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1) -> PackedMatrix:
-    """The panels of weight [O, …], packed again only where it has changed; its rows are so many gates of cells."""
-    values, scales = parts(weight)
+def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> PackedMatrix:
+    """The panels of weight [O, …], packed again only where it has changed.
+
+    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own.
+    """
+    values, scales = values_and_scales(weight)
     check_place(values, scales)
     tensors = [values] if scales is None else [values, scales]
-    return _kept.of(kernels, tensors, gates, lambda: PackedMatrix(kernels, weight, gates=gates))
+    return _kept.of(kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts))
 
 
 def fit_halves(kernels: Library, values: Tensor) -> bool:
@@ -68,7 +99,7 @@ def fit_halves(kernels: Library, values: Tensor) -> bool:
     return bool(kernels.fit_halves(values.data_ptr(), values.numel()))
 
 
-def parts(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
+def values_and_scales(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
     """A matrix's numbers, and their scales where they are of 8 bits."""
     return (weight.values, weight.scales) if isinstance(weight, Int8Matrix) else (weight, None)
 

@@ -9,13 +9,13 @@ from elmokit.tasks.layers.attention import masked_max, masked_mean, masked_softm
 
 
 def align(first: Tensor, second: Tensor, first_mask: Tensor, second_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """first [B, T, D], second [B, S, D] → for each word the sum of the other's words, weighted by how alike they are.
+    """first [B, T, D], second [B, S, D] → for each word the sum of the other's words, weighted by how similar they are.
 
     [B, T, D] made of the second sentence's words, [B, S, D] made of the first's; zeros where the other has none.
     """
-    alike = first @ second.transpose(1, 2)  # [B, T, S]
-    for_first = masked_softmax(alike, second_mask.unsqueeze(1)) @ second
-    for_second = masked_softmax(alike.transpose(1, 2), first_mask.unsqueeze(1)) @ first
+    similarity = first @ second.transpose(1, 2)  # [B, T, S]
+    for_first = masked_softmax(similarity, second_mask.unsqueeze(1)) @ second
+    for_second = masked_softmax(similarity.transpose(1, 2), first_mask.unsqueeze(1)) @ first
     return for_first, for_second
 
 

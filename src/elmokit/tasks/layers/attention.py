@@ -45,7 +45,7 @@ class AttentionPooling(nn.Module):
 
 
 class Pooling(nn.Module):
-    """The pooling of a name; "attention" gives the attention's mean and, beside it, the maximum.
+    """The pooling of a name; "attention" gives the attention's mean and the maximum.
 
     A weighted mean tells what a text is about on the whole, the maximum whether anything in it speaks up.
     """

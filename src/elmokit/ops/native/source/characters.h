@@ -173,14 +173,15 @@ static void product_panel(const struct member *me, const struct product *p, int6
     struct characters_desk *desk = me->desk;
     const struct matrix *m = &p->weight;
     int64_t wide = padded(me->job->outputs), next = smaller(panel + me->size, panel_count(m) - 1);
+    const char *after = panel_at(m, next);
     float bias[WIDTH] __attribute__((aligned(64)));
     take_bias(p, panel, bias);
     if (me->job->int8) {
-        int8_product(m, 2 * me->n, desk->small, wide, panel, next, sums);
+        int8_product(m, 2 * me->n, desk->small, wide, panel, after, sums);
         add_both((float *)sums, bias, me->n, sums, m->scales + panel * WIDTH, desk->scales);
     } else {
         for (int64_t word = 0; word < me->n; word++) memcpy(sums + word * WIDTH, bias, sizeof bias);
-        float_product(m, me->n, me->x, wide, panel, next, (float *)sums);
+        float_product(m, me->n, me->x, wide, panel, after, (float *)sums);
     }
 }
 

@@ -36,7 +36,7 @@ void *elmokit_allocate(int64_t bytes) {
 
 void elmokit_free(void *memory) { free(memory); }
 
-/* The bytes of a matrix's panels; each of its [panels][WIDTH] side tables has elmokit_table_items numbers. */
+/* The bytes of a matrix's panels; each of its side tables has at most elmokit_table_items numbers. */
 int64_t elmokit_panel_bytes(const struct matrix *m, int64_t int8) {
     int64_t outputs = panel_count(m) * WIDTH;
     return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (m->half ? 2 : 4);
@@ -54,7 +54,7 @@ int elmokit_fit_halves(const float *numbers, int64_t count) {
     return same;
 }
 
-int64_t elmokit_table_items(const struct matrix *m) { return panel_count(m) * WIDTH; }
+int64_t elmokit_table_items(const struct matrix *m) { return panel_count(m) * WIDTH * m->parts; }
 
 struct packing {
     const struct matrix *m;

@@ -57,15 +57,16 @@ static void linear_work(void *given, int rank, int size) {
         if (job->bias) memcpy(bias, job->bias + output, count * sizeof(float));
         for (int64_t first = begin; first < end; first += most) {
             int64_t n = smaller(most, end - first), next = first == begin ? (panel + 1) % panels : panel;
+            const char *after = panel_at(m, next);
             if (job->twice) {
-                int8_product(m, 2 * n, desk->small + 2 * first * wide, wide, panel, next, sums);
+                int8_product(m, 2 * n, desk->small + 2 * first * wide, wide, panel, after, sums);
                 add_both((float *)sums, bias, n, sums, m->scales + output, desk->scales + 2 * first);
             } else if (job->int8) {
-                int8_product(m, n, desk->small + first * wide, wide, panel, next, sums);
+                int8_product(m, n, desk->small + first * wide, wide, panel, after, sums);
                 add_scaled((float *)sums, bias, n, sums, m->scales + output, desk->scales + first);
             } else {
                 for (int64_t row = 0; row < n; row++) memcpy(sums + row * WIDTH, bias, sizeof bias);
-                float_product(m, n, job->x + first * m->inputs, m->inputs, panel, next, (float *)sums);
+                float_product(m, n, job->x + first * m->inputs, m->inputs, panel, after, (float *)sums);
             }
             for (int64_t row = 0; row < n; row++)
                 memcpy(job->y + (first + row) * m->outputs + output, sums + row * WIDTH, count * sizeof(float));

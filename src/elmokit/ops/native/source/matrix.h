@@ -17,10 +17,11 @@
 struct matrix {
     const void *panels;
     const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
-    const int32_t *offsets; /* 8 bits: [panels][WIDTH], what the sums start from */
+    const int32_t *offsets; /* 8 bits: [parts][panels][WIDTH], what the sums start from */
     int64_t outputs, inputs;
     int64_t gates; /* 1, 2 or GATES */
     int64_t half;  /* whether its floats lie in 16 bits */
+    int64_t parts; /* 8 bits: the inputs come in so many parts, each with a sum of its own */
 };
 
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -29,6 +30,11 @@ INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE int64_t panel_count(const struct matrix *m) {
     return ceiling(m->outputs / m->gates, WIDTH / m->gates);
+}
+
+/* The inputs of a part; the last one may have fewer. */
+INLINE int64_t part_size(const struct matrix *m) {
+    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs, 4 * m->parts);
 }
 
 /* Activations of 8 bits come in rows of a multiple of 4. */
@@ -42,6 +48,12 @@ INLINE int64_t output_of(const struct matrix *m, int64_t panel, int v, int lane)
     return cell < cells ? v / vectors * cells + cell : -1;
 }
 
+/* Where a panel begins. */
+INLINE const char *panel_at(const struct matrix *m, int64_t panel) {
+    int64_t bytes = m->scales ? groups_of_4(m->inputs) * 4 : m->inputs * (m->half ? 2 : 4); /* of an output */
+    return (const char *)m->panels + panel * WIDTH * bytes;
+}
+
 #define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */
 
 /* The vector at place `at` of a panel of floats. */
@@ -49,32 +61,33 @@ INLINE floats weights_at(const int half, const void *panel, int64_t at) {
     return half ? widened((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
 }
 
-/* sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes apart. */
+/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes
+   apart. */
 INLINE void float_tile(
-    const int R, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
+    const int R, const int V, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
     const char *next, int64_t step
 ) {
     floats s[ROWS][GATES];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
         __builtin_prefetch(next + k * step, 0, 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             floats x = all(rows[r * stride + k]);
 #pragma GCC unroll 4
-            for (int v = 0; v < GATES; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
+            for (int v = 0; v < V; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
 }
 
 /* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
@@ -180,7 +193,7 @@ INLINE void float_tile_of(
     int rows_here, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
     const char *next, int64_t step
 ) {
-#define CALL(R) float_tile(R, half, count, rows, stride, panel, sums, next, step)
+#define CALL(R) float_tile(R, GATES, half, count, rows, stride, panel, sums, next, step)
     TILE_CASES(rows_here)
 #undef CALL
 }
@@ -195,13 +208,12 @@ static void int8_tile_of(
 }
 
 INLINE void product_in(
-    const int half, const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, int64_t next,
-    float *sums
+    const int half, const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel,
+    const char *after, float *sums
 ) {
     const int64_t bytes = WIDTH * (half ? 2 : 4); /* of one input of a panel */
     int64_t tiles = ceiling(n, ROWS);
-    const char *here = (const char *)m->panels + panel * m->inputs * bytes;
-    const char *after = (const char *)m->panels + next * m->inputs * bytes;
+    const char *here = panel_at(m, panel);
     for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
         int64_t count = smaller(K_BLOCK, m->inputs - k);
         const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
@@ -219,33 +231,43 @@ INLINE void product_in(
     }
 }
 
-/* sums [n][WIDTH] += rows [n][K] · panel; `next` is the panel that comes after it. */
+/* sums [n][WIDTH] += rows [n][K] · panel; `after` is the place of the panel that is needed next. */
 static void float_product(
-    const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, int64_t next, float *sums
+    const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, const char *after, float *sums
 ) {
     if (m->half)
-        product_in(1, m, n, rows, stride, panel, next, sums);
+        product_in(1, m, n, rows, stride, panel, after, sums);
     else
-        product_in(0, m, n, rows, stride, panel, next, sums);
+        product_in(0, m, n, rows, stride, panel, after, sums);
 }
 
-/* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits. */
-static void int8_product(
-    const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, int64_t next, int32_t *sums
+/* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits: of one part of the inputs. */
+static void int8_part_product(
+    const struct matrix *m, int64_t part, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel,
+    const char *after, int32_t *sums
 ) {
-    int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(m->inputs);
-    const int8_t *here = (const int8_t *)m->panels + panel * groups * 4 * WIDTH;
-    const int8_t *after = (const int8_t *)m->panels + next * groups * 4 * WIDTH;
+    int64_t first = part * part_size(m), last = smaller(first + part_size(m), m->inputs);
+    int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(last - first);
+    const char *here = panel_at(m, panel) + first * WIDTH;
+    if (last < m->inputs) after = here + groups * 4 * WIDTH;
     for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
         int high = (int)(n / tiles + (tile < n % tiles));
         int64_t lines = tile * groups, needed = groups * 4 * WIDTH / 64;
-        const char *fetch = lines < needed ? (const char *)after + 64 * lines : (const char *)here;
+        const char *fetch = lines < needed ? after + 64 * lines : here;
         int8_tile_of(
-            high, groups, rows + row * stride, stride, here, m->offsets + panel * WIDTH, sums + row * WIDTH, fetch,
-            lines < needed ? 64 : 0
+            high, groups, rows + row * stride + first, stride, (const int8_t *)here,
+            m->offsets + (part * panel_count(m) + panel) * WIDTH, sums + row * WIDTH, fetch, lines < needed ? 64 : 0
         );
         row += high;
     }
+}
+
+/* The same for a matrix whose inputs are all one part. */
+static void int8_product(
+    const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, const char *after,
+    int32_t *sums
+) {
+    int8_part_product(m, 0, n, rows, stride, panel, after, sums);
 }
 
 /* One row in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something infinite. */
@@ -299,7 +321,7 @@ static void pack_floats(const struct matrix *m, const float *weights, void *pane
                 }
 }
 
-/* The same in 8 bits, with each output's scale and the sum that takes the activations' 128 away again. */
+/* The same in 8 bits, with each output's scale and the sums that take the activations' 128 away again. */
 static void pack_int8(
     const struct matrix *m, const int8_t *weights, const float *scales, int8_t *panels, float *panel_scales,
     int32_t *offsets, int64_t start, int64_t stop
@@ -311,15 +333,16 @@ static void pack_int8(
                 int64_t output = output_of(m, p, v, lane), place = p * WIDTH + v * LANES + lane;
                 int8_t *to = panels + 4 * (p * groups * WIDTH + v * LANES + lane);
                 const int8_t *from = weights + (output < 0 ? 0 : output) * m->inputs;
-                int32_t sum = 0;
+                int64_t size = part_size(m), part_step = panel_count(m) * WIDTH;
+                for (int64_t part = 0; part < m->parts; part++) offsets[part * part_step + place] = 0;
                 for (int64_t group = 0; group < groups; group++) {
                     int8_t four[4] = {0, 0, 0, 0};
                     int64_t here = output < 0 ? 0 : smaller(4, m->inputs - 4 * group);
-                    for (int64_t k = 0; k < here; k++) sum += four[k] = from[4 * group + k];
+                    int32_t *offset = offsets + 4 * group / size * part_step + place;
+                    for (int64_t k = 0; k < here; k++) *offset -= SUM_OFFSET * (four[k] = from[4 * group + k]);
                     memcpy(to + group * 4 * WIDTH, four, 4);
                 }
                 panel_scales[place] = output < 0 ? 0.0f : scales[output];
-                offsets[place] = -SUM_OFFSET * sum;
             }
 }
 

@@ -112,13 +112,13 @@ static void input_products(const struct place *p, int64_t tokens) {
             for (int64_t first = 0; first < tokens; first += SUM_ROWS) {
                 int64_t n = smaller(SUM_ROWS, tokens - first);
                 const uint8_t *rows = desk->small_inputs + first * padded(m->inputs);
-                int8_product(m, n, rows, padded(m->inputs), panel, first ? panel : next, p->sums);
+                int8_product(m, n, rows, padded(m->inputs), panel, panel_at(m, first ? panel : next), p->sums);
                 const float *scales = m->scales + panel * WIDTH;
                 add_scaled(gates + first * WIDTH, bias, n, p->sums, scales, desk->input_scales + first);
             }
         } else {
             for (int64_t token = 0; token < tokens; token++) memcpy(gates + token * WIDTH, bias, WIDTH * sizeof(float));
-            float_product(m, tokens, desk->inputs, m->inputs, panel, next, gates);
+            float_product(m, tokens, desk->inputs, m->inputs, panel, panel_at(m, next), gates);
         }
     }
 }
@@ -159,11 +159,12 @@ static void step_cells(const struct place *p, int64_t step, int64_t start, int64
         float *gates = desk->gates + (panel * desk->block + token) * WIDTH;
         for (int64_t first = start; first < start + count; first += SUM_ROWS, gates += SUM_ROWS * WIDTH) {
             int64_t n = smaller(SUM_ROWS, start + count - first), coming = first == start ? next : panel;
+            const char *after = panel_at(m, coming);
             if (p->job->int8) {
-                int8_product(m, n, desk->small_h + first * wide, wide, panel, coming, p->sums);
+                int8_product(m, n, desk->small_h + first * wide, wide, panel, after, p->sums);
                 update_cells(p, 1, panel, first, n, gates);
             } else {
-                float_product(m, n, desk->h + first * wide, wide, panel, coming, gates);
+                float_product(m, n, desk->h + first * wide, wide, panel, after, gates);
                 update_cells(p, 0, panel, first, n, gates);
             }
         }
@@ -208,13 +209,14 @@ static void project(const struct place *p, int64_t step, int64_t n) {
     for (int64_t panel = start; panel < stop; panel++)
         for (int64_t first = 0; first < n; first += most) {
             int64_t rows = smaller(most, n - first), next = first ? panel : smaller(panel + 1, stop - 1);
+            const char *after = panel_at(m, next);
             int64_t output = panel * WIDTH, count = smaller(WIDTH, p->job->outputs - output);
             if (p->job->int8) {
-                int8_product(m, 2 * rows, desk->small_hidden + 2 * first * wide, wide, panel, next, p->sums);
+                int8_product(m, 2 * rows, desk->small_hidden + 2 * first * wide, wide, panel, after, p->sums);
                 add_both(values, none, rows, p->sums, m->scales + output, desk->hidden_scales + 2 * first);
             } else {
                 memset(values, 0, rows * WIDTH * sizeof(float));
-                float_product(m, rows, desk->hidden + first * wide, wide, panel, next, values);
+                float_product(m, rows, desk->hidden + first * wide, wide, panel, after, values);
             }
             for (int64_t row = first; row < first + rows; row++, values += WIDTH) {
                 for (int v = 0; v < WIDTH; v += LANES)

@@ -28,7 +28,7 @@ struct block {
 };
 
 struct transformer {
-    int64_t size, inner, heads, window, int8;
+    int64_t size, inner, heads, window, int8, most_parts; /* most_parts: of any matrix */
     const struct block *blocks;
     int64_t n_blocks;
     const float *x;                /* [N][P] */
@@ -52,14 +52,16 @@ struct workspace {
     float *x;       /* [n][padded P] */
     float *rows;    /* [n][padded P]: what a product reads, then what attention found */
     float *wide;    /* [n][padded 3P or I]: queries, keys and values, then the inner numbers */
-    float *gates;   /* [n][H] */
+    float *gates;   /* [n][padded H] */
     uint8_t *small; /* [n][padded P or I]: what a product reads in int8, and what a unit of it is worth */
-    float *scales;  /* [n] */
+    float *scales;  /* [parts][n] */
+    int64_t most;   /* tokens that there is memory for */
 };
 
 /* What one thread works in. */
 struct scratch {
-    int32_t *sums; /* [SUM_ROWS][WIDTH] */
+    float *sums;   /* [SUM_ROWS][WIDTH] */
+    int32_t *small_sums; /* the same in int8 */
     float *row;    /* [P or I] */
     float *query;  /* [ROWS][E] */
     float *keys;   /* [panels of keys][E][WIDTH] */
@@ -131,34 +133,61 @@ static void norm_row(const float *row, int64_t count, float *to) {
     for (int64_t k = 0; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
-/* The normed row where a product reads it: in `rows`, or in int8. */
-static void give_row(const struct tiler *me, const float *normed, int64_t count, int64_t row) {
+/* A normed row in int8, where products with m are, a scale for each part. */
+static void give_row(const struct tiler *me, const float *normed, const struct matrix *m, int64_t row) {
     struct workspace *space = me->space;
-    if (me->job->int8) space->scales[row] = quantise(normed, count, space->small + row * padded(count));
+    if (!me->job->int8) return;
+    int64_t size = part_size(m), count = m->inputs;
+    for (int64_t part = 0, k = 0; k < count; part++, k += size)
+        space->scales[part * space->most + row] =
+            quantise(normed + k, smaller(size, count - k), space->small + row * padded(count) + k);
 }
 
-/* Rows first to last of `numbers`, normed where they are, or in int8. */
-static void norm_rows(const struct tiler *me, float *numbers, int64_t stride, int64_t count, int64_t first, int64_t last) {
+/* Rows first to last normed for a product with m: in `to`, or in int8. */
+static void norm_rows(
+    const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
+) {
+    int64_t count = m->inputs, stride = padded(count);
     for (int64_t row = first + me->rank; row < last; row += me->size) {
-        float *from = numbers + row * stride, *to = me->job->int8 ? me->scratch.row : from;
-        norm_row(from, count, to);
-        give_row(me, to, count, row);
+        float *normed = me->job->int8 ? me->scratch.row : to + row * stride;
+        norm_row(from + row * stride, count, normed);
+        give_row(me, normed, m, row);
     }
     meet(&me->space->team, me->size);
 }
 
 /* ---- products ---- */
 
+/* What becomes of a product: it is stored, added, or the first half of a panel is multiplied by gelu of the second. */
 enum ending { STORE, ADD, GATED };
 
-/* What becomes of n rows' sums with a panel: stored, added, or the first half times gelu of the second. */
-INLINE void end_panel(enum ending ending, const float *sums, int64_t n, float *to, int64_t stride) {
+/* The sums of n rows from `row` on with a panel in int8, part after part. */
+static void small_product(
+    const struct tiler *me, const struct matrix *m, int64_t row, int64_t n, int64_t panel, const char *after
+) {
+    const struct workspace *space = me->space;
+    const uint8_t *rows = space->small + row * padded(m->inputs);
+    const float *units = space->scales + row, *scales = m->scales + panel * WIDTH;
+    float *sums = me->scratch.sums;
+    for (int64_t part = 0; part * part_size(m) < m->inputs; part++, units += space->most) {
+        int8_part_product(m, part, n, rows, padded(m->inputs), panel, after, me->scratch.small_sums);
+        for (int64_t r = 0; r < n; r++)
+            for (int v = 0; v < GATES; v++) {
+                floats *sum = (floats *)(sums + r * WIDTH + v * LANES);
+                *sum = scaled(me->scratch.small_sums + r * WIDTH, scales, units[r], v, part ? *sum : all(0.0f));
+            }
+    }
+}
+
+INLINE void end_panel(const enum ending ending, const float *sums, int64_t n, float *to, int64_t stride) {
     for (int64_t row = 0; row < n; row++, sums += WIDTH, to += stride) {
         if (ending == GATED) {
+#pragma GCC unroll 2
             for (int v = 0; v < WIDTH / 2; v += LANES)
                 *(floats *)(to + v) = *(const floats *)(sums + v) * gelu(*(const floats *)(sums + WIDTH / 2 + v));
             continue;
         }
+#pragma GCC unroll 4
         for (int v = 0; v < WIDTH; v += LANES) {
             floats before = ending == ADD ? *(const floats *)(to + v) : all(0.0f);
             *(floats *)(to + v) = before + *(const floats *)(sums + v);
@@ -166,29 +195,30 @@ INLINE void end_panel(enum ending ending, const float *sums, int64_t n, float *t
     }
 }
 
-/* This thread's panels of m times rows first to last, of which `rows` has the normed numbers. */
-static void multiply(
-    const struct tiler *me, const struct matrix *m, const float *rows, int64_t rows_stride, int64_t first, int64_t last,
-    enum ending ending, float *to, int64_t stride
+/* This thread's panels of m times rows first to last: of `rows`, or in int8 of `small`. The matrix `then` comes next. */
+INLINE void multiply(
+    const struct tiler *me, const enum ending ending, const struct matrix *m, const struct matrix *then,
+    const float *rows, int64_t first, int64_t last, float *to, int64_t stride
 ) {
-    static const float none[WIDTH] __attribute__((aligned(64)));
-    struct workspace *space = me->space;
-    float *sums = (float *)me->scratch.sums;
+    float *sums = me->scratch.sums;
     int64_t start, stop, wide = padded(m->inputs);
+    share(panel_count(then), me->rank, me->size, &start, &stop);
+    const char *coming = panel_at(then, start);
     share(panel_count(m), me->rank, me->size, &start, &stop);
     for (int64_t panel = start; panel < stop; panel++)
         for (int64_t row = first; row < last; row += SUM_ROWS) {
-            int64_t n = smaller(SUM_ROWS, last - row), next = row == first ? smaller(panel + 1, stop - 1) : panel;
+            int64_t n = smaller(SUM_ROWS, last - row);
+            const char *after = panel + 1 < stop ? panel_at(m, panel + 1) : coming;
+            if (row > first) after = panel_at(m, panel);
             if (me->job->int8) {
-                int8_product(m, n, space->small + row * wide, wide, panel, next, me->scratch.sums);
-                add_scaled(sums, none, n, me->scratch.sums, m->scales + panel * WIDTH, space->scales + row);
+                small_product(me, m, row, n, panel, after);
             } else {
                 memset(sums, 0, n * WIDTH * sizeof(float));
-                float_product(m, n, rows + row * rows_stride, rows_stride, panel, next, sums);
+                float_product(m, n, rows + row * wide, wide, panel, after, sums);
             }
             end_panel(ending, sums, n, to + row * stride + panel * (WIDTH / m->gates), stride);
         }
-    meet(&space->team, me->size);
+    meet(&me->space->team, me->size);
 }
 
 /* ---- attention ---- */
@@ -246,16 +276,37 @@ static void take_keys(const struct tiler *me, const struct span *span, int64_t h
 }
 
 /* e^score of the keys lo to hi of a panel that begins at key `base`, 0 for others; they are added to `sum`. */
-INLINE floats exp_between(const float *scores, int64_t base, int64_t lo, int64_t hi, floats sum, float *to) {
+INLINE floats exp_between(
+    const int V, const float *scores, int64_t base, int64_t lo, int64_t hi, floats sum, float *to
+) {
     static const int32_t lanes[16] __attribute__((aligned(64))) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int v = 0; v < WIDTH; v += LANES) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V * LANES; v += LANES) {
         ints key = *(const ints *)lanes + (int32_t)(base + v);
         ints seen = (key >= (int32_t)lo) & (key < (int32_t)hi);
-        floats power = where(seen, exp_of(*(const floats *)(scores + v)), all(0.0f));
+        floats power, rest;
+        exponential(*(const floats *)(scores + v), &power, &rest);
+        power = where(seen, times_plus(power, rest, power), all(0.0f));
         *(floats *)(to + v) = power;
         sum = sum + power;
     }
     return sum;
+}
+
+/* e^score of R queries and the first V vectors of the panel of keys at `base`, and their sums. */
+INLINE void score_panel(
+    const int R, const int V, const struct tiler *me, const struct span *span, int64_t query, int64_t base,
+    floats *weight
+) {
+    int64_t size = me->job->size / me->job->heads, n = span->to - span->from;
+    float sums[ROWS * WIDTH] __attribute__((aligned(64)));
+    memset(sums, 0, R * WIDTH * sizeof(float));
+    float_tile(R, V, 0, size, me->scratch.query, size, me->scratch.keys + base * size, sums, (const char *)sums, 0);
+    for (int r = 0; r < R; r++) {
+        int64_t place = query + r - span->from;
+        int64_t lo = larger_of(place - span->left, 0), hi = smaller(place + span->right + 1, n);
+        weight[r] = exp_between(V, sums + r * WIDTH, base, lo, hi, weight[r], me->scratch.shares + r * padded(n) + base);
+    }
 }
 
 /* R queries of a head from token `query` on. Scores are at most √E, for vectors have length √E: no need of a maximum. */
@@ -275,21 +326,18 @@ INLINE void attend_tile(const int R, const struct tiler *me, const struct span *
         weight[r] = all(0.0f);
     }
     for (int64_t base = first / WIDTH * WIDTH; base < last; base += WIDTH) {
-        memset(sums, 0, R * WIDTH * sizeof(float));
-        float_tile(R, 0, size, scratch->query, size, scratch->keys + base * size, sums, (const char *)sums, 0);
-        for (int r = 0; r < R; r++) {
-            int64_t place = query + r - span->from, lo = place - span->left, hi = place + span->right + 1;
-            float *to = scratch->shares + r * stride + base;
-            weight[r] = exp_between(sums + r * WIDTH, base, larger_of(lo, 0), smaller(hi, n), weight[r], to);
-        }
+        if (last - base > WIDTH / 2)
+            score_panel(R, GATES, me, span, query, base, weight);
+        else
+            score_panel(R, GATES / 2, me, span, query, base, weight);
     }
     for (int64_t e = 0; e < size; e += WIDTH) {
         const float *values = scratch->values + e * n + first * WIDTH;
         memset(sums, 0, R * WIDTH * sizeof(float));
-        float_tile(R, 0, last - first, scratch->shares + first, stride, values, sums, (const char *)sums, 0);
+        float_tile(R, GATES, 0, last - first, scratch->shares + first, stride, values, sums, (const char *)sums, 0);
         for (int r = 0; r < R; r++) {
             int64_t row = query + r - tile_from, count = smaller(WIDTH, size - e);
-            float scale = me->space->gates[row * job->heads + head] / total(weight[r]);
+            float scale = me->space->gates[row * padded(job->heads) + head] / total(weight[r]);
             float *to = me->space->rows + row * padded(job->size) + head * size + e;
             for (int64_t i = 0; i < count; i++) to[i] = sums[r * WIDTH + i] * scale;
         }
@@ -349,37 +397,33 @@ static void begin_block(const struct tiler *me, int64_t number) {
     for (int64_t row = me->rank; row < space->tile.to - space->tile.from; row += me->size) {
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
-        give_row(me, normed, job->size, row);
+        give_row(me, normed, &block->qkv, row);
         give_out(me, number, space->tile.from + row, number ? normed : x);
-        for (int64_t head = 0; head < job->heads; head++) {
-            float gate = row_product(normed, block->gate_weight + head * job->size, job->size);
-            space->gates[row * job->heads + head] = 1.0f / (1.0f + expf(-(gate + block->gate_bias[head])));
-        }
+        float *gates = space->gates + row * padded(job->heads);
+        for (int64_t head = 0; head < job->heads; head++)
+            gates[head] = row_product(normed, block->gate_weight + head * job->size, job->size) + block->gate_bias[head];
+        for (int64_t head = 0; head < job->heads; head += LANES)
+            *(floats *)(gates + head) = all(1.0f) / one_over_sigmoid(*(const floats *)(gates + head));
     }
     meet(&space->team, me->size);
 }
 
 static void run_block(const struct tiler *me, int64_t number) {
     const struct transformer *job = me->job;
-    const struct block *block = job->blocks + number;
+    const struct block *block = job->blocks + number, *coming = number + 1 < job->n_blocks ? block + 1 : block;
     struct workspace *space = me->space;
     int64_t wide = padded(job->size), inner = padded(job->inner);
     int64_t all_rows = space->tile.to - space->tile.from;
     int64_t first = space->tile.begin - space->tile.from, last = space->tile.end - space->tile.from;
     begin_block(me, number);
-    multiply(me, &block->qkv, space->rows, wide, 0, all_rows, STORE, space->wide, padded(3 * job->size));
+    multiply(me, STORE, &block->qkv, &block->out, space->rows, 0, all_rows, space->wide, padded(3 * job->size));
     attend(me);
-    norm_rows(me, space->rows, wide, job->size, first, last);
-    multiply(me, &block->out, space->rows, wide, first, last, ADD, space->x, wide);
-    for (int64_t row = first + me->rank; row < last; row += me->size) {
-        float *normed = space->rows + row * wide;
-        norm_row(space->x + row * wide, job->size, normed);
-        give_row(me, normed, job->size, row);
-    }
-    meet(&space->team, me->size);
-    multiply(me, &block->up, space->rows, wide, first, last, GATED, space->wide, inner);
-    norm_rows(me, space->wide, inner, job->inner, first, last);
-    multiply(me, &block->down, space->wide, inner, first, last, ADD, space->x, wide);
+    norm_rows(me, space->rows, space->rows, &block->out, first, last);
+    multiply(me, ADD, &block->out, &block->up, space->rows, first, last, space->x, wide);
+    norm_rows(me, space->x, space->rows, &block->up, first, last);
+    multiply(me, GATED, &block->up, &block->down, space->rows, first, last, space->wide, inner);
+    norm_rows(me, space->wide, space->wide, &block->down, first, last);
+    multiply(me, ADD, &block->down, &coming->qkv, space->wide, first, last, space->x, wide);
 }
 
 /* The states of the tile after the last block. */
@@ -496,6 +540,7 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
     struct scratch scratch;
     int64_t used = 0, size = job->size / job->heads;
     TAKE(&scratch, sums, SUM_ROWS * WIDTH)
+    TAKE(&scratch, small_sums, SUM_ROWS * WIDTH)
     TAKE(&scratch, row, larger_of(job->size, job->inner))
     TAKE(&scratch, query, ROWS * size)
     TAKE(&scratch, keys, ceiling(most, WIDTH) * WIDTH * size)
@@ -511,10 +556,11 @@ static int64_t workspace_at(struct workspace *space, const struct transformer *j
     TAKE(space, x, most * padded(job->size))
     TAKE(space, rows, most * padded(job->size))
     TAKE(space, wide, most * wide)
-    TAKE(space, gates, most * job->heads)
+    TAKE(space, gates, most * padded(job->heads))
     if (job->int8) {
         TAKE(space, small, most * padded(larger_of(job->size, job->inner)))
-        TAKE(space, scales, most)
+        TAKE(space, scales, job->most_parts * most)
+        space->most = most;
     }
     return used;
 }

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from elmokit.pretrain.in_order import InOrderReader
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Sentences
+from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, InOrderReader, Sentences
 from training_models import corpus_of, random_sentences
 
 LENGTHS = {
