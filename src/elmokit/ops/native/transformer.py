@@ -130,7 +130,7 @@ class _Plan:
 
     def _pack(self, kernels: Library, blocks: Sequence[BlockWeights]) -> Iterator[Block]:
         """The blocks, whose matrices follow each other in memory in the order in which they are read."""
-        plain, gated, in_parts = {"gates": 1}, {"gates": 2}, {"parts": DOWN_PARTS if self.int8 else 1}
+        plain, gated, in_parts = {"gates": 1}, {"gates": 2}, {"parts": _part_count(self.inner) if self.int8 else 1}
         matrices = [list(zip(weights[:4], (plain, plain, gated, in_parts), strict=True)) for weights in blocks]
         size = sum(packed_bytes(kernels, matrix, **layout) for four in matrices for matrix, layout in four)
         memory = PackedMemory(kernels, size)
@@ -140,6 +140,12 @@ class _Plan:
             gate = [part.detach().float().contiguous() for part in (weights.gate_weight, weights.gate_bias)]
             self._stored += [*packed, *gate]
             yield Block(*(each.matrix for each in packed), *(part.data_ptr() for part in gate))
+
+
+def _part_count(inputs: int) -> int:
+    """Parts of a row of `inputs` numbers: each has a multiple of 4, so that short rows have fewer parts."""
+    size = 4 * -(-inputs // (4 * DOWN_PARTS))
+    return -(-inputs // size)
 
 
 _plans = Keeper[_Plan]()

@@ -270,12 +270,14 @@ static void int8_product(
     int8_part_product(m, 0, n, rows, stride, panel, after, sums);
 }
 
-/* One row in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something infinite. */
-static float quantise(const float *row, int64_t count, uint8_t *to) {
+/* A row less its mean in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something
+   infinite. */
+INLINE float quantise_around(const float mean, const float *row, int64_t count, uint8_t *to) {
     int32_t most = 0; /* of the bits of |x|, which order as the numbers do, NaN above all */
     for (int64_t k = 0; k < count; k++) {
+        float value = row[k] - mean;
         int32_t x;
-        memcpy(&x, row + k, 4);
+        memcpy(&x, &value, 4);
         x &= 0x7fffffff;
         most = x > most ? x : most;
     }
@@ -284,7 +286,7 @@ static float quantise(const float *row, int64_t count, uint8_t *to) {
     int nothing = largest < 1e-30f; /* whose reciprocal would not be a float */
     float inverse = nothing ? 0.0f : 127.0f / largest;
     for (int64_t k = 0; k < count; k++) {
-        float shifted = row[k] * inverse + 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
+        float shifted = (row[k] - mean) * inverse + 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
         uint32_t whole;
         memcpy(&whole, &shifted, 4);
         to[k] = (uint8_t)whole;
@@ -292,6 +294,8 @@ static float quantise(const float *row, int64_t count, uint8_t *to) {
     for (int64_t k = count; k < 4 * groups_of_4(count); k++) to[k] = 128;
     return nothing ? 0.0f : largest < INFINITY ? largest / 127.0f : NAN;
 }
+
+static float quantise(const float *row, int64_t count, uint8_t *to) { return quantise_around(0.0f, row, count, to); }
 
 /* The same in two parts `wide` apart, the second for what the first leaves over, which is put into `rest`. */
 static void quantise_twice(const float *row, int64_t count, uint8_t *to, int64_t wide, float *scales, float *rest) {

@@ -54,7 +54,7 @@ struct workspace {
     float *wide;    /* [n][padded 3P or I]: queries, keys and values, then the inner numbers */
     float *gates;   /* [n][padded H] */
     uint8_t *small; /* [n][padded P or I]: what a product reads in int8, and what a unit of it is worth */
-    float *scales;  /* [parts][n] */
+    float *units;   /* [parts][n] */
     int64_t most;   /* tokens that there is memory for */
 };
 
@@ -62,7 +62,6 @@ struct workspace {
 struct scratch {
     float *sums;   /* [SUM_ROWS][WIDTH] */
     int32_t *small_sums; /* the same in int8 */
-    float *row;    /* [P or I] */
     float *query;  /* [ROWS][E] */
     float *keys;   /* [panels of keys][E][WIDTH] */
     float *values; /* [panels of E][n][WIDTH] */
@@ -126,71 +125,96 @@ INLINE float row_product(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
-/* Mean 0 and variance 1; `to` may be the row itself. */
+/* What makes a row's mean 0 and its variance 1. */
+INLINE float row_mean(const float *row, int64_t count) { return row_sum(0, row, count, 0.0f) / (float)count; }
+INLINE float row_scale(const float *row, int64_t count, float mean) {
+    return 1.0f / sqrtf(row_sum(1, row, count, mean) / (float)count + 1e-5f);
+}
+
+/* The normed row; `to` may be the row itself. */
 static void norm_row(const float *row, int64_t count, float *to) {
-    float mean = row_sum(0, row, count, 0.0f) / (float)count;
-    float scale = 1.0f / sqrtf(row_sum(1, row, count, mean) / (float)count + 1e-5f);
+    float mean = row_mean(row, count), scale = row_scale(row, count, mean);
     for (int64_t k = 0; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
-/* A normed row in int8, where products with m are, a scale for each part. */
-static void give_row(const struct tiler *me, const float *normed, const struct matrix *m, int64_t row) {
+/* The normed row in int8 as row number `number` of what a product with m reads, each part with a unit of its own. */
+static void norm_small_row(const struct tiler *me, const float *row, const struct matrix *m, int64_t number) {
     struct workspace *space = me->space;
-    if (!me->job->int8) return;
     int64_t size = part_size(m), count = m->inputs;
-    for (int64_t part = 0, k = 0; k < count; part++, k += size)
-        space->scales[part * space->most + row] =
-            quantise(normed + k, smaller(size, count - k), space->small + row * padded(count) + k);
+    float mean = row_mean(row, count), scale = row_scale(row, count, mean);
+    float *unit = space->units + number;
+    for (int64_t k = 0; k < count; k += size, unit += space->most) {
+        uint8_t *to = space->small + number * padded(count) + k;
+        *unit = scale * quantise_around(mean, row + k, smaller(size, count - k), to);
+    }
 }
 
 /* Rows first to last normed for a product with m: in `to`, or in int8. */
 static void norm_rows(
     const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
 ) {
-    int64_t count = m->inputs, stride = padded(count);
+    int64_t stride = padded(m->inputs);
     for (int64_t row = first + me->rank; row < last; row += me->size) {
-        float *normed = me->job->int8 ? me->scratch.row : to + row * stride;
-        norm_row(from + row * stride, count, normed);
-        give_row(me, normed, m, row);
+        if (me->job->int8)
+            norm_small_row(me, from + row * stride, m, row);
+        else
+            norm_row(from + row * stride, m->inputs, to + row * stride);
     }
     meet(&me->space->team, me->size);
 }
 
 /* ---- products ---- */
 
-/* What becomes of a product: it is stored, added, or the first half of a panel is multiplied by gelu of the second. */
-enum ending { STORE, ADD, GATED };
+/* Rows from `row` on, n of them at most SUM_ROWS, and a panel of a matrix. */
+struct piece {
+    const struct matrix *m;
+    int64_t row, n, panel;
+};
 
-/* The sums of n rows from `row` on with a panel in int8, part after part. */
-static void small_product(
-    const struct tiler *me, const struct matrix *m, int64_t row, int64_t n, int64_t panel, const char *after
-) {
-    const struct workspace *space = me->space;
-    const uint8_t *rows = space->small + row * padded(m->inputs);
-    const float *units = space->scales + row, *scales = m->scales + panel * WIDTH;
-    float *sums = me->scratch.sums;
-    for (int64_t part = 0; part * part_size(m) < m->inputs; part++, units += space->most) {
-        int8_part_product(m, part, n, rows, padded(m->inputs), panel, after, me->scratch.small_sums);
-        for (int64_t r = 0; r < n; r++)
+/* Vector v of a row's sums in int8 with a part of a panel, on top of `before`. */
+INLINE floats small_sum(const struct tiler *me, const struct piece *piece, int64_t part, int64_t r, int v, floats before) {
+    float unit = me->space->units[part * me->space->most + piece->row + r];
+    return scaled(me->scratch.small_sums + r * WIDTH, piece->m->scales + piece->panel * WIDTH, unit, v, before);
+}
+
+/* The sums in int8 of the last part; those of earlier parts are in `sums`, in float32. */
+static void small_product(const struct tiler *me, const struct piece *piece, const char *after) {
+    const struct matrix *m = piece->m;
+    const uint8_t *rows = me->space->small + piece->row * padded(m->inputs);
+    for (int64_t part = 0; part < m->parts; part++) {
+        for (int64_t r = 0; part && r < piece->n; r++)
             for (int v = 0; v < GATES; v++) {
-                floats *sum = (floats *)(sums + r * WIDTH + v * LANES);
-                *sum = scaled(me->scratch.small_sums + r * WIDTH, scales, units[r], v, part ? *sum : all(0.0f));
+                floats *sum = (floats *)(me->scratch.sums + r * WIDTH + v * LANES);
+                *sum = small_sum(me, piece, part - 1, r, v, part > 1 ? *sum : all(0.0f));
             }
+        int8_part_product(m, part, piece->n, rows, padded(m->inputs), piece->panel, after, me->scratch.small_sums);
     }
 }
 
-INLINE void end_panel(const enum ending ending, const float *sums, int64_t n, float *to, int64_t stride) {
-    for (int64_t row = 0; row < n; row++, sums += WIDTH, to += stride) {
-        if (ending == GATED) {
-#pragma GCC unroll 2
-            for (int v = 0; v < WIDTH / 2; v += LANES)
-                *(floats *)(to + v) = *(const floats *)(sums + v) * gelu(*(const floats *)(sums + WIDTH / 2 + v));
-            continue;
+/* What becomes of a product: it is stored, added, or the first half of a panel is multiplied by gelu of the second. */
+enum ending { STORE, ADD, GATED };
+
+INLINE void end_piece(
+    const int int8, const enum ending ending, const struct tiler *me, const struct piece *piece, float *to, int64_t stride
+) {
+    for (int64_t r = 0; r < piece->n; r++, to += stride) {
+        floats sums[GATES];
+#pragma GCC unroll 4
+        for (int v = 0; v < GATES; v++) {
+            const floats *sum = (const floats *)(me->scratch.sums + r * WIDTH + v * LANES);
+            if (int8)
+                sums[v] = small_sum(me, piece, piece->m->parts - 1, r, v, piece->m->parts > 1 ? *sum : all(0.0f));
+            else
+                sums[v] = *sum;
         }
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDTH; v += LANES) {
-            floats before = ending == ADD ? *(const floats *)(to + v) : all(0.0f);
-            *(floats *)(to + v) = before + *(const floats *)(sums + v);
+        for (int v = 0; v < GATES; v++) {
+            if (ending == GATED && v >= GATES / 2) break;
+            floats *at = (floats *)(to + v * LANES);
+            if (ending == GATED)
+                *at = sums[v] * gelu(sums[v + GATES / 2]);
+            else
+                *at = sums[v] + (ending == ADD ? *at : all(0.0f));
         }
     }
 }
@@ -200,23 +224,24 @@ INLINE void multiply(
     const struct tiler *me, const enum ending ending, const struct matrix *m, const struct matrix *then,
     const float *rows, int64_t first, int64_t last, float *to, int64_t stride
 ) {
-    float *sums = me->scratch.sums;
     int64_t start, stop, wide = padded(m->inputs);
     share(panel_count(then), me->rank, me->size, &start, &stop);
     const char *coming = panel_at(then, start);
     share(panel_count(m), me->rank, me->size, &start, &stop);
     for (int64_t panel = start; panel < stop; panel++)
         for (int64_t row = first; row < last; row += SUM_ROWS) {
-            int64_t n = smaller(SUM_ROWS, last - row);
+            struct piece piece = {m, row, smaller(SUM_ROWS, last - row), panel};
             const char *after = panel + 1 < stop ? panel_at(m, panel + 1) : coming;
-            if (row > first) after = panel_at(m, panel);
+            if (row > first) after = panel_at(m, panel); /* it has come already */
+            float *end = to + row * stride + panel * (WIDTH / m->gates);
             if (me->job->int8) {
-                small_product(me, m, row, n, panel, after);
+                small_product(me, &piece, after);
+                end_piece(1, ending, me, &piece, end, stride);
             } else {
-                memset(sums, 0, n * WIDTH * sizeof(float));
-                float_product(m, n, rows + row * wide, wide, panel, after, sums);
+                memset(me->scratch.sums, 0, piece.n * WIDTH * sizeof(float));
+                float_product(m, piece.n, rows + row * wide, wide, panel, after, me->scratch.sums);
+                end_piece(0, ending, me, &piece, end, stride);
             }
-            end_panel(ending, sums, n, to + row * stride + panel * (WIDTH / m->gates), stride);
         }
     meet(&me->space->team, me->size);
 }
@@ -397,7 +422,7 @@ static void begin_block(const struct tiler *me, int64_t number) {
     for (int64_t row = me->rank; row < space->tile.to - space->tile.from; row += me->size) {
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
-        give_row(me, normed, &block->qkv, row);
+        if (job->int8) space->units[row] = quantise(normed, job->size, space->small + row * padded(job->size));
         give_out(me, number, space->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
@@ -541,7 +566,6 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
     int64_t used = 0, size = job->size / job->heads;
     TAKE(&scratch, sums, SUM_ROWS * WIDTH)
     TAKE(&scratch, small_sums, SUM_ROWS * WIDTH)
-    TAKE(&scratch, row, larger_of(job->size, job->inner))
     TAKE(&scratch, query, ROWS * size)
     TAKE(&scratch, keys, ceiling(most, WIDTH) * WIDTH * size)
     TAKE(&scratch, values, ceiling(size, WIDTH) * most * WIDTH)
@@ -559,7 +583,7 @@ static int64_t workspace_at(struct workspace *space, const struct transformer *j
     TAKE(space, gates, most * padded(job->heads))
     if (job->int8) {
         TAKE(space, small, most * padded(larger_of(job->size, job->inner)))
-        TAKE(space, scales, job->most_parts * most)
+        TAKE(space, units, job->most_parts * most)
         space->most = most;
     }
     return used;
