@@ -1,12 +1,15 @@
-"""Tokens to vectors on the CPU: elmokit and AllenNLP on the same sentences, in turns, after a check that they agree.
+"""Tokens to vectors on the CPU: elmokit and its peers on the same sentences, in turns, after a check that they agree.
 
     python benchmarks/speed_cpu.py --output speed-cpu.md            # the original, the small and the bundled model
     python benchmarks/speed_cpu.py --models original --quick        # a first look
+    python benchmarks/speed_cpu.py --models transformer             # the Transformer's shape, against MiniLM
     python benchmarks/speed_cpu.py --sentences FILE --seed 7        # other text, other sentences, other weights
 
-Every system runs in a process of its own, which times itself; the processes take turns, batch by batch. AllenNLP's
-environment is made on the first run (benchmarks/peers/allennlp_environment.py); where that cannot be, a loop of its
-structure stands in and the table says so. Weights of the released sizes are random, from the seed.
+Every system runs in a process of its own, which times itself; the processes take turns, batch by batch. The peer of an
+LSTM is AllenNLP, which runs the same weights; where it cannot be installed, a loop of its structure is measured instead
+and the table says so. The peer of a Transformer is all-MiniLM-L6-v2 in onnxruntime and in transformers, one vector per
+word from its last layer. The peers' environments are made on the first run (benchmarks/peers/environments.py). Weights
+of the released sizes are random, from the seed.
 """
 
 from __future__ import annotations
@@ -21,31 +24,42 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from peers.allennlp_environment import default_folder, make
-from peers.systems import TITLES, Batch
+from peers.environments import ALLENNLP
+from peers.environments import MINILM as MINILM_ENVIRONMENT
+from peers.systems import MINILM, TITLES, Batch
 from peers.talk import Child, NoSystemError
 from speed import machine, models, parity, sentences, turns
 from speed.table import Table, report, save
 
+from elmokit import ElmoConfig
+from elmokit.config import TransformerConfig
 from elmokit.errors import ElmoError
 
 PARITY_SENTENCES = 4
 SHOWN = {"floor float32": "floor, float32", "floor int8": "floor, int8"}
+OURS = ("float32", "int8", "packed", "reference")
+SYSTEMS = {"lstm": ("allennlp", *OURS), "transformer": (*MINILM, *OURS)}
+"""The systems by kind of context encoder, where the user names none."""
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["original", "small", "en"], metavar="MODEL",
-                        help="sizes (small, medium, original), en, or a model of any format [%(default)s]")  # fmt: skip
-    parser.add_argument("--systems", default="allennlp,float32,int8,packed,reference", help="columns [%(default)s]")
-    parser.add_argument("--sentences", type=Path, metavar="FILE", help="a tokenised sentence a line")
+                        help="a size (small, medium, original, transformer) or a model [%(default)s]")  # fmt: skip
+    parser.add_argument("--systems", help=f"columns, of {','.join(TITLES)} [the peers of the model's kind and ours]")
+    parser.add_argument("--sentences", type=Path, metavar="FILE", help="one tokenised sentence per line")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
     parser.add_argument("--count", type=int, help="sentences in batches [512]")
     parser.add_argument("--alone", type=int, help="sentences measured by themselves [25]")
     parser.add_argument("--tokens", type=int, default=20, help="of a sentence by itself [%(default)s]")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="measurements of known sentences, and of all [%(default)s]"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="[%(default)s]")
     parser.add_argument("--quick", action="store_true", help="64 sentences in batches and 7 by themselves")
     parser.add_argument("--allennlp", type=Path, metavar="DIR", help="its environment [in elmokit's cache]")
+    parser.add_argument("--minilm", type=Path, metavar="DIR",
+                        help="the files of all-MiniLM-L6-v2 [from the Hugging Face Hub]")  # fmt: skip
     parser.add_argument(
         "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
     )
@@ -54,59 +68,100 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         options.count = 64 if options.quick else 512
     if options.alone is None:
         options.alone = 7 if options.quick else 25
-    if unknown := set(options.systems.split(",")) - TITLES.keys():
+    if options.systems and (unknown := set(options.systems.split(",")) - TITLES.keys()):
         raise ElmoError(f"--systems must name some of {', '.join(TITLES)}, got {unknown.pop()!r}")
-    if min(options.count, options.alone, options.tokens, options.threads) < 1:
-        raise ElmoError("--count, --alone, --tokens and --threads must be at least 1")
+    if min(options.count, options.alone, options.tokens, options.threads, options.turns) < 1:
+        raise ElmoError("--count, --alone, --tokens, --turns and --threads must be at least 1")
     return options
 
 
+class MiniLmFiles:
+    """The environment and the files of all-MiniLM-L6-v2, made when they are first asked for."""
+
+    def __init__(self, source: Path | None, folder: Path) -> None:
+        self.source = source
+        self.folder = folder
+        self.made: Path | ElmoError | None = None
+
+    def python(self) -> Path:
+        """The interpreter that runs it, when `folder` has all files; an error is the same the next time."""
+        if self.made is None:
+            try:
+                python = MINILM_ENVIRONMENT.make()
+                say("all-MiniLM-L6-v2: writing its files")
+                source = [] if self.source is None else [str(self.source.resolve())]
+                MINILM_ENVIRONMENT.run(python, "-W", "ignore", "-m", "peers.minilm_files", str(self.folder), *source)
+                self.made = python
+            except ElmoError as error:
+                self.made = error
+        if isinstance(self.made, ElmoError):
+            raise self.made
+        return self.made
+
+
 def start(
-    options: argparse.Namespace, folders: models.ModelFolders, stack: ExitStack
+    options: argparse.Namespace, folders: models.ModelFolders, minilm: MiniLmFiles, stack: ExitStack
 ) -> tuple[dict[str, Child], dict[str, str]]:
     """The systems that can be run, and why the others cannot; the loop comes where AllenNLP does not."""
     children: dict[str, Child] = {}
     absent: dict[str, str] = {}
-    waiting: list[str] = options.systems.split(",")
+    waiting = list(options.systems.split(",") if options.systems else SYSTEMS[folders.config.context.kind])
     while waiting:
         name = waiting.pop(0)
         say(f"loading {TITLES[name]}")
         try:
-            python = make(options.allennlp or default_folder()) if name == "allennlp" else Path(sys.executable)
-            child = Child(name, folders.of(name), python=python, threads=options.threads)
-            children[name] = stack.enter_context(child)
+            python, folder = Path(sys.executable), minilm.folder
+            if name in MINILM:
+                python = minilm.python()
+            else:
+                folder = folders.of(name)
+            if name == "allennlp":
+                python = ALLENNLP.make(options.allennlp)
+            children[name] = stack.enter_context(Child(name, folder, python=python, threads=options.threads))
         except (ElmoError, NoSystemError) as error:
             absent[name] = str(error)
-            if name == "allennlp":
+            if name == "allennlp" and folders.bilm is not None:
                 waiting.insert(0, "loop")
     return children, absent
 
 
 def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Systems whose vectors are not the reference's, and what was found of each, in words."""
+    """Systems whose vectors are not those of their model's reference, and what was found of each, in words."""
     vectors = {name: child.vectors(batch, folder) for name, child in children.items()}
-    exact = "reference" if "reference" in vectors else next(iter(vectors))
     wrong, said = {}, []
-    for name in (name for name in vectors if name != exact):
-        found = parity.compare(vectors[name], vectors[exact])
-        said.append(f"{TITLES[name]} {found.words()}")
-        if not parity.TOLERANCES["int8" if name == "int8" else "float32"].holds(found):
-            wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.words()})"
+    for first, names in (
+        ("reference", [name for name in vectors if name not in MINILM]),
+        ("minilm-transformers", [name for name in vectors if name in MINILM]),
+    ):
+        exact = first if first in names else next(iter(names), first)
+        for name in (name for name in names if name != exact):
+            found = parity.compare(vectors[name], vectors[exact])
+            said.append(f"{TITLES[name]} {found.words()}")
+            kind = {"int8": "int8", "minilm-onnx-int8": "peer's int8"}.get(name, "float32")
+            if not parity.TOLERANCES[kind].holds(found):
+                wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.words()})"
     return wrong, said
 
 
+def shape(config: ElmoConfig) -> str:
+    """The size of the context encoder in a few words."""
+    if isinstance(config.context, TransformerConfig):
+        return f"{config.context.n_blocks} × {config.context.size}"
+    return f"{config.lstm.cell_size}/{config.lstm.output_size}, {config.lstm.n_layers} layers"
+
+
 def measure(
-    model: str, options: argparse.Namespace, text: sentences.Text, peaks: machine.Peaks
+    model: str, options: argparse.Namespace, text: sentences.Text, peaks: machine.Peaks, minilm: MiniLmFiles
 ) -> tuple[Table, list[str], bool]:
     """The table of a model, what parity found, and whether every system agreed."""
-    plan = turns.Plan(
-        text.of_length(options.tokens, options.alone + 1, options.seed), text.drawn(options.count, options.seed + 1)
-    )
+    alone = text.of_length(options.tokens, options.alone + 1, options.seed)
+    plan = turns.Plan(alone, text.drawn(options.count, options.seed + 1), turns=options.turns)
     with tempfile.TemporaryDirectory(prefix="speed-") as temporary, ExitStack() as stack:
         folder = Path(temporary)
         say(f"{model}: writing the model")
-        folders = models.write(model, options.seed, folder, int8="int8" in options.systems.split(","))
-        children, absent = start(options, folders, stack)
+        int8 = options.systems is None or "int8" in options.systems.split(",")
+        folders = models.write(model, options.seed, folder, int8=int8)
+        children, absent = start(options, folders, minilm, stack)
         # The first sentence is the first thing a process does; its figure is dropped with the rest where parity fails.
         first = {name: child.seconds([plan.alone[0]]) for name, child in children.items()}
         say("comparing vectors")
@@ -115,12 +170,12 @@ def measure(
             children.pop(name)
         limits = turns.Limits(folders.config, peaks, machine.cpu_cache_bytes())
         found = turns.rows(children, first, plan, limits, say)
-        lstm = folders.config.lstm
         columns = {name: TITLES[name] for name in children} | SHOWN
         notes = [f"{TITLES[name]}: {', '.join(f'{k} {v}' for k, v in c.facts.items())}" for name, c in children.items()]
         not_measured = {TITLES[name]: why for name, why in (absent | wrong).items()}
-        title = f"{model}, {lstm.cell_size}/{lstm.output_size}, {lstm.n_layers} layers"
-        table = Table(title, columns, found, next(iter(children)), notes, not_measured)
+        title = f"{model}, {shape(folders.config)}"
+        against = {"int8": "minilm-onnx-int8"} if {"int8", "minilm-onnx-int8"} <= children.keys() else {}
+        table = Table(title, columns, found, next(iter(children)), notes, not_measured, against)
         return table, [f"{model}: {words}" for words in said], not wrong
 
 
@@ -137,11 +192,15 @@ def main(given: Sequence[str] | None = None) -> None:
     }
     peaks = machine.cpu_peaks()
     tables, agreement, agreed = [], [], True
-    for model in options.models:
-        table, said, fine = measure(model, options, text, peaks)
-        tables.append(table)
-        agreement += said
-        agreed &= fine
+    with tempfile.TemporaryDirectory(prefix="minilm-") as temporary:
+        minilm = MiniLmFiles(options.minilm, Path(temporary))
+        for model in options.models:
+            table, said, fine = measure(model, options, text, peaks, minilm)
+            tables.append(table)
+            agreement += said
+            agreed &= fine
+    if hasattr(os, "getloadavg"):
+        facts["and when it ended"] = f"{os.getloadavg()[0]:.1f}"
     command = shlex.join(["python", "benchmarks/speed_cpu.py", *(sys.argv[1:] if given is None else given)])
     words = report(tables, command, facts, peaks.words(), agreement)
     print(words)

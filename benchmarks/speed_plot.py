@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 BARS = {
     "allennlp": ("#16324f", ""),
     "loop": ("#16324f", ""),
+    "minilm-onnx": ("#16324f", ""),
+    "minilm-onnx-int8": ("#16324f", "xx"),
+    "minilm-transformers": ("#5b8db8", ""),
     "packed": ("#dddddd", ".."),
     "float32": ("#f2a541", "//"),
     "int8": ("#f2a541", "xx"),

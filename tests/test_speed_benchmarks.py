@@ -16,9 +16,9 @@ import speed_gpu_contexts  # noqa: E402
 import speed_plot  # noqa: E402
 import speed_text  # noqa: E402
 import speed_training  # noqa: E402
-from peers import allennlp_environment, plain, stand_ins, talk  # noqa: E402
+from peers import environments, minilm, plain, stand_ins, talk  # noqa: E402
 from peers.ours import Ours  # noqa: E402
-from speed import floors, machine, models, parity, sentences  # noqa: E402
+from speed import floors, machine, models, parity, sentences, turns  # noqa: E402
 from speed.cudnn import CudnnStacks, turned  # noqa: E402
 from speed.network import Network, batch_of  # noqa: E402
 from speed.table import Row, Table, shown  # noqa: E402
@@ -48,6 +48,10 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("".join(" ".join(line) + "\n" for line in sentences.made(60, 1, types=300)))
     return path
+
+
+def refuse(environment, folder=None):
+    raise ElmoError("there is no network")
 
 
 def some(count):
@@ -111,10 +115,7 @@ def test_a_child_that_cannot_load_says_why(tmp_path):
 
 
 def test_the_cpu_table_is_made_whole_with_a_peer_that_cannot_be_installed(text, tmp_path, monkeypatch, capsys):
-    def refuse(folder):
-        raise ElmoError("there is no network")
-
-    monkeypatch.setattr(speed_cpu, "make", refuse)
+    monkeypatch.setattr(environments.Environment, "make", refuse)
     output = tmp_path / "speed.md"
     given = ["--models", "tiny", "--sentences", str(text), "--count", "8", "--alone", "2", "--tokens", "5"]
     speed_cpu.main([*given, "--threads", "1", "--systems", "allennlp,float32,reference", "--output", str(output)])
@@ -128,6 +129,109 @@ def test_the_cpu_table_is_made_whole_with_a_peer_that_cannot_be_installed(text, 
     assert set(alone["values"]) == {"loop", "float32", "reference", "floor float32", "floor int8"}
     assert {"batches of 32", "one call", "load", "memory"} <= {row["key"] for row in table["rows"]}
     assert words in capsys.readouterr().out
+
+
+def test_the_table_of_a_transformer_names_the_peers_that_are_missing(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(environments.Environment, "make", refuse)
+    output = tmp_path / "speed.md"
+    given = ["--models", "tiny-transformer", "--sentences", str(text), "--count", "8", "--alone", "2", "--tokens", "5"]
+    systems = "minilm-onnx,allennlp,loop,float32,packed,reference"
+    speed_cpu.main([*given, "--threads", "1", "--turns", "1", "--systems", systems, "--output", str(output)])
+    words = output.read_text()
+    assert "tiny-transformer, 2 × 24" in words
+    assert "MiniLM, onnxruntime float32 was not measured: there is no network" in words
+    table = json.loads(output.with_suffix(".json").read_text())["tables"][0]
+    assert {"float32", "packed", "reference"} < table["columns"].keys()
+    assert table["absent"].keys() == {speed_cpu.TITLES[name] for name in ("minilm-onnx", "allennlp", "loop")}
+    capsys.readouterr()
+
+
+def test_the_parts_of_a_transformer_are_the_same_function(tmp_path):
+    folders = models.write("tiny-transformer", 3, tmp_path)
+    assert folders.bilm is None
+    assert folders.int8 is not None
+    exact = plain.Plain(str(folders.elmokit), structure="reference").encode(some(5))
+    found = Ours(str(folders.elmokit), "float32").encode(some(5))
+    assert parity.compare(found, exact).relative < 1e-5
+
+
+class FakeChild:
+    """A peer or a system of ours whose times are a rule."""
+
+    def __init__(self, rule):
+        self.rule = rule
+        self.load_seconds = 1.0
+        self.facts = {}
+
+    def seconds(self, batch, *, fresh=False, own_batches=False, size=64):
+        return self.rule(sum(map(len, batch)), fresh, size if own_batches else len(batch))
+
+    def megabytes(self):
+        return 100.0
+
+    def vectors(self, batch, folder):
+        return [np.full((len(line), 4), 1.0, np.float32) + np.arange(4) for line in batch]
+
+
+def test_peers_take_turns_and_get_their_best_batches(tmp_path):
+    children = {
+        "minilm-onnx": FakeChild(lambda tokens, fresh, size: tokens * (2 + abs(size - 16)) / 1000),
+        "minilm-onnx-int8": FakeChild(lambda tokens, fresh, size: tokens / 1000),
+        "float32": FakeChild(lambda tokens, fresh, size: tokens * (1.5 if fresh else 0.5) / 1000),
+        "int8": FakeChild(lambda tokens, fresh, size: tokens / 4000),
+    }
+    assert speed_cpu.disagreeing(children, some(2), tmp_path)[0] == {}
+    limits = turns.Limits(models.config_of("tiny-transformer"), PEAKS, 1e6)
+    plan = turns.Plan([["a"] * 10] * 3, [["b"] * 10] * 40, turns=2)
+    rows = turns.rows(children, dict.fromkeys(children, 0.5), plan, limits, lambda what: None)
+    found = {row.key: row.values for row in rows}
+    assert found["one call"]["minilm-onnx"] == found["one call, words known"]["minilm-onnx"] == pytest.approx(500)
+    assert children["minilm-onnx"].facts["best batches"].startswith("16 ")
+    assert (found["one call"]["float32"], found["one call, words known"]["float32"]) == pytest.approx(
+        (1000 / 1.5, 2000)
+    )
+    assert found["alone"]["float32"] == pytest.approx(15)
+    assert found["alone, words known"]["float32"] == found["alone, best"]["float32"] == pytest.approx(5)
+    columns = {name: speed_cpu.TITLES[name] for name in children}
+    table = Table("t", columns, rows, "minilm-onnx", against={"int8": "minilm-onnx-int8"}).markdown()
+    assert "| all in one call, tokens/s | 500 | 1,000 (2.0 ×) | 667 (1.33 ×) | 4,000 (4.0 ×) |" in table
+    assert "int8 to MiniLM, onnxruntime int8" in table
+
+
+def test_the_vector_of_a_word_is_the_mean_of_its_pieces():
+    pieces = np.arange(14, dtype=np.float32).reshape(7, 2)
+    means = minilm.word_means(pieces, [None, 0, 0, 2, 3, 3, None], 5)
+    np.testing.assert_allclose(means, [[3, 4], [0, 0], [6, 7], [9, 10], [0, 0]])
+    np.testing.assert_array_equal(minilm.word_means(pieces[:4], [None, 0, 1, None], 2), pieces[1:3])
+    np.testing.assert_array_equal(minilm.word_means(pieces[:4], [None, 0, 2, None], 3)[1], [0, 0])
+    np.testing.assert_array_equal(minilm.word_means(pieces[:2], [None, None], 1), [[0, 0]])
+
+
+def test_minilm_reads_padded_pieces_and_counts_them():
+    class Encoding:
+        def __init__(self, words):
+            self.word_ids = [None, *(number for number, word in enumerate(words) for _ in word), None]
+            self.ids = [1, *(ord(letter) for word in words for letter in word), 2]
+
+    class Letters(minilm._MiniLm):
+        """Every letter is a piece; its vector is its code and the number of pieces in its sentence."""
+
+        def __init__(self):
+            self.facts = {}
+
+        def split(self, batch):
+            return [Encoding(words) for words in batch]
+
+        def last_layer(self, ids, mask):
+            counts = mask.sum(1, keepdims=True) * mask
+            return np.stack([ids, counts], axis=-1).astype(np.float32)
+
+    system = Letters()
+    batch = [["ab", "c"], ["d"]]
+    for found in (system.encode(batch), system.encode_all(batch, 1)):
+        np.testing.assert_allclose(found[0], [[97.5, 5], [99, 5]])
+        np.testing.assert_allclose(found[1], [[100, 3]])
+    assert system.facts["pieces per word"] == "1.33"
 
 
 def test_a_wrong_system_is_not_timed(folders, tmp_path):
@@ -232,6 +336,16 @@ def test_floors_are_the_arithmetic_and_the_memory_of_the_original():
     assert again > 3 * once
 
 
+def test_floors_of_a_transformer_are_its_products_and_its_weights():
+    config = models.config_of("transformer")
+    assert floors.block_weights(config.context) == 13_584_384
+    assert floors.attention_operations(config.context, 3) == 4 * 8 * 384 * 9
+    assert floors.attention_operations(config.context, 500) < 4 * 8 * 384 * 500 * 129
+    one = floors.floor_seconds(config, [["a"] * 20], PEAKS, "float32", characters=False)
+    assert one == pytest.approx(22 * 2 * 13_584_384 / 1e11, rel=0.02)
+    assert floors.floor_seconds(config, [["a"]], PEAKS, "float32", characters=False) == 4 * 13_584_384 / 3e10
+
+
 def test_sentences_are_drawn_by_seed_and_length(text):
     found = sentences.read(text)
     assert found.drawn(10, 1) == found.drawn(10, 1) != found.drawn(10, 2)
@@ -256,6 +370,8 @@ def test_text_comes_from_a_corpus_beside_the_checkout_or_is_made(tmp_path, monke
 def test_a_users_mistakes_are_one_sentence(tmp_path):
     with pytest.raises(ElmoError, match="--systems must name"):
         speed_cpu.arguments(["--systems", "float32,tensorflow"])
+    with pytest.raises(ElmoError, match="at least 1"):
+        speed_cpu.arguments(["--turns", "0"])
     with pytest.raises(ElmoError, match="at least 1"):
         speed_cpu.arguments(["--threads", "0"])
     (tmp_path / "no.json").write_text("[]")
@@ -292,6 +408,6 @@ def test_stand_ins_come_after_what_is_installed():
 
 
 def test_an_environment_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(allennlp_environment.sys, "executable", str(tmp_path / "no-python"))
-    with pytest.raises(ElmoError, match="could not be made"):
-        allennlp_environment.make(tmp_path / "environment")
+    monkeypatch.setattr(environments.sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(ElmoError, match=r"AllenNLP.*no-python"):
+        environments.ALLENNLP.make(tmp_path / "environment")

@@ -33,6 +33,6 @@ class AllenNlp:
         values = self.elmo(batch_to_ids(batch))["elmo_representations"][0].numpy()
         return [values[row, : len(tokens)] for row, tokens in enumerate(batch)]
 
-    def encode_all(self, sentences: Batch) -> list[Vectors]:
-        """The same in batches of like lengths."""
-        return by_length(self, sentences)
+    def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
+        """The same in batches of similar lengths."""
+        return by_length(self, sentences, size)

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from elmokit import Elmo, __version__
-from elmokit.ops.bilstm import choose
 from elmokit.ops.paths import PathName, forced
 from peers.systems import Batch, Vectors
 
@@ -24,10 +23,8 @@ class Ours:
         self.facts = {"elmokit": __version__, "torch": torch.__version__, "path": self._choice()}
 
     def _choice(self) -> str:
-        bilm = self.elmo.bilm
         with self._path():
-            chosen = choose(bilm.context.zero_state(1).h[0, :1], bilm.context.stacks(), gradient=False)
-        return f"{chosen.path} ({chosen.why})"
+            return self.elmo.explain()
 
     def fresh(self) -> None:
         """Forget the vectors of words seen so far."""
@@ -39,7 +36,7 @@ class Ours:
             vectors: list[Vectors] = self.elmo.encode(batch, batch_tokens=EVERYTHING)
         return vectors
 
-    def encode_all(self, sentences: Batch) -> list[Vectors]:
+    def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
         """The same in batches of its own."""
         with self._path():
             vectors: list[Vectors] = self.elmo.encode(sentences)

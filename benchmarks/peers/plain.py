@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit import Elmo
+from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM
+from elmokit.model.transformer import TransformerEncoder
 from elmokit.ops.bilstm import Stacks
-from elmokit.ops.reference import clip, lstm_reference
+from elmokit.ops.reference import clip, lstm_reference, transformer_reference
 from elmokit.ops.weights import LstmWeights
 from peers.systems import Batch, Vectors, by_length
 
@@ -32,6 +34,8 @@ class Plain:
     def __init__(self, model: str, *, structure: Literal["loop", "reference"], device: str = "cpu") -> None:
         self.elmo = Elmo.load(model, device=device, dtype="float32")
         self.structure = structure
+        if structure == "loop" and isinstance(self.elmo.bilm.context, TransformerEncoder):
+            raise ElmoError("AllenNLP's structure is a loop over an LSTM, and this model has a Transformer")
         self.facts = {"recurrence": "peers.plain" if structure == "loop" else "elmokit.ops.reference"}
 
     def fresh(self) -> None:
@@ -47,6 +51,8 @@ class Plain:
         flat = indexer([word for row in words for word in [*row, *[""] * (longest - len(row))]]).characters
         assert flat is not None
         tokens_in = characters(bilm, torch.from_numpy(flat).to(bilm.device)).view(len(batch), longest, -1)
+        if isinstance(bilm.context, TransformerEncoder):
+            return transformer_means(bilm.context, tokens_in, lengths)
         tokens_in = tokens_in * (torch.arange(longest) < lengths.unsqueeze(1)).unsqueeze(-1).to(bilm.device)
         recurrence = loop if self.structure == "loop" else reference
         layers = recurrence(
@@ -55,9 +61,9 @@ class Plain:
         mean = torch.stack([torch.cat([tokens_in, tokens_in], dim=-1), *layers]).mean(dim=0).cpu().numpy()
         return [mean[row, 1 : len(tokens) + 1] for row, tokens in enumerate(batch)]
 
-    def encode_all(self, sentences: Batch) -> list[Vectors]:
-        """The same in batches of like lengths."""
-        return by_length(self, sentences)
+    def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
+        """The same in batches of similar lengths."""
+        return by_length(self, sentences, size)
 
 
 def characters(bilm: BiLM, ids: Tensor) -> Tensor:
@@ -71,6 +77,16 @@ def characters(bilm: BiLM, ids: Tensor) -> Tensor:
         gate = torch.sigmoid(highway.gate(x))
         x = gate * torch.relu(highway.transform(x)) + (1 - gate) * x
     return x if projection is None else projection(x)
+
+
+def transformer_means(context: TransformerEncoder, x: Tensor, lengths: Tensor) -> list[Vectors]:
+    """x [B, T, P], lengths [B] → the mean of all layers of each sentence without its boundaries."""
+    config, blocks = context.config, context.block_weights()
+    outputs = range(0, config.n_blocks + 1, config.every)
+    return [
+        transformer_reference(tokens[:length], blocks, window=config.window, outputs=outputs).mean(0)[1:-1].numpy()
+        for tokens, length in zip(x, lengths.tolist(), strict=True)
+    ]
 
 
 def reference(x: Tensor, lengths: Tensor, stacks: Stacks, *, skip_connections: bool) -> list[Tensor]:

@@ -23,14 +23,14 @@ class System(Protocol):
         """Forget the words of earlier batches."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The mean of all layers of each sentence, [T, D], as one batch."""
+        """The vectors of each sentence's words, [T, D], as one batch: of ELMo the mean of all layers."""
 
-    def encode_all(self, sentences: Batch) -> list[Vectors]:
-        """The same of any number of sentences, in the batches that suit the system."""
+    def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
+        """The same of any number of sentences; a system without batches of its own takes `size` at a time."""
 
 
-def by_length(system: System, sentences: Batch, size: int = 64) -> list[Vectors]:
-    """Batches of like lengths, which any user of a system without batches of its own can make."""
+def by_length(system: System, sentences: Batch, size: int) -> list[Vectors]:
+    """Batches of similar lengths, which any user of a system without batches of its own can make."""
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
     found: dict[int, Vectors] = {}
     for start in range(0, len(order), size):
@@ -42,12 +42,17 @@ def by_length(system: System, sentences: Batch, size: int = 64) -> list[Vectors]
 TITLES = {
     "allennlp": "AllenNLP 2.10.1",
     "loop": "a loop of AllenNLP's structure",
+    "minilm-onnx": "MiniLM, onnxruntime float32",
+    "minilm-onnx-int8": "MiniLM, onnxruntime int8",
+    "minilm-transformers": "MiniLM, transformers",
     "float32": "float32",
     "int8": "int8",
     "packed": "packed torch",
     "reference": "reference",
 }
 """What the columns are called."""
+MINILM = tuple(name for name in TITLES if name.startswith("minilm"))
+"""Systems that run all-MiniLM-L6-v2."""
 
 
 def loader(name: str) -> Callable[[str], System]:
@@ -56,6 +61,18 @@ def loader(name: str) -> Callable[[str], System]:
         from peers.allennlp_elmo import AllenNlp
 
         return AllenNlp
+    if name in MINILM:
+        from peers.minilm import MiniLmOnnx, MiniLmTransformers
+
+        if name == "minilm-transformers":
+            import torch  # noqa: F401 - imported before the loading of a model is timed
+            import transformers  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+
+            return MiniLmTransformers
+        import onnxruntime  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import tokenizers  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+
+        return partial(MiniLmOnnx, dtype="int8" if name == "minilm-onnx-int8" else "float32")
     if name == "loop" or name == "reference":
         from peers.plain import Plain
 

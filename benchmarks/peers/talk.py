@@ -47,10 +47,13 @@ class Child:
         self.load_seconds: float = ready["load_seconds"]
         self.facts: dict[str, str] = ready["facts"]
 
-    def seconds(self, batch: Batch, *, fresh: bool = False, own_batches: bool = False) -> float:
-        """What a batch took; `fresh` has the system forget the words it knows, which the clock does not see."""
+    def seconds(self, batch: Batch, *, fresh: bool = False, own_batches: bool = False, size: int = 64) -> float:
+        """What a batch took; `fresh` has the system forget the words it knows, which the clock does not see.
+
+        With `own_batches` the system makes the batches, of `size` sentences where it has no rule of its own.
+        """
         time.sleep(_STILL)
-        found: float = self._ask(do="time", batch=batch, fresh=fresh, own_batches=own_batches)["seconds"]
+        found: float = self._ask(do="time", batch=batch, fresh=fresh, own_batches=own_batches, size=size)["seconds"]
         return found
 
     def vectors(self, sentences: Batch, folder: Path) -> list[Vectors]:
@@ -61,8 +64,10 @@ class Child:
             return [found[str(number)] for number in range(len(sentences))]
 
     def megabytes(self) -> float:
-        """The most memory that the process has had so far."""
-        found: float = self._ask(do="memory")["megabytes"]
+        """The most memory that the process has had so far; what the system has learnt of itself comes with it."""
+        answer = self._ask(do="report")
+        self.facts |= answer["facts"]
+        found: float = answer["megabytes"]
         return found
 
     def close(self) -> None:
@@ -115,8 +120,8 @@ def serve(system: System, load_seconds: float, requests: TextIO, answers: TextIO
     answer(load_seconds=load_seconds, facts=system.facts)
     for line in requests:
         request = json.loads(line)
-        if request["do"] == "memory":
-            answer(megabytes=peak_megabytes())
+        if request["do"] == "report":
+            answer(megabytes=peak_megabytes(), facts=system.facts)
         elif request["do"] == "vectors":
             system.fresh()
             found = system.encode(request["sentences"])
@@ -125,9 +130,9 @@ def serve(system: System, load_seconds: float, requests: TextIO, answers: TextIO
         else:
             if request["fresh"]:
                 system.fresh()
-            encode = system.encode_all if request["own_batches"] else system.encode
+            batch, size = request["batch"], request["size"]
             start = time.perf_counter()
-            encode(request["batch"])
+            _ = system.encode_all(batch, size) if request["own_batches"] else system.encode(batch)
             answer(seconds=time.perf_counter() - start)
 
 
@@ -136,11 +141,10 @@ def main() -> None:
     # What a library prints must not come between two lines of JSON.
     answers, sys.stdout = sys.stdout, sys.stderr
     try:
-        import torch
-
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         # The system's modules are imported before the clock starts: what is compared is the loading of a model.
         load = loader(name)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         start = time.perf_counter()
         system = load(model)
         took = time.perf_counter() - start

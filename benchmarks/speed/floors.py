@@ -1,6 +1,7 @@
 """How fast the arithmetic and the memory of a machine would let a model be: nothing can be faster than both.
 
-Letters: B sentences, T tokens with both boundaries, U distinct words, H cell, P output, L layers, D directions.
+Letters: B sentences, T tokens with both boundaries, U distinct words, H cell, P output or token vector, L layers,
+D directions, I numbers inside a Transformer's feed-forward part.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elmokit import ElmoConfig
+from elmokit.config import TransformerConfig
 from speed.machine import Peaks
 
 BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "int8": 1}
@@ -30,6 +32,18 @@ def input_weights(config: ElmoConfig) -> int:
     return config.n_directions * config.lstm.n_layers * 4 * config.lstm.cell_size * config.lstm.output_size
 
 
+def block_weights(config: TransformerConfig) -> int:
+    """Weights of all blocks of a Transformer: queries, keys, values, output, gates of the heads, feed-forward part."""
+    p, i = config.size, config.inner_size
+    return config.n_blocks * (4 * p * p + 3 * p * i + config.n_heads * p)
+
+
+def attention_operations(config: TransformerConfig, tokens: int) -> int:
+    """Multiplications and additions between the tokens of one sentence, in all blocks."""
+    pairs = sum(min(t, config.window) + 1 + min(tokens - 1 - t, config.window) for t in range(tokens))
+    return 4 * config.n_blocks * config.size * pairs
+
+
 def word_operations(config: ElmoConfig, length: int) -> int:
     """Multiplications and additions of the character part for a word of that many bytes, without its padding."""
     part = config.characters
@@ -37,7 +51,7 @@ def word_operations(config: ElmoConfig, length: int) -> int:
         return 0
     size = part.embedding_size
     convolutions = sum(width * count * size * max(1, length + 2 - width + 1) for width, count in part.filters)
-    projection = part.n_filters * config.lstm.output_size if config.token_projection else 0
+    projection = part.n_filters * config.token_size if config.token_projection else 0
     return 2 * (convolutions + 2 * part.n_highway * part.n_filters**2 + projection)
 
 
@@ -52,13 +66,19 @@ def floor_seconds(
 ) -> float:
     """Seconds that a batch takes at least: the longer of its arithmetic and its reading of weights.
 
-    What a cache of `cache_bytes` cannot hold of the weights of one layer and direction is read again at every step.
+    Of an LSTM, what a cache of `cache_bytes` cannot store of the weights of one layer and direction is read again at
+    every step.
     """
-    tokens = sum(len(sentence) + 2 for sentence in batch)
-    operations = tokens * lstm_operations(config)
+    lengths = [len(sentence) + 2 for sentence in batch]
+    operations = 0
     if characters:
         distinct = {word for sentence in batch for word in sentence}
-        operations += sum(word_operations(config, min(48, len(word.encode()))) for word in distinct)
+        operations = sum(word_operations(config, min(48, len(word.encode()))) for word in distinct)
+    if isinstance(config.context, TransformerConfig):
+        weights = block_weights(config.context)
+        operations += sum(2 * weights * tokens + attention_operations(config.context, tokens) for tokens in lengths)
+        return max(operations / peaks.operations[dtype], weights * BYTES[dtype] / peaks.bytes_read)
+    operations += sum(lengths) * lstm_operations(config)
     steps = max(len(sentence) for sentence in batch) + 2
     once = (step_weights(config) + input_weights(config)) * BYTES[dtype]
     parts = config.n_directions * config.lstm.n_layers

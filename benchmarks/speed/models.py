@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from elmokit import BiLM, Elmo, ElmoConfig
-from elmokit.config import CharacterConfig, LstmConfig
+from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 """Cell, output and highways, as released."""
+TRANSFORMER_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 256))
+TRANSFORMERS = {"transformer": TransformerConfig(384), "tiny-transformer": TransformerConfig(24, 2, 2, 32, 4, 8, 1)}
+"""The shape of the Transformer models, and a tiny one for tests."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,17 @@ class ModelFolders:
     """One model in the formats of the systems."""
 
     elmokit: Path
-    bilm: Path
+    bilm: Path | None
+    """None for a model that AllenNLP cannot run."""
     int8: Path | None
-    """Where 8 bits can be saved; else they are made while loading."""
+    """None where int8 weights cannot be saved; they are then made while loading."""
     config: ElmoConfig
 
     def of(self, system: str) -> Path:
         """The folder that a system loads."""
         if system == "allennlp":
+            if self.bilm is None:
+                raise ElmoError(f"AllenNLP has no context encoder of the kind {self.config.context.kind}")
             return self.bilm
         return self.int8 if system == "int8" and self.int8 is not None else self.elmokit
 
@@ -39,6 +45,8 @@ def config_of(size: str) -> ElmoConfig:
     """The shape of a released model, or of a tiny one for tests."""
     if size == "tiny":
         return ElmoConfig(LstmConfig(24, 8), CharacterConfig(((1, 4), (2, 8)), n_highway=1))
+    if size in TRANSFORMERS:
+        return ElmoConfig(TRANSFORMERS[size], CharacterConfig(TRANSFORMER_FILTERS, n_highway=1))
     cell, output, highways = SIZES[size]
     return ElmoConfig(LstmConfig(cell, output), CharacterConfig(FILTERS, n_highway=highways))
 
@@ -57,14 +65,16 @@ def random_weights(config: ElmoConfig, seed: int) -> dict[str, Tensor]:
 
 def write(model: str, seed: int, folder: Path, *, int8: bool = True) -> ModelFolders:
     """A random model of a size, or a model that exists, in every format under a folder."""
-    if model in SIZES or model == "tiny":
+    if model in SIZES or model in TRANSFORMERS or model == "tiny":
         config = config_of(model)
         elmo = Elmo(Checkpoint(config, random_weights(config, seed), kind="elmokit", where=f"random, seed {seed}"))
     else:
         elmo = Elmo.load(model, device="cpu")
     elmo.save(folder / "elmokit")
-    elmo.save(folder / "bilm", format="bilm")
-    return ModelFolders(folder / "elmokit", folder / "bilm", _write_int8(folder) if int8 else None, elmo.config)
+    bilm = folder / "bilm" if isinstance(elmo.config.context, LstmConfig) else None
+    if bilm is not None:
+        elmo.save(bilm, format="bilm")
+    return ModelFolders(folder / "elmokit", bilm, _write_int8(folder) if int8 else None, elmo.config)
 
 
 def _write_int8(folder: Path) -> Path | None:

@@ -36,6 +36,8 @@ class Table:
     notes: Sequence[str] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     """Columns that were not measured, and why."""
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Columns whose ratio is against another column than `peer`."""
 
     def markdown(self) -> str:
         """The table with a ratio behind every figure that has one."""
@@ -44,15 +46,17 @@ class Table:
         lines += [[f"{row.what}, {row.unit}", *(self._cell(row, name) for name in self.columns)] for row in self.rows]
         parts = [f"### {self.title}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
         missing = [f"- {self.columns.get(name, name)} was not measured: {why}" for name, why in self.absent.items()]
-        if self.notes or missing:
-            parts.append("\n".join([*(f"- {note}" for note in self.notes), *missing]))
+        others = [f", of {self.columns[name]} to {self.columns[base]}" for name, base in self.against.items()]
+        ratios = [f"- ratios are to {self.columns[self.peer]}{''.join(others)}"] if others else []
+        if self.notes or missing or ratios:
+            parts.append("\n".join([*ratios, *(f"- {note}" for note in self.notes), *missing]))
         return "\n\n".join(parts)
 
     def _cell(self, row: Row, name: str) -> str:
         value = row.values.get(name)
         if value is None:
             return "—"
-        base = row.values.get(self.peer)
+        base = row.values.get(self.against.get(name, self.peer))
         if name == self.peer or name.startswith("floor") or not base or not value:
             return shown(value)
         ratio = base / value if row.better == "less" else value / base

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from peers.systems import Batch
+from peers.systems import MINILM, Batch
 from peers.talk import Child
 
 from elmokit import ElmoConfig
@@ -17,8 +17,8 @@ from speed.table import Row
 SLOW = "reference"
 SLOW_SENTENCES = 3
 """The reference is there to be right; so many sentences are enough to see how slow it is."""
-CACHING = ("float32", "int8", "packed")
-"""Systems that keep words from one batch to the next."""
+PEER_BATCHES = (8, 16, 32, 64)
+"""Sentences at a time that are tried for systems without batches of their own; the best counts."""
 FLOORS = ("float32", "int8")
 """Number types whose floor is shown."""
 
@@ -32,6 +32,8 @@ class Plan:
     many: list[list[str]]
     """Sentences as they come, in batches."""
     batches: Sequence[int] = (32, 64)
+    turns: int = 3
+    """How often a sentence whose words are known, and all sentences in one call, are measured."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,13 @@ def rows(
     """Everything that is measured of a model; `first` are the seconds of the first sentence after the loading."""
     fast = {name: child for name, child in children.items() if name != SLOW}
     progress("sentences by themselves")
-    found = _alone(children, plan.alone[1:], limits)
+    found = _alone(children, plan.alone[1:], limits, plan.turns)
     little = {name: child.megabytes() for name, child in children.items()}
     for size in plan.batches:
         progress(f"batches of {size}")
         found.append(_batches(fast, plan.many, size, limits))
     progress(f"{len(plan.many)} sentences in one call")
-    found.append(_whole(fast, plan.many, limits))
+    found += _whole(fast, plan.many, limits, plan.turns)
     loading = {name: child.load_seconds for name, child in children.items()}
     memory = {name: child.megabytes() for name, child in children.items()}
     return [
@@ -75,25 +77,31 @@ def rows(
     ]
 
 
-def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits) -> list[Row]:
+def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turns: int) -> list[Row]:
+    """A sentence by itself, first without a known word, then in turns with its words known.
+
+    A system that stores no words has the same work both times.
+    """
     unknown: dict[str, list[float]] = {name: [] for name in children}
-    known: dict[str, list[float]] = {name: [] for name in children if name in CACHING}
+    known: dict[str, list[float]] = {name: [] for name in children if name != SLOW}
     for number, sentence in enumerate(sentences):
         for name, child in children.items():
-            if name == SLOW and number >= SLOW_SENTENCES:
-                continue
-            unknown[name].append(child.seconds([sentence], fresh=True))
-            if name in known:
-                known[name].append(child.seconds([sentence]))
+            if name != SLOW or number < SLOW_SENTENCES:
+                unknown[name].append(child.seconds([sentence], fresh=True))
+        for _ in range(turns):
+            for name, times in known.items():
+                times.append(children[name].seconds([sentence]))
     length = len(sentences[0])
     floor = {f"floor {dtype}": statistics.median(limits.of([s], dtype) for s in sentences) for dtype in FLOORS}
     bare = {
         f"floor {dtype}": statistics.median(limits.of([s], dtype, characters=False) for s in sentences)
         for dtype in FLOORS
     }
+    best = {name: [min(times)] for name, times in known.items()}
     return [
         Row(f"one sentence of {length} tokens, no word known", "ms", "less", _medians(unknown, floor), "alone"),
         Row("the same, its words known", "ms", "less", _medians(known, bare), "alone, words known"),
+        Row("the same, the best time", "ms", "less", _medians(best, bare), "alone, best"),
     ]
 
 
@@ -115,10 +123,30 @@ def _batches(children: Mapping[str, Child], sentences: Batch, size: int, limits:
     return Row(f"batches of {size}", "tokens/s", "more", _speeds(sentences, spent), f"batches of {size}")
 
 
-def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits) -> Row:
-    spent = {name: child.seconds(sentences, fresh=True, own_batches=True) for name, child in children.items()}
-    spent |= {f"floor {dtype}": limits.of(sentences, dtype) for dtype in FLOORS}
-    return Row("all in one call", "tokens/s", "more", _speeds(sentences, spent), "one call")
+def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits, turns: int) -> list[Row]:
+    """All sentences in one call, in turns: the best time of each system, and of a peer with its best batches."""
+    unknown: dict[str, float] = dict.fromkeys(children, float("inf"))
+    known = dict(unknown)
+    best_size: dict[str, int] = {}
+    for _ in range(turns):
+        for name, child in children.items():
+            for size in PEER_BATCHES if name in MINILM else (64,):
+                first = child.seconds(sentences, fresh=True, own_batches=True, size=size)
+                again = child.seconds(sentences, own_batches=True, size=size)
+                if min(first, again) < min(unknown[name], known[name]):
+                    best_size[name] = size
+                unknown[name], known[name] = min(unknown[name], first), min(known[name], again)
+    for name in MINILM:
+        if name in best_size:
+            children[name].facts["best batches"] = f"{best_size[name]} sentences of similar length"
+            unknown[name] = known[name] = min(unknown[name], known[name])  # it stores no words
+    for dtype in FLOORS:
+        unknown[f"floor {dtype}"] = limits.of(sentences, dtype)
+        known[f"floor {dtype}"] = limits.of(sentences, dtype, characters=False)
+    return [
+        Row("all in one call", "tokens/s", "more", _speeds(sentences, unknown), "one call"),
+        Row("the same, its words known", "tokens/s", "more", _speeds(sentences, known), "one call, words known"),
+    ]
 
 
 def _speeds(sentences: Batch, seconds: Mapping[str, float]) -> dict[str, float]:
