@@ -12,6 +12,7 @@ from torch import Tensor
 
 from elmokit import __version__
 from elmokit.errors import ElmoError
+from elmokit.formats import bilm
 from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.save import write_checkpoint
 from elmokit.pretrain.start import Start
@@ -26,6 +27,8 @@ def export(
     checkpoint.text = dict(text)
     write_checkpoint(checkpoint, folder)
     told = [f"model: {folder} (Elmo.load opens it)"]
+    if checkpoint.config.context.kind not in bilm.FORMAT.contexts:
+        return told
     try:
         # Without `text`, which the folder above has: no warning that this format cannot store it.
         write_checkpoint(replace(checkpoint, text={}), folder / "bilm", "bilm")
