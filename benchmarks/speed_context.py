@@ -37,12 +37,12 @@ def random_blocks() -> list[BlockWeights]:
 
 def lstm_runs(lengths: Sequence[int]) -> dict[str, Run]:
     runs: dict[str, Run] = {}
+    given = torch.tensor(lengths)
     for dtype in ("float32", "int8"):
         model = Elmo.load("en", dtype=dtype)
         [encoder] = [part for part in model.modules() if isinstance(part, LstmEncoder)]
         stacks, skip = encoder.stacks(), encoder.config.skip_connections
         x = torch.randn(len(lengths), max(lengths), stacks[0][0].input.shape[1])
-        given = torch.tensor(lengths)
         runs[f"biLSTM {dtype}"] = lambda s=stacks, x=x, skip=skip: bilstm(x, given, s, skip_connections=skip)
     return runs
 
@@ -57,7 +57,7 @@ def transformer_runs(lengths: Sequence[int]) -> dict[str, Run]:
         return lambda: path(x, Segments.of(lengths), blocks, window=WINDOW, outputs=OUTPUTS)
 
     runs = {f"Transformer {name}": run(transformer_native, blocks) for name, blocks in kinds.items()}
-    return runs | {"Transformer torch": run(transformer_packed, plain)}
+    return runs | {"Transformer torch, compiled products": run(transformer_packed, plain)}
 
 
 def in_turns(runs: dict[str, Run], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
