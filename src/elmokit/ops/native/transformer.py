@@ -23,9 +23,11 @@ LEAST_PRODUCTS = 1_000_000
 """Fewer in a block are not worth another thread."""
 FEW_TOKENS = 96
 """Tokens per thread; with fewer, all threads share the matrices instead of the tokens."""
+MANY_TOKENS = 2048
+"""Tokens that one sees; with more, each thread by itself would need too much memory."""
 DOWN_PARTS = 4
-"""Scales of an int8 row that goes into `down`. A product with gelu has a few numbers 20 times as large as the others: the
-worst cosine of a token to float32 is 0.9996 with 4 scales and 0.9989 with 1."""
+"""Scales of an int8 row that goes into `down`. A product with gelu has a few numbers 20 times as large as the others:
+the worst cosine of a token to float32 is 0.9996 with 4 scales and 0.9989 with 1."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -77,7 +79,7 @@ def transformer_native(
         places=(ctypes.c_int64 * (len(blocks) + 1))(*(places.get(number, -1) for number in range(len(blocks) + 1))),
         y=y.data_ptr(),
         threads=threads,
-        teams=threads if tokens >= FEW_TOKENS * threads else 1,
+        teams=threads if tokens >= FEW_TOKENS * threads and min(longest, window) <= MANY_TOKENS else 1,
     )
     if kernels.transformer(ctypes.byref(job)):
         raise MemoryError(f"there is not enough memory for {tokens} tokens")
@@ -94,7 +96,8 @@ class _Plan:
         self._stored: list[object] = []  # what the structures point to
         first = blocks[0] if blocks else None
         self.heads = 1 if first is None else first.n_heads
-        self.size, self.inner = (None, 1) if first is None else (first.down.shape[0], first.down.shape[1])
+        self.size: int | None = None if first is None else first.down.shape[0]
+        self.inner = 1 if first is None else first.down.shape[1]
         self.int8 = first is not None and isinstance(first.qkv, Int8Matrix)
         self._fits = all(self._fit(weights) for weights in blocks)
         found = list(self._pack(kernels, blocks)) if self._fits and blocks else []

@@ -24,13 +24,21 @@ const char *elmokit_instructions(void) {
 #endif
 }
 
+/* Asks for large pages where memory has not been used yet: its pages are made when they are first written. */
+static void use_large_pages(void *memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    uintptr_t start = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, stop = (uintptr_t)memory + bytes;
+    if (start + HUGE_PAGE <= stop) madvise((void *)start, stop - start, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
 /* Memory for a packed matrix, in large pages where the system has them: a step reads all of it. */
 void *elmokit_allocate(int64_t bytes) {
     void *memory = NULL;
     if (posix_memalign(&memory, bytes >= HUGE_PAGE ? HUGE_PAGE : 64, bytes ? bytes : 64)) return NULL;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes >= HUGE_PAGE) madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
+    use_large_pages(memory, bytes);
     return memory;
 }
 
@@ -183,12 +191,16 @@ int elmokit_characters(const struct characters *job) {
 /* All blocks over a flat batch of segments. Returns 0, or 1 where there was not enough memory. */
 int elmokit_transformer(const struct transformer *job) {
     if (!job->starts[job->segments]) return 0;
+    int64_t outputs = 0;
+    for (int64_t i = 0; i <= job->n_blocks; i++) outputs += job->places[i] >= 0;
+    use_large_pages(job->y, outputs * job->starts[job->segments] * job->size * (int64_t)sizeof(float));
     struct tiling tiling = {.job = job, .tiles = malloc((job->segments + 1) * sizeof(struct tile))};
     if (!tiling.tiles) return 1;
     plan_tiles(&tiling);
     struct workspace measured;
     scratch_at(job, tiling.most, NULL, &tiling.scratch_bytes);
-    int64_t spaces = padded(job->teams * (int64_t)sizeof measured), space = workspace_at(&measured, job, tiling.most, NULL);
+    int64_t space = workspace_at(&measured, job, tiling.most, NULL);
+    int64_t spaces = padded(job->teams * (int64_t)sizeof measured);
     int64_t states = padded(tiling.longest * job->size * (int64_t)sizeof(float));
     char *memory = borrow(spaces + job->teams * space + job->threads * tiling.scratch_bytes + 2 * states);
     if (memory) {

@@ -61,11 +61,11 @@ INLINE floats weights_at(const int half, const void *panel, int64_t at) {
     return half ? widened((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
 }
 
-/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step` bytes
-   apart. */
+/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step`
+   bytes apart. */
 INLINE void float_tile(
-    const int R, const int V, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
-    const char *next, int64_t step
+    const int R, const int V, const int half, int64_t count, const float *rows, int64_t stride, const void *panel,
+    float *sums, const char *next, int64_t step
 ) {
     floats s[ROWS][GATES];
 #pragma GCC unroll 8
@@ -273,8 +273,19 @@ static void int8_product(
 /* A row less its mean in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something
    infinite. */
 INLINE float quantise_around(const float mean, const float *row, int64_t count, uint8_t *to) {
+    int64_t k = 0;
     int32_t most = 0; /* of the bits of |x|, which order as the numbers do, NaN above all */
-    for (int64_t k = 0; k < count; k++) {
+    ints mosts = (ints)all(0.0f);
+    for (; k + LANES <= count; k += LANES) {
+        ints x = (ints)magnitude(load(row + k) - all(mean));
+        mosts = larger_ints(x, mosts);
+    }
+#if LANES == 16
+    most = _mm512_reduce_max_epi32((__m512i)mosts);
+#else
+    for (int lane = 0; lane < LANES; lane++) most = mosts[lane] > most ? mosts[lane] : most;
+#endif
+    for (; k < count; k++) {
         float value = row[k] - mean;
         int32_t x;
         memcpy(&x, &value, 4);
@@ -285,13 +296,16 @@ INLINE float quantise_around(const float mean, const float *row, int64_t count, 
     memcpy(&largest, &most, 4);
     int nothing = largest < 1e-30f; /* whose reciprocal would not be a float */
     float inverse = nothing ? 0.0f : 127.0f / largest;
-    for (int64_t k = 0; k < count; k++) {
-        float shifted = (row[k] - mean) * inverse + 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
+    const float shift = 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
+    for (k = 0; k + LANES <= count; k += LANES)
+        store_bytes(to + k, (ints)times_plus(load(row + k) - all(mean), all(inverse), all(shift)));
+    for (; k < count; k++) {
+        float shifted = (row[k] - mean) * inverse + shift;
         uint32_t whole;
         memcpy(&whole, &shifted, 4);
         to[k] = (uint8_t)whole;
     }
-    for (int64_t k = count; k < 4 * groups_of_4(count); k++) to[k] = 128;
+    for (k = count; k < 4 * groups_of_4(count); k++) to[k] = 128;
     return nothing ? 0.0f : largest < INFINITY ? largest / 127.0f : NAN;
 }
 

@@ -63,6 +63,7 @@ struct scratch {
     float *sums;   /* [SUM_ROWS][WIDTH] */
     int32_t *small_sums; /* the same in int8 */
     float *query;  /* [ROWS][E] */
+    float *turned; /* [LANES][E]: keys before they go into panels */
     float *keys;   /* [panels of keys][E][WIDTH] */
     float *values; /* [panels of E][n][WIDTH] */
     float *shares; /* [ROWS][n + WIDTH]: of each key in a query's result */
@@ -134,7 +135,9 @@ INLINE float row_scale(const float *row, int64_t count, float mean) {
 /* The normed row; `to` may be the row itself. */
 static void norm_row(const float *row, int64_t count, float *to) {
     float mean = row_mean(row, count), scale = row_scale(row, count, mean);
-    for (int64_t k = 0; k < count; k++) to[k] = (row[k] - mean) * scale;
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES) store(to + k, (load(row + k) - all(mean)) * all(scale));
+    for (; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
 /* The normed row in int8 as row number `number` of what a product with m reads, each part with a unit of its own. */
@@ -171,22 +174,41 @@ struct piece {
     int64_t row, n, panel;
 };
 
-/* Vector v of a row's sums in int8 with a part of a panel, on top of `before`. */
-INLINE floats small_sum(const struct tiler *me, const struct piece *piece, int64_t part, int64_t r, int v, floats before) {
-    float unit = me->space->units[part * me->space->most + piece->row + r];
-    return scaled(me->scratch.small_sums + r * WIDTH, piece->m->scales + piece->panel * WIDTH, unit, v, before);
+/* What turns a piece's sums with one part of the inputs into float32. */
+struct units {
+    const int32_t *sums; /* [n][WIDTH] */
+    const float *rows;   /* [n]: what a unit of each row is worth */
+    floats outputs[GATES]; /* and of each output */
+};
+
+INLINE struct units units_of(const struct tiler *me, const struct piece *piece, int64_t part) {
+    struct units units = {me->scratch.small_sums, me->space->units + part * me->space->most + piece->row, {}};
+    for (int v = 0; v < GATES; v++)
+        units.outputs[v] = *(const floats *)(piece->m->scales + piece->panel * WIDTH + v * LANES);
+    return units;
+}
+
+/* Vector v of the sums of row r in float32, on top of `before`. */
+INLINE floats in_float32(const struct units *units, int64_t r, int v, floats before) {
+    floats sum = __builtin_convertvector(*(const ints *)(units->sums + r * WIDTH + v * LANES), floats);
+    return times_plus(sum, units->outputs[v] * all(units->rows[r]), before);
 }
 
 /* The sums in int8 of the last part; those of earlier parts are in `sums`, in float32. */
 static void small_product(const struct tiler *me, const struct piece *piece, const char *after) {
     const struct matrix *m = piece->m;
     const uint8_t *rows = me->space->small + piece->row * padded(m->inputs);
+    float *sums = me->scratch.sums;
     for (int64_t part = 0; part < m->parts; part++) {
-        for (int64_t r = 0; part && r < piece->n; r++)
-            for (int v = 0; v < GATES; v++) {
-                floats *sum = (floats *)(me->scratch.sums + r * WIDTH + v * LANES);
-                *sum = small_sum(me, piece, part - 1, r, v, part > 1 ? *sum : all(0.0f));
-            }
+        if (part) {
+            struct units units = units_of(me, piece, part - 1);
+            for (int64_t r = 0; r < piece->n; r++)
+#pragma GCC unroll 4
+                for (int v = 0; v < GATES; v++) {
+                    floats *sum = (floats *)(sums + r * WIDTH + v * LANES);
+                    *sum = in_float32(&units, r, v, part > 1 ? *sum : all(0.0f));
+                }
+        }
         int8_part_product(m, part, piece->n, rows, padded(m->inputs), piece->panel, after, me->scratch.small_sums);
     }
 }
@@ -195,15 +217,20 @@ static void small_product(const struct tiler *me, const struct piece *piece, con
 enum ending { STORE, ADD, GATED };
 
 INLINE void end_piece(
-    const int int8, const enum ending ending, const struct tiler *me, const struct piece *piece, float *to, int64_t stride
+    const int int8, const enum ending ending, const struct tiler *me, const struct piece *piece, float *to,
+    int64_t stride
 ) {
-    for (int64_t r = 0; r < piece->n; r++, to += stride) {
+    int64_t parts = piece->m->parts, n = piece->n;
+    const float *earlier = me->scratch.sums;
+    struct units units;
+    if (int8) units = units_of(me, piece, parts - 1);
+    for (int64_t r = 0; r < n; r++, to += stride) {
         floats sums[GATES];
 #pragma GCC unroll 4
         for (int v = 0; v < GATES; v++) {
-            const floats *sum = (const floats *)(me->scratch.sums + r * WIDTH + v * LANES);
+            const floats *sum = (const floats *)(earlier + r * WIDTH + v * LANES);
             if (int8)
-                sums[v] = small_sum(me, piece, piece->m->parts - 1, r, v, piece->m->parts > 1 ? *sum : all(0.0f));
+                sums[v] = in_float32(&units, r, v, parts > 1 ? *sum : all(0.0f));
             else
                 sums[v] = *sum;
         }
@@ -219,7 +246,7 @@ INLINE void end_piece(
     }
 }
 
-/* This thread's panels of m times rows first to last: of `rows`, or in int8 of `small`. The matrix `then` comes next. */
+/* This thread's panels of m times rows first to last, of `rows` or in int8 of `small`. The matrix `then` comes next. */
 INLINE void multiply(
     const struct tiler *me, const enum ending ending, const struct matrix *m, const struct matrix *then,
     const float *rows, int64_t first, int64_t last, float *to, int64_t stride
@@ -248,18 +275,23 @@ INLINE void multiply(
 
 /* ---- attention ---- */
 
-/* A head's numbers of a token as long as √E times `scale`, turned by its place; number e goes to to[e · step]. */
-INLINE void turn(
-    const struct transformer *job, const float *from, int64_t place, float scale, float *to, int64_t step
-) {
+/* A head's numbers of a token, made as long as √E times `scale` and turned by its place. */
+static void turn(const struct transformer *job, const float *from, int64_t place, float scale, float *restrict to) {
     int64_t half = job->size / job->heads / 2;
     const float *cos = job->cos + place * half, *sin = job->sin + place * half;
     float mean = row_sum(1, from, 2 * half, 0.0f) / (float)(2 * half);
     scale /= sqrtf(mean + 1.1920929e-07f);
-    for (int64_t e = 0; e < half; e++) {
+    int64_t e = 0;
+    for (; e + LANES <= half; e += LANES) {
+        floats a = load(from + e) * all(scale), b = load(from + half + e) * all(scale);
+        floats c = load(cos + e), s = load(sin + e);
+        store(to + e, a * c - b * s);
+        store(to + half + e, b * c + a * s);
+    }
+    for (; e < half; e++) {
         float a = from[e] * scale, b = from[half + e] * scale;
-        to[e * step] = a * cos[e] - b * sin[e];
-        to[(half + e) * step] = b * cos[e] + a * sin[e];
+        to[e] = a * cos[e] - b * sin[e];
+        to[half + e] = b * cos[e] + a * sin[e];
     }
 }
 
@@ -284,14 +316,46 @@ static struct span span_of(const struct transformer *job, const struct tile *til
     };
 }
 
+/* to [count][WIDTH], LANES columns of it, = rows [LANES][count] with rows as columns. */
+static void transpose(const float *rows, int64_t count, float *to) {
+    int64_t e = 0;
+#if LANES == 16
+    for (; e + 4 <= count; e += 4) {
+        __m512 four[4]; /* numbers e to e + 3 of rows i, 4 + i, 8 + i, 12 + i */
+        for (int i = 0; i < 4; i++) {
+            const float *from = rows + i * count + e;
+            four[i] = _mm512_castps128_ps512(_mm_loadu_ps(from));
+            four[i] = _mm512_insertf32x4(four[i], _mm_loadu_ps(from + 4 * count), 1);
+            four[i] = _mm512_insertf32x4(four[i], _mm_loadu_ps(from + 8 * count), 2);
+            four[i] = _mm512_insertf32x4(four[i], _mm_loadu_ps(from + 12 * count), 3);
+        }
+        __m512d low01 = (__m512d)_mm512_unpacklo_ps(four[0], four[1]);
+        __m512d low23 = (__m512d)_mm512_unpacklo_ps(four[2], four[3]);
+        __m512d high01 = (__m512d)_mm512_unpackhi_ps(four[0], four[1]);
+        __m512d high23 = (__m512d)_mm512_unpackhi_ps(four[2], four[3]);
+        _mm512_store_ps(to + e * WIDTH, (__m512)_mm512_unpacklo_pd(low01, low23));
+        _mm512_store_ps(to + (e + 1) * WIDTH, (__m512)_mm512_unpackhi_pd(low01, low23));
+        _mm512_store_ps(to + (e + 2) * WIDTH, (__m512)_mm512_unpacklo_pd(high01, high23));
+        _mm512_store_ps(to + (e + 3) * WIDTH, (__m512)_mm512_unpackhi_pd(high01, high23));
+    }
+#endif
+    for (; e < count; e++)
+        for (int lane = 0; lane < LANES; lane++) to[e * WIDTH + lane] = rows[lane * count + e];
+}
+
 /* The keys of a head in panels of WIDTH tokens, and its values in panels of WIDTH numbers. */
 static void take_keys(const struct tiler *me, const struct span *span, int64_t head) {
     const struct transformer *job = me->job;
     int64_t size = job->size / job->heads, stride = padded(3 * job->size), n = span->to - span->from;
     const float *wide = me->space->wide + (span->from - me->space->tile.from) * stride + head * size;
     for (int64_t token = 0; token < n; token++, wide += stride) {
-        float *key = me->scratch.keys + token / WIDTH * WIDTH * size + token % WIDTH;
-        turn(job, wide + job->size, span->from + token - span->start, 1.0f, key, WIDTH);
+        int64_t lane = token % LANES;
+        turn(job, wide + job->size, span->from + token - span->start, 1.0f, me->scratch.turned + lane * size);
+        if (lane == LANES - 1 || token == n - 1) /* lanes after the last token are never seen */
+            transpose(
+                me->scratch.turned, size,
+                me->scratch.keys + token / WIDTH * WIDTH * size + token % WIDTH / LANES * LANES
+            );
         for (int64_t e = 0; e < size; e += WIDTH)
             memcpy(
                 me->scratch.values + (e * n + token * WIDTH), wide + 2 * job->size + e,
@@ -304,7 +368,7 @@ static void take_keys(const struct tiler *me, const struct span *span, int64_t h
 INLINE floats exp_between(
     const int V, const float *scores, int64_t base, int64_t lo, int64_t hi, floats sum, float *to
 ) {
-    static const int32_t lanes[16] __attribute__((aligned(64))) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const int32_t lanes[] __attribute__((aligned(64))) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 4
     for (int v = 0; v < V * LANES; v += LANES) {
         ints key = *(const ints *)lanes + (int32_t)(base + v);
@@ -330,11 +394,12 @@ INLINE void score_panel(
     for (int r = 0; r < R; r++) {
         int64_t place = query + r - span->from;
         int64_t lo = larger_of(place - span->left, 0), hi = smaller(place + span->right + 1, n);
-        weight[r] = exp_between(V, sums + r * WIDTH, base, lo, hi, weight[r], me->scratch.shares + r * padded(n) + base);
+        float *shares = me->scratch.shares + r * padded(n) + base;
+        weight[r] = exp_between(V, sums + r * WIDTH, base, lo, hi, weight[r], shares);
     }
 }
 
-/* R queries of a head from token `query` on. Scores are at most √E, for vectors have length √E: no need of a maximum. */
+/* R queries of a head from token `query` on. Vectors have length √E, so scores are at most √E: no need of a maximum. */
 INLINE void attend_tile(const int R, const struct tiler *me, const struct span *span, int64_t head, int64_t query) {
     const struct transformer *job = me->job;
     const struct scratch *scratch = &me->scratch;
@@ -347,7 +412,7 @@ INLINE void attend_tile(const int R, const struct tiler *me, const struct span *
     floats weight[ROWS];
     for (int r = 0; r < R; r++) {
         const float *from = me->space->wide + (query + r - tile_from) * wide + head * size;
-        turn(job, from, query + r - span->start, 1.0f / sqrtf((float)size), scratch->query + r * size, 1);
+        turn(job, from, query + r - span->start, 1.0f / sqrtf((float)size), scratch->query + r * size);
         weight[r] = all(0.0f);
     }
     for (int64_t base = first / WIDTH * WIDTH; base < last; base += WIDTH) {
@@ -426,7 +491,7 @@ static void begin_block(const struct tiler *me, int64_t number) {
         give_out(me, number, space->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
-            gates[head] = row_product(normed, block->gate_weight + head * job->size, job->size) + block->gate_bias[head];
+            gates[head] = block->gate_bias[head] + row_product(normed, block->gate_weight + head * job->size, job->size);
         for (int64_t head = 0; head < job->heads; head += LANES)
             *(floats *)(gates + head) = all(1.0f) / one_over_sigmoid(*(const floats *)(gates + head));
     }
@@ -567,6 +632,7 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
     TAKE(&scratch, sums, SUM_ROWS * WIDTH)
     TAKE(&scratch, small_sums, SUM_ROWS * WIDTH)
     TAKE(&scratch, query, ROWS * size)
+    TAKE(&scratch, turned, LANES * size)
     TAKE(&scratch, keys, ceiling(most, WIDTH) * WIDTH * size)
     TAKE(&scratch, values, ceiling(size, WIDTH) * most * WIDTH)
     TAKE(&scratch, shares, ROWS * padded(most))

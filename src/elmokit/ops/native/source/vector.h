@@ -86,6 +86,26 @@ INLINE uint16_t narrowed(float value, float *back) {
 INLINE floats load(const float *from) { return *(const loose_floats *)from; }
 INLINE void store(float *to, floats value) { *(loose_floats *)to = value; }
 
+INLINE ints larger_ints(ints a, ints b) {
+#if LANES == 16
+    return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+    return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    ints more = a > b;
+    return (a & more) | (b & ~more);
+#endif
+}
+
+/* The low byte of each number. */
+INLINE void store_bytes(uint8_t *to, ints numbers) {
+#if LANES == 16
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)numbers));
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = (uint8_t)numbers[lane];
+#endif
+}
+
 /* a·b + c. Explicit, so that tiles of every height round alike. */
 INLINE floats times_plus(floats a, floats b, floats c) {
 #if LANES == 16
@@ -173,8 +193,8 @@ INLINE void tanh_fraction(floats x, floats *up, floats *down) {
     *down = below + all(2.0f);
 }
 
-/* x Φ(x), Φ being the normal distribution's. Φ(−|x|) is 2^p(|x|) with a polynomial p fitted so that the largest error of
-   Φ is 8e-9, at |x| = 9 already 1e-19 · Φ(0) and not computed beyond. */
+/* x Φ(x), Φ being the normal distribution's. Φ(−|x|) is 2^p(|x|) with a polynomial p fitted so that the largest error
+   of Φ is 8e-9; beyond 9 it is below 1e-18 and stays as it is. */
 INLINE floats gelu(floats x) {
     const float shift = 12582912.0f; /* as in `exponential` */
     floats t = at_most(9.0f, magnitude(x));
