@@ -15,6 +15,7 @@ from elmokit.ops.transformer import _block_on_gpu, block, rotary
 from elmokit.ops.weights import BlockWeights
 
 CASES = {
+    "large heads": ([40, 90], [0, 2], 1, 72, 20),
     "lengths around a block": ([3, 63, 64, 65, 1, 130], [0, 1, 2, 0, 1, 2], 2, 32, 64),
     "longer than the window": ([5, 9, 200], [0, 2, 0], 1, 24, 16),
     "windows of several blocks": ([300, 40], [1, 0], 1, 16, 150),

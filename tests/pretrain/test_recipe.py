@@ -92,6 +92,23 @@ def test_the_paper_is_the_paper():
     assert config.lstm.skip_connections
 
 
+def test_a_transformer_has_defaults_of_its_own(tmp_path):
+    path = written(tmp_path, 'context = "transformer"\nmask = 0.2\ncausal = "0.5,0.1"\nblocks = 4\n')
+    recipe = make_recipe(config=path, changes={"heads": 4})
+    assert (recipe.optimizer, recipe.learning_rate, recipe.weight_decay, recipe.clip_norm) == ("muon", 0.005, 0.1, 1.0)
+    assert (recipe.warmup, recipe.decay, recipe.final_rate, recipe.beta2, recipe.dropout) == (
+        0.01,
+        "linear",
+        0,
+        0.98,
+        0.1,
+    )
+    assert (recipe.mask, recipe.causal, recipe.join, recipe.grow) == ("0.2", "0.5,0.1", 0.5, 0.5)
+    context = recipe.config(50).context
+    assert (context.size, context.n_blocks, context.n_heads, context.inner_size) == (384, 4, 4, 960)
+    assert make_recipe(preset="tiny", changes={"context": "transformer"}).size == 128
+
+
 def test_later_places_win(tmp_path):
     path = written(tmp_path, 'preset = "tiny"\nrecipe = "paper"\nwindow = 5\nbatch-size = 6\ncell_size = 99\n')
     plain = make_recipe()

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from elmokit.ops.optional_triton import jit, tl, triton
 
-BLOCK = 64
+LARGEST_BLOCK = 64
+TILE_BYTES = 8192
+"""Of a block's vectors: several such tiles must fit into the shared memory of a small GPU."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -261,10 +263,11 @@ def _launch(q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[int, int], tuple[flo
     tokens, heads, size = q.shape
     steps = (step for part in (q, k, v) for step in part.stride()[:2])
     wide = max(16, triton.next_power_of_2(size))  # the least that a product of tiles takes
+    block = max(16, min(LARGEST_BLOCK, TILE_BYTES // (wide * q.element_size())))
     return (
-        (triton.cdiv(tokens, BLOCK), heads),
+        (triton.cdiv(tokens, block), heads),
         (tokens, heads, *steps, size**-0.5 * _LOG2_E),
-        {"E": size, "WIDE": wide, "BLOCK": BLOCK},
+        {"E": size, "WIDE": wide, "BLOCK": block},
     )
 
 

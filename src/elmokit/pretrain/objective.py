@@ -239,9 +239,11 @@ class SegmentObjective(Objective):
         return done >= self.recipe.until or (bool(minutes) and self._seconds(seconds) >= 60 * minutes)
 
     def merit(self, result: HeldOut) -> float:
-        """That of masked words, which are read as text is encoded; of a model that has learnt none, the other."""
-        only_causal = parse_range("causal", self.recipe.causal)[1] == 1
-        return result.mean if only_causal or result.masked is None else result.masked
+        """The geometric mean of masked words and of forward and backward; one alone where only that is learnt."""
+        causal = parse_range("causal", self.recipe.causal)[1]
+        if causal == 1 or result.masked is None:
+            return result.mean
+        return math.sqrt(result.masked) * math.sqrt(result.mean) if causal else result.masked
 
     def batches(self) -> SegmentBatches:
         """What the updates from here on read."""

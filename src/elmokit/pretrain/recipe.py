@@ -356,6 +356,8 @@ def _checked(name: str, value: object, hint: Any, item: Any) -> object:  # noqa:
             raise ElmoError(f"{name} must be true or false, got {value!r}")
         return value
     if hint is str:
+        if name in ("mask", "causal") and isinstance(value, int | float):
+            return str(value)
         if not isinstance(value, str):
             raise ElmoError(f"{name} must be a text, got {value!r}")
         return value

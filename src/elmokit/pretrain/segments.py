@@ -318,7 +318,7 @@ class SegmentBatches(Batches):
         predictions = np.array([len(rows) for rows in found["rows"]], np.int64)
         inputs, hidden = passage.inputs[begin:end], passage.hidden[begin:end]
         own_starts, ways = starts[first : last + 1] - begin, passage.ways[first:last]
-        more = self._filling(end - begin, total // parts)
+        more = self._filling(end - begin)
         if more:  # a segment in which nothing is predicted
             inputs = np.concatenate([inputs, np.full(more, BEGIN_TYPE)])
             hidden = np.concatenate([hidden, np.zeros(more, np.bool_)])
@@ -334,7 +334,7 @@ class SegmentBatches(Batches):
             **arrays,
         }
 
-    def _filling(self, size: int, usual: int) -> int:
+    def _filling(self, size: int) -> int:
         """Tokens that are added to a part: a compiled network wants the same number in every batch."""
         if not self.attention_window:
             return 0 if size else _BOUNDARIES
