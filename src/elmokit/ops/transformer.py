@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels
-from elmokit.ops.attention import Segments, attend, rotary, turn
+from elmokit.ops.attention import BOTH, Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import linear
+from elmokit.ops.linear import ROWS, filled, linear
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
@@ -38,13 +38,19 @@ def block(
 ) -> Tensor:
     """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
     rows, size = x.shape
+    heads = weights.n_heads
     y = norm(x)
-    q, k, v = linear(y, weights.qkv).view(rows, 3, weights.n_heads, size // weights.n_heads).unbind(1)
-    seen = attention(turn(q, cos, sin), turn(k, cos, sin), v)
+    qkv = linear(y, weights.qkv).view(rows, 3 * heads, size // heads)
+    q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
+    seen = attention(q, k, qkv[:, 2 * heads :])
     seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
-    x = x + F.dropout(linear(norm(seen.reshape(rows, size)), weights.out), dropout)
+    x = x + _drop(linear(norm(seen.reshape(rows, size)), weights.out), dropout)
     values, gates = linear(norm(x), weights.up).chunk(2, dim=-1)
-    return x + F.dropout(linear(norm(values * gelu(gates)), weights.down), dropout)
+    return x + _drop(linear(norm(values * gelu(gates)), weights.down), dropout)
+
+
+def _drop(x: Tensor, dropout: float) -> Tensor:
+    return F.dropout(x, dropout) if dropout else x
 
 
 def transformer(
@@ -107,6 +113,10 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
+    rows = len(x)
+    if x.device.type == "cpu" and rows % ROWS:  # fill up once what every product would fill up by itself
+        x = F.pad(x, (0, 0, 0, filled(rows) - rows))
+        segments = Segments([*segments.starts, len(x)], [*segments.ways, BOTH])
     step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
@@ -114,7 +124,7 @@ def transformer_packed(
         x = step(x, weights, dropout)
         if number in outputs:
             found[number] = norm(x)
-    return torch.stack([found[number] for number in outputs])
+    return torch.stack([found[number][:rows] for number in outputs])
 
 
 def _stepper(
