@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elmokit.ops import native
 from elmokit.ops.int8 import Int8Matrix
@@ -21,7 +22,10 @@ ROWS = 4
 """Rows come in multiples of this many."""
 LEAST_COLUMNS = 16
 """Narrower products treat the rows of one tile differently."""
+LEAST_NUMBERS = 10_000
+"""Smaller matrices are not worth another copy."""
 _dense_matrices: WeakKeyDictionary[Int8Matrix, Tensor] = WeakKeyDictionary()
+_half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def filled(rows: int) -> int:
@@ -37,6 +41,9 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
         weight = dense(weight)
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
+    if (halves := _halves(x, weight)) is not None:
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, halves)
+        return y if bias is None else y + bias
     rows, columns = x.shape[0], weight.shape[0]
     if rows % ROWS:
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
@@ -64,6 +71,40 @@ def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Te
     from elmokit.ops.native.linear import linear_native
 
     return linear_native(x, weight, bias, twice=True)
+
+
+def _halves(x: Tensor, weight: Tensor) -> object | None:
+    """The weight as torch's float16 products read it; None where they would change the numbers or do not exist.
+
+    They read half as much memory, widen each number to float32 on its way and treat every row by itself. Models are
+    mostly stored in float16, so that no number changes.
+    """
+    if (
+        x.dtype != torch.float32
+        or not len(x)
+        or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+    ):
+        return None
+    state = (weight.data_ptr(), None if weight.is_inference() else weight._version)
+    known = _half_matrices.get(weight)  # type: ignore[no-untyped-call]
+    if known is None or known[0] != state:
+        known = _half_matrices[weight] = state, _packed_halves(weight.detach())
+    halves: object | None = known[1]
+    return halves
+
+
+def _packed_halves(weight: Tensor) -> object | None:
+    if (
+        weight.dtype != torch.float32
+        or weight.numel() < LEAST_NUMBERS
+        or not torch.equal(weight.half().float(), weight)
+    ):
+        return None
+    try:
+        found: object = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
+    except RuntimeError:  # this build of torch has no such products
+        return None
+    return found
 
 
 def dense(matrix: Int8Matrix) -> Tensor:

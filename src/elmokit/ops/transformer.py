@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels
-from elmokit.ops.attention import BOTH, Segments, attend, rotary, turn
+from elmokit.ops.attention import Segments, attend, rotary, turn
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import ROWS, filled, linear
+from elmokit.ops.linear import linear
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
@@ -113,10 +113,6 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
-    rows = len(x)
-    if x.device.type == "cpu" and rows % ROWS:  # fill up once what every product would fill up by itself
-        x = F.pad(x, (0, 0, 0, filled(rows) - rows))
-        segments = Segments([*segments.starts, len(x)], [*segments.ways, BOTH])
     step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
@@ -124,7 +120,7 @@ def transformer_packed(
         x = step(x, weights, dropout)
         if number in outputs:
             found[number] = norm(x)
-    return torch.stack([found[number][:rows] for number in outputs])
+    return torch.stack([found[number] for number in outputs])
 
 
 def _stepper(
@@ -186,9 +182,13 @@ _compiled_block = _CompiledBlock()
 
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x). On the CPU in steps that give a number the same last digit wherever it is in a tensor."""
-    return F.gelu(x) if x.device.type != "cpu" else x * (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5
+    if x.device.type != "cpu":
+        return F.gelu(x)
+    if torch.is_grad_enabled():
+        return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5
+    return torch.erf(x * math.sqrt(0.5)).add_(1).mul_(x).mul_(0.5)
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(−x)), like `gelu` the same anywhere in a tensor."""
-    return torch.sigmoid(x) if x.device.type != "cpu" else 1 / (1 + torch.exp(-x))
+    return torch.sigmoid(x) if x.device.type != "cpu" else (torch.exp(-x) + 1).reciprocal()
