@@ -35,14 +35,12 @@ class Int8Weight(nn.Module):
 
     def matrix(self) -> Int8Matrix:
         """The same object as long as its numbers are the same, so that what is made from it can be cached with it."""
-        known, now = self._known, (version(self.values), version(self.scales))
-        if (
-            known is None
-            or known[0].values is not self.values
-            or known[0].scales is not self.scales
-            or known[1:] != now
-        ):
-            known = self._known = Int8Matrix(self.values, self.scales), *now
+        values, scales = self._buffers["values"], self._buffers["scales"]  # attributes of modules take longer
+        assert values is not None
+        assert scales is not None
+        known, now = self._known, (version(values), version(scales))
+        if known is None or known[0].values is not values or known[0].scales is not scales or known[1:] != now:
+            known = self._known = Int8Matrix(values, scales), *now
         return known[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -55,11 +55,13 @@ class TransformerBlock(nn.Module):
 
     def weights(self) -> BlockWeights:
         """The block's numbers as the operations take them."""
+        parameters, modules = self._parameters, self._modules  # attributes of modules take longer
         qkv, out, up, down = (
-            matrix.matrix() if isinstance(matrix, Int8Weight) else matrix
-            for matrix in (self.qkv, self.out, self.up, self.down)
+            cast(Int8Weight, modules[name]).matrix() if name in modules else cast(Tensor, parameters[name])
+            for name in self.int8_weights
         )
-        return BlockWeights(qkv, out, up, down, self.gate_weight, self.gate_bias)
+        gates = cast(Tensor, parameters["gate_weight"]), cast(Tensor, parameters["gate_bias"])
+        return BlockWeights(qkv, out, up, down, *gates)
 
 
 class TransformerEncoder(ContextEncoder):
