@@ -108,8 +108,12 @@ def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> 
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
+def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines [N, E / 2] of positions as `turn` takes them, [N, 1, E]."""
+    return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
+
+
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, H, E] → vectors of length √E, turned by their position: products then depend on distances only."""
-    a, b = F.rms_norm(x, x.shape[-1:]).chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    y = F.rms_norm(x, x.shape[-1:])
+    return (y * cos + y.roll(y.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

@@ -49,8 +49,9 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
     if columns < LEAST_COLUMNS:
         weight = F.pad(weight, (0, 0, 0, LEAST_COLUMNS - columns))
-        bias = None if bias is None else F.pad(bias, (0, LEAST_COLUMNS - columns))
-    return F.linear(x, weight, bias)[:rows, :columns]
+        y = F.linear(x, weight)[:rows, :columns]
+        return y if bias is None else y + bias
+    return F.linear(x, weight, bias)[:rows]
 
 
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:

@@ -18,12 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels
-from elmokit.ops.attention import Segments, attend, rotary, turn
+from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
+_VECTOR = 16
+"""Floats that the widest instructions take together."""
+_ONE_THREAD = 32_768
+"""Numbers that torch's elementwise operations leave to one thread."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
 
@@ -129,13 +133,13 @@ def _stepper(
     """What takes x through one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
     if not kernels.serve(x.device):
-        cos, sin = rotary(segments.positions, size, x.dtype, x.device, longest=segments.longest)
+        cos, sin = turning(*rotary(segments.positions, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
             x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )
     given = segments.on_gpu
     first, last, positions = segments.reach(window).to(x.device) if given is None else given
-    cos, sin = rotary(positions, size, x.dtype, x.device, longest=segments.longest)
+    cos, sin = turning(*rotary(positions, size, x.dtype, x.device, longest=segments.longest))
     # Batches that come with it are those of training, all of one size: they are worth compiling for.
     run = _block_on_gpu if given is None or not torch.is_grad_enabled() else _compiled_block
     return lambda x, weights, dropout: run(x, weights, first, last, window, cos, sin, dropout)
@@ -181,12 +185,16 @@ _compiled_block = _CompiledBlock()
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Φ(x). On the CPU in steps that give a number the same last digit wherever it is in a tensor."""
+    """x [N, I] → x Φ(x). On the CPU in a way that gives a number the same last digit wherever it is in a tensor.
+
+    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread.
+    """
     if x.device.type != "cpu":
         return F.gelu(x)
-    if torch.is_grad_enabled():
+    if x.shape[1] % _VECTOR:
         return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5
-    return torch.erf(x * math.sqrt(0.5)).add_(1).mul_(x).mul_(0.5)
+    rows = max(1, _ONE_THREAD // x.shape[1])
+    return F.gelu(x) if len(x) <= rows else torch.cat([F.gelu(x[at : at + rows]) for at in range(0, len(x), rows)])
 
 
 def sigmoid(x: Tensor) -> Tensor:
