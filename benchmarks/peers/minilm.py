@@ -7,6 +7,7 @@ read as a whole. A batch is padded to its longest sentence in pieces.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -55,14 +56,14 @@ def word_means(pieces: Vectors, words: Sequence[int | None], count: int) -> Vect
     return means
 
 
-class _MiniLm:
+class _MiniLm(ABC):
     """What both runtimes share: the pieces before the network and the words after it."""
 
     facts: dict[str, str]
     words = 0
     pieces = 0
 
-    def fresh(self) -> None:
+    def fresh(self) -> None:  # noqa: B027 - nothing to do, and no system has more
         """It stores no words."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
@@ -81,13 +82,13 @@ class _MiniLm:
         """The same in batches of similar lengths."""
         return by_length(self, sentences, size)
 
+    @abstractmethod
     def split(self, batch: Batch) -> Sequence[PieceEncoding]:
         """The sentences in pieces."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_layer(self, ids: Ids, mask: Ids) -> Vectors:
         """ids [B, T], mask [B, T] → [B, T, D]."""
-        raise NotImplementedError
 
 
 class MiniLmOnnx(_MiniLm):

@@ -108,8 +108,7 @@ def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
 
 
 def _settled(child: Child, batch: Batch) -> float:
-    """The seconds of a batch after the same batch: its weights are in the caches then, and the threads of the system
-    before it, which stay awake for some milliseconds after their work, have gone to sleep."""
+    """The seconds of a batch after the same batch, as in a service that runs: the weights are in the caches then."""
     for _ in range(BEFORE):
         child.seconds(batch)
     return child.seconds(batch)

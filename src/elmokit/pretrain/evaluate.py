@@ -7,7 +7,7 @@ of processes, so neither does the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -103,15 +103,11 @@ def evaluate(
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
         for part, values in zip(numbers.tolist(), here, strict=True):
             sums[part] = sums.get(part, 0.0) + values
-    # Every part is summed by one process, and then the parts in their order, however the work was divided.
-    table = torch.zeros(int(processes.largest(max(sums, default=-1))) + 1, types.directions + 1, dtype=torch.float64)
-    for part, values in sums.items():
-        table[part] = torch.from_numpy(values)
-    *losses, predictions = processes.total(table).sum(dim=0).tolist()
-    found_masked = (
-        masked_perplexity(network, types, sentences, processes) if network.bilm.context.predicts_masked else None
-    )
-    return replace(held_out(losses, int(predictions)), masked=found_masked)
+    *losses, predictions = _totals(sums, types.directions + 1, processes)
+    result = held_out(losses, int(predictions))
+    if not network.bilm.context.predicts_masked:
+        return result
+    return replace(result, masked=masked_perplexity(network, types, sentences, processes))
 
 
 def masked_perplexity(
@@ -119,16 +115,25 @@ def masked_perplexity(
 ) -> float | None:
     """The perplexity of 15 % of the words, all of a sentence masked at the same time; None where there is no word."""
     processes = processes or Processes()
-    sums: dict[int, tuple[float, int]] = {}
+    sums: dict[int, NDArray[np.float64]] = {}
     with _evaluating(network), torch.no_grad():
         for part, _, batch in _sentence_batches(network, types, sentences, processes):
             losses = masked_losses(network.bilm, network.losses, *batch)
-            sums[part] = float(losses.double().sum()), len(losses)
-    table = torch.zeros(int(processes.largest(max(sums, default=-1))) + 1, 2, dtype=torch.float64)
-    for part, values in sums.items():
-        table[part] = torch.tensor(values)
-    loss, count = processes.total(table).sum(dim=0).tolist()
+            sums[part] = np.array([float(losses.double().sum()), len(losses)])
+    loss, count = _totals(sums, 2, processes)
     return perplexity_of(loss / count) if count else None
+
+
+def _totals(sums: Mapping[int, NDArray[np.float64]], size: int, processes: Processes) -> list[float]:
+    """The sums of all parts of the text, `size` numbers each, over all processes.
+
+    Every part is summed by one process, and then the parts in their order, however the work was divided.
+    """
+    table = torch.zeros(int(processes.largest(max(sums, default=-1))) + 1, size, dtype=torch.float64)
+    for part, values in sums.items():
+        table[part] = torch.from_numpy(values)
+    found: list[float] = processes.total(table).sum(dim=0).tolist()
+    return found
 
 
 def held_out(losses: Sequence[float], predictions: int) -> HeldOut:

@@ -26,16 +26,16 @@ def export(
     checkpoint.notes = training_section(facts) + earlier_section(start.notes)
     checkpoint.text = dict(text)
     write_checkpoint(checkpoint, folder)
-    told = [f"model: {folder} (Elmo.load opens it)"]
+    said = [f"model: {folder} (Elmo.load opens it)"]
     if checkpoint.config.context.kind not in bilm.FORMAT.contexts:
-        return told
+        return said
     try:
         # Without `text`, which the folder above has: no warning that this format cannot store it.
         write_checkpoint(replace(checkpoint, text={}), folder / "bilm", "bilm")
-        told.append(f"for older systems: {folder / 'bilm'}")
+        said.append(f"for older systems: {folder / 'bilm'}")
     except ElmoError as error:
-        told.append(f"no bilm files: {error}")
-    return told
+        said.append(f"no bilm files: {error}")
+    return said
 
 
 def machine(device: torch.device, processes: int) -> str:

@@ -270,7 +270,7 @@ static void int8_product(
     int8_part_product(m, 0, n, rows, stride, panel, after, sums);
 }
 
-/* A row less its mean in 8 bits around 128, and what one unit of it is worth: NaN where the row has a NaN or something
+/* A row less its mean as int8 around 128, and what one unit of it is worth: NaN where the row has a NaN or something
    infinite. */
 INLINE float quantise_around(const float mean, const float *row, int64_t count, uint8_t *to) {
     int64_t k = 0;
@@ -339,7 +339,7 @@ static void pack_floats(const struct matrix *m, const float *weights, void *pane
                 }
 }
 
-/* The same in 8 bits, with each output's scale and the sums that take the activations' 128 away again. */
+/* The same as int8, with each output's scale and the sums that take the activations' 128 away again. */
 static void pack_int8(
     const struct matrix *m, const int8_t *weights, const float *scales, int8_t *panels, float *panel_scales,
     int32_t *offsets, int64_t start, int64_t stop
