@@ -4,8 +4,13 @@
 class ElmoError(ValueError):
     """A mistake in what elmokit was given: a file, an option or a text.
 
-    The message is one sentence that states the rule, the value it got and the next step.
+    The message is one sentence that states the rule, the value it got and the next step. `arguments` are the names of
+    Python arguments in it; the command line shows the option of each instead.
     """
+
+    def __init__(self, message: str = "", *arguments: str) -> None:
+        super().__init__(message)
+        self.arguments = arguments
 
 
 class MissingExtraError(ElmoError, ImportError):
