@@ -2,29 +2,31 @@
 
     from elmokit.compat.allennlp import Elmo, batch_to_ids   # was: from allennlp.modules.elmo import ...
 
-The same arguments, outputs, numbers and `state_dict` names, over elmokit's network, for every model that elmokit loads.
+Arguments, outputs, values and `state_dict` names are the same, for every model that elmokit loads.
 As in AllenNLP, LSTM state is carried from call to call; `stateful=False` switches that off.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, Literal, cast
 
+import h5py
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from elmokit.compat.allennlp_bilm import _ElmoBiLm, _ElmoCharacterEncoder
-from elmokit.compat.allennlp_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE, ElmoEmbedder, default_files
-from elmokit.compat.allennlp_errors import ConfigurationError
-from elmokit.compat.allennlp_ids import (
-    ELMoCharacterMapper,
-    add_sentence_boundary_token_ids,
-    batch_to_ids,
-    remove_sentence_boundaries,
-)
+from elmokit.compat.allennlp_bilm import WIDTH, ConfigurationError, Words, _ElmoBiLm, _ElmoCharacterEncoder
+from elmokit.model.placement import choose_device
+from elmokit.output.guarded_hdf5 import create
+from elmokit.storage.atomic import atomic_file
+from elmokit.text import chars, vocab
 
 __all__ = [
     "DEFAULT_OPTIONS_FILE",
@@ -43,6 +45,103 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+_ORIGINAL = (
+    "https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway_"
+)
+DEFAULT_OPTIONS_FILE = f"{_ORIGINAL}options.json"
+DEFAULT_WEIGHT_FILE = f"{_ORIGINAL}weights.hdf5"
+DEFAULT_BATCH_SIZE = 64
+
+Vectors = NDArray[np.float32]
+
+
+def batch_to_ids(batch: Iterable[Sequence[str]], *, max_characters: int = WIDTH) -> Tensor:
+    """Sentences as lists of words → character ids [B, T, 50], zeros after a sentence's end.
+
+    `max_characters` is for models that read longer words.
+
+    >>> batch_to_ids([["a", "river", "bank"], ["yes"]]).shape
+    torch.Size([2, 3, 50])
+    """
+    rows, words = distinct(batch)
+    ids = chars.ByteIndexer(max_characters)(words).characters
+    assert ids is not None
+    table = torch.cat([torch.zeros(1, max_characters, dtype=torch.long), torch.from_numpy(ids)])
+    longest = max(map(len, rows), default=0)
+    places = [[place + 1 for place in row] + [0] * (longest - len(row)) for row in rows]
+    return table[torch.tensor(places, dtype=torch.long).reshape(len(rows), longest)]
+
+
+def distinct(batch: Iterable[Sequence[str]]) -> tuple[list[list[int]], list[str]]:
+    """Sentences as rows of places in the list of their distinct words."""
+    places: dict[str, int] = {}
+    rows = [[places.setdefault(_word(word), len(places)) for word in sentence] for sentence in batch]
+    return rows, list(places)
+
+
+def _word(word: object) -> str:
+    if not isinstance(word, str):
+        raise ConfigurationError(f"a sentence must be a list of strings, got the word {word!r}")
+    return word
+
+
+class ELMoCharacterMapper:
+    """Words → 50 character ids; `tokens_to_add` gives words of the user's own one raw character each."""
+
+    max_word_length = WIDTH
+    beginning_of_sentence_character = chars.SENTENCE_BEGIN
+    end_of_sentence_character = chars.SENTENCE_END
+    beginning_of_word_character = chars.WORD_BEGIN
+    end_of_word_character = chars.WORD_END
+    padding_character = chars.PADDING
+    bos_token, eos_token = vocab.BEGIN, vocab.END
+
+    def __init__(self, tokens_to_add: Mapping[str, int] | None = None) -> None:
+        self.tokens_to_add = dict(tokens_to_add or {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ELMoCharacterMapper) and self.tokens_to_add == other.tokens_to_add
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def convert_word_to_char_ids(self, word: str) -> list[int]:
+        """The ids of one word."""
+        ids = chars.byte_ids(word, WIDTH)
+        if word in self.tokens_to_add:
+            ids = chars.byte_ids("", WIDTH)[:-1]
+            ids.insert(1, self.tokens_to_add[word] + 1)
+        return ids
+
+
+def add_sentence_boundary_token_ids(
+    tensor: Tensor, mask: Tensor, sentence_begin_token: int | Tensor, sentence_end_token: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Put a token before and after each sentence: [B, T] or [B, T, d] and mask [B, T] → T + 2 of both."""
+    if tensor.dim() not in (2, 3):
+        raise ConfigurationError(f"the tensor must have the shape [B, T] or [B, T, d], got {list(tensor.shape)}")
+    lengths = mask.long().sum(dim=1)
+    longer = tensor.new_zeros(tensor.shape[0], tensor.shape[1] + 2, *tensor.shape[2:])
+    longer[:, 1:-1] = tensor
+    longer[:, 0] = sentence_begin_token
+    longer[torch.arange(len(tensor), device=tensor.device), lengths + 1] = torch.as_tensor(
+        sentence_end_token, dtype=tensor.dtype, device=tensor.device
+    )
+    return longer, _first(lengths + 2, longer.shape[1])
+
+
+def remove_sentence_boundaries(tensor: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Take each sentence's first and last token away: [B, T, d] and mask [B, T] → T - 2 of both, padded by 0."""
+    if tensor.dim() != 3 or tensor.shape[1] < 2:
+        raise ConfigurationError(
+            f"the tensor must have the shape [B, T, d] with T at least 2, got {list(tensor.shape)}"
+        )
+    inner = _first(mask.long().sum(dim=1) - 2, tensor.shape[1] - 2)
+    return tensor[:, 1:-1].masked_fill(~inner.unsqueeze(-1), 0), inner
+
+
+def _first(lengths: Tensor, size: int) -> Tensor:
+    """lengths [B] → mask [B, size]."""
+    return torch.arange(size, device=lengths.device) < lengths.unsqueeze(1)
 
 
 class ScalarMix(nn.Module):
@@ -80,10 +179,10 @@ class ScalarMix(nn.Module):
 
 
 def _normalised(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    kept = torch.ones_like(tensor) if mask is None else mask.to(tensor.dtype).unsqueeze(-1).expand_as(tensor)
-    count = kept.sum().clamp(min=1)
-    mean = (tensor * kept).sum() / count
-    variance = ((tensor - mean) * kept).square().sum() / count
+    inside = torch.ones_like(tensor) if mask is None else mask.to(tensor.dtype).unsqueeze(-1).expand_as(tensor)
+    count = inside.sum().clamp(min=1)
+    mean = (tensor * inside).sum() / count
+    variance = ((tensor - mean) * inside).square().sum() / count
     return (tensor - mean) / torch.sqrt(variance + (1e-13 if torch.finfo(tensor.dtype).bits >= 32 else 1e-4))
 
 
@@ -136,14 +235,13 @@ class Elmo(nn.Module):
             self.add_module(f"scalar_mix_{number}", mix)
 
     def get_output_dim(self) -> int:
-        """D, numbers in a vector."""
-        size: int = self._elmo_lstm.get_output_dim()
-        return size
+        """D, the size of a vector."""
+        return cast("int", self._elmo_lstm.get_output_dim())
 
     def forward(self, inputs: Tensor, word_inputs: Tensor | None = None) -> dict[str, Any]:
         """inputs [B, T, 50], word_inputs [B, T] → `elmo_representations`, a list of [B, T, D], and `mask` [B, T].
 
-        T grows by the two boundaries where they are kept. More dimensions in front are allowed: [..., T, 50].
+        With `keep_sentence_boundaries`, T grows by 2. More dimensions in front are allowed: [..., T, 50].
         """
         if inputs.dim() < 3:
             raise ConfigurationError(f"character ids must have the shape [B, T, 50], got {list(inputs.shape)}")
@@ -205,7 +303,7 @@ class ElmoTokenEmbedder(nn.Module):
         self.output_dim = projection_dim or self._elmo.get_output_dim()
 
     def get_output_dim(self) -> int:
-        """Numbers in a vector."""
+        """The size of a vector."""
         return self.output_dim
 
     def forward(
@@ -221,3 +319,126 @@ class ElmoTokenEmbedder(nn.Module):
     def reset_states(self) -> None:
         """Forget the carried state: the next call starts from zero."""
         self._elmo.reset_states()
+
+
+def default_files(
+    options_file: str | Path | None, weight_file: str | Path | None
+) -> tuple[str | Path | None, str | Path | None]:
+    """The files that were given, or the original English model's where none were."""
+    if options_file is None and weight_file is None:
+        return DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+    return options_file, weight_file
+
+
+class ElmoEmbedder:
+    """All layers of sentences that are lists of words.
+
+    State is carried over every call, as in AllenNLP; `stateful=False` gives a sentence the same vectors every time.
+    """
+
+    def __init__(
+        self,
+        options_file: str | Path | None = None,
+        weight_file: str | Path | None = None,
+        cuda_device: int = -1,
+        *,
+        stateful: bool = True,
+    ) -> None:
+        """Without any file the original English model is downloaded; `cuda_device` -1 is the CPU."""
+        self.elmo_bilm = _ElmoBiLm(*default_files(options_file, weight_file), stateful=stateful)
+        self.cuda_device = cuda_device
+        if cuda_device >= 0:
+            self.elmo_bilm = self.elmo_bilm.to(choose_device(f"cuda:{cuda_device}"))
+
+    def reset_states(self) -> None:
+        """Forget the carried state: the next call starts from zero."""
+        self.elmo_bilm.reset_states()
+
+    def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """Sentences → layers [B, L+1, T, D] and mask [B, T]."""
+        rows, words = distinct(batch)
+        table = self.elmo_bilm._token_embedder.encode_words(words)
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+        real = torch.arange(max(map(len, rows), default=0)) < lengths.unsqueeze(1)
+        index = torch.tensor([place for row in rows for place in row], dtype=torch.long)
+        output = self.elmo_bilm.contextualise(Words(table, real.to(table.device), index.to(table.device)))
+        pairs = [remove_sentence_boundaries(layer, output["mask"]) for layer in output["activations"]]
+        return torch.stack([layer for layer, _ in pairs], dim=1), pairs[0][1]
+
+    def embed_sentence(self, sentence: Sequence[str]) -> Vectors:
+        """A sentence of T words → [L+1, T, D]."""
+        return self.embed_batch([sentence])[0]
+
+    def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[Vectors]:
+        """Sentences → an array [L+1, T, D] each, computed as one batch."""
+        sentences = [list(sentence) for sentence in batch]
+        if not any(sentences):
+            empty = (self.elmo_bilm.num_layers, 0, self.elmo_bilm.get_output_dim())
+            return [np.zeros(empty, np.float32) for _ in sentences]
+        with torch.no_grad():
+            layers = self.batch_to_embeddings(sentences)[0].float().cpu().numpy()
+        return [row[:, : len(sentence)].copy() for row, sentence in zip(layers, sentences, strict=True)]
+
+    def embed_sentences(
+        self, sentences: Iterable[Sequence[str]], batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> Iterator[Vectors]:
+        """Any number of sentences → their arrays [L+1, T, D] one by one, in batches in the order they come."""
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
+        stream = iter(sentences)
+        batches = iter(lambda: list(islice(stream, batch_size)), [])
+        return (vectors for batch in batches for vectors in self.embed_batch(batch))
+
+    def embed_file(
+        self,
+        input_file: IO[str],
+        output_file_path: str | Path,
+        output_format: Literal["all", "top", "average"] = "all",
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        forget_sentences: bool = False,
+        use_sentence_keys: bool = False,
+    ) -> None:
+        """Embed an open text file, one sentence per line with spaces between words, as HDF5, complete or not at all.
+
+        A dataset for each line, named by its number from 0 (`use_sentence_keys`: by the line itself): [L+1, T, D], or
+        [T, D] for the "top" layer and the "average" of all. Without sentence keys, and unless `forget_sentences`, also
+        `sentence_to_index`: JSON {line: "number"}. The input is closed at the end.
+        """
+        if output_format not in ("all", "top", "average"):
+            raise ConfigurationError(f"output_format must be all, top or average, got {output_format!r}")
+        with input_file:
+            lines = [line.strip() for line in input_file]
+        _check_lines(lines, unique=use_sentence_keys)
+        vectors = self.embed_sentences((line.split() for line in lines), batch_size)
+        bar = tqdm(zip(lines, vectors, strict=True), total=len(lines), unit=" sentences", disable=None)
+        with atomic_file(Path(output_file_path)) as temporary, create(temporary) as (file, check):
+            for number, (line, layers) in enumerate(bar):
+                chosen = {"all": layers, "top": layers[-1], "average": layers.mean(axis=0)}[output_format]
+                _store(file, line if use_sentence_keys else str(number), chosen)
+                check()
+            if not (forget_sentences or use_sentence_keys):
+                listing = json.dumps({line: str(number) for number, line in enumerate(lines)})
+                file.create_dataset("sentence_to_index", shape=(1,), dtype=h5py.string_dtype("utf-8"))[0] = listing
+
+
+def _check_lines(lines: list[str], *, unique: bool) -> None:
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            raise ConfigurationError(
+                f"every line must be a sentence, and line {number} of the input is blank: remove it"
+            )
+        if unique and line in seen:
+            raise ConfigurationError(
+                f"lines that are keys must differ, and line {number} repeats {seen[line]}: leave use_sentence_keys out"
+            )
+        seen[line] = number
+
+
+def _store(file: h5py.File, key: str, values: Vectors) -> None:
+    try:
+        if "\0" in key:
+            raise ValueError("a key ends at NUL")
+        file.create_dataset(key, data=values)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(f"HDF5 cannot have the key {key!r} ({error}): leave use_sentence_keys out") from error

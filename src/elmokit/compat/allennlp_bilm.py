@@ -1,6 +1,7 @@
 """AllenNLP's `_ElmoCharacterEncoder` and `_ElmoBiLm`: character ids to token vectors, and on to all layers.
 
-Each distinct word of a batch is encoded once; state is carried from call to call in the slots of the batch.
+Each distinct word of a batch is encoded once; state is carried from call to call in the slots of the batch. A saved
+`state_dict` has AllenNLP's names: those are relative to the module that owns a parameter.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.compat.allennlp_errors import ConfigurationError
-from elmokit.compat.allennlp_ids import WIDTH
-from elmokit.compat.allennlp_names import encoder_rows, keep_names, lstm_rows
 from elmokit.compat.fetch import local_path
+from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
@@ -29,12 +28,22 @@ from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, 
 
 log = logging.getLogger(__name__)
 
+WIDTH = 50
+"""Character ids of a word, whatever the model: `batch_to_ids` knows none."""
 _CACHE_BLOCK = 512
 """Words of `vocab_to_cache` that are encoded together."""
 
 
+class ConfigurationError(ElmoError):
+    """A model, an option or an input that cannot be used; the sentence is also in `message`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 def read_model(options_file: str | Path | None, weight_file: str | Path | None) -> Checkpoint:
-    """A model of any format, from paths or addresses; the forget bias is put into the bias, as AllenNLP keeps it."""
+    """A model of any format, from paths or addresses; the forget bias is added to the bias, where AllenNLP has it."""
     if weight_file is None:
         raise ConfigurationError("weight_file must name a model: a path or an http(s) address, got None")
     try:
@@ -88,10 +97,10 @@ class _ElmoCharacterEncoder(nn.Module):
         self.indexer = checkpoint.indexer()
         self.output_dim = checkpoint.config.lstm.output_size
         self.rows = encoder_rows(checkpoint.config)
-        keep_names(self)
+        use_their_names(self)
 
     def get_output_dim(self) -> int:
-        """P, numbers in a token vector."""
+        """P, the size of a token vector."""
         return self.output_dim
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
@@ -109,7 +118,7 @@ class _ElmoCharacterEncoder(nn.Module):
         ids = inputs.long().to(self._device)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= PADDING + 1:
             raise ConfigurationError(
-                f"character ids must lie between 0 and {PADDING + 1}, got {int(ids.min())} to {int(ids.max())}"
+                f"character ids must be between 0 and {PADDING + 1}, got {int(ids.min())} to {int(ids.max())}"
             )
         real = (ids != 0).any(dim=-1)
         rows = ids[real]
@@ -143,7 +152,7 @@ class _ElmoLstm(nn.Module):
     """The two LSTM stacks, and the state that a call leaves for the next one.
 
     `_states` is None or hidden [L, N, 2P] and memory [L, N, 2H], forward half first; N is the largest batch so far, and
-    row r of a batch goes on from slot r. `stateful = False` starts every sentence from zero.
+    row r of a batch continues from slot r. `stateful = False` starts every sentence from zero.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, requires_grad: bool, stateful: bool) -> None:
@@ -158,13 +167,13 @@ class _ElmoLstm(nn.Module):
         self.cell_size, self.num_layers = lstm.cell_size, lstm.n_layers
         self._states: tuple[Tensor, Tensor] | None = None
         self.rows = lstm_rows(checkpoint.config)
-        keep_names(self)
+        use_their_names(self)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, D]."""
         layers, last = self.bilm.contextualise(tokens, lengths, self._initial(tokens))
         if self.stateful and last is not None:
-            self._keep(last.detach())
+            self._store(last.detach())
         return layers
 
     def reset_states(self, mask: Tensor | None = None) -> None:
@@ -185,7 +194,7 @@ class _ElmoLstm(nn.Module):
         h, c = (torch.stack(s.to(tokens).chunk(self.bilm.config.n_directions, dim=-1)) for s in self._states)
         return State(h, c).resized(len(tokens))
 
-    def _keep(self, last: State) -> None:
+    def _store(self, last: State) -> None:
         hidden, memory = (torch.cat(list(s), dim=-1) for s in (last.h, last.c))
         if self._states is not None:
             # Slots that a smaller batch did not use wait for the next batch that does.
@@ -200,7 +209,7 @@ class _ElmoBiLm(nn.Module):
     """Character ids → all layers, boundaries included.
 
     `vocab_to_cache` lists words whose token vectors are computed once; `word_inputs` then name them by their place in
-    the list, whose first entry stands for padding. `stateful=False` starts every sentence from zero, so that a sentence
+    the list, whose first entry is the padding. `stateful=False` starts every sentence from zero, so that a sentence
     always has the same vectors.
     """
 
@@ -225,19 +234,19 @@ class _ElmoBiLm(nn.Module):
             self.create_cached_cnn_embeddings(vocab_to_cache)
 
     def get_output_dim(self) -> int:
-        """D, numbers in a vector."""
+        """D, the size of a vector."""
         return self._output_dim
 
     def forward(self, inputs: Tensor | None, word_inputs: Tensor | None = None) -> dict[str, Any]:
         """inputs [B, T, 50], word_inputs [B, T] → `activations`, L+1 of [B, T+2, D], and `mask` [B, T+2].
 
-        Word ids are used where there is a cache and all of them are in it; then the characters are not looked at.
+        Word ids are used instead of the characters if there is a cache and all of them are in it.
         """
         words = None if word_inputs is None or self._word_embedding is None else self._cached(word_inputs)
         if words is None:
             if inputs is None:
                 raise ConfigurationError(
-                    "a batch without character ids needs word_inputs that all lie in vocab_to_cache, got others or none"
+                    "a batch without character ids needs word_inputs that are all in vocab_to_cache, got others or none"
                 )
             words = self._token_embedder.look_up(inputs)
         return self.contextualise(words)
@@ -277,7 +286,7 @@ class _ElmoBiLm(nn.Module):
         real = ids != 0
         distinct, index = torch.unique(ids[real].long(), return_inverse=True)
         if len(distinct) and not 0 < int(distinct[0]) <= int(distinct[-1]) < table.num_embeddings:
-            log.warning("a word id lies outside vocab_to_cache; this batch is read from its characters")
+            log.warning("a word id is outside vocab_to_cache; this batch is read from its characters")
             return None
         return Words(torch.cat([self._token_embedder.encode_words([]), table(distinct)]), real, index)
 
@@ -311,3 +320,80 @@ def _spelt(row: list[int], begin: str, end: str) -> str:
     if SENTENCE_END + 1 in row:
         return end
     return bytes(value - 1 for value in row if 0 < value <= SENTENCE_BEGIN).decode("utf-8", "ignore")
+
+
+# AllenNLP's names of the parameters
+
+Rows = dict[str, tuple[str, ...]]
+"""Their name → our parameter, or our two for a highway.
+
+Theirs is one matrix, the transform first, then what carries the input on, which is our gate with the sign changed:
+σ(−z) = 1 − σ(z).
+"""
+
+_LSTM_LEAVES = {
+    "input_linearity.weight": "input_weight",
+    "state_linearity.weight": "recurrent_weight",
+    "state_linearity.bias": "bias",
+    "state_projection.weight": "projection_weight",
+}
+
+
+def encoder_rows(config: ElmoConfig) -> Rows:
+    """What `_ElmoCharacterEncoder` saves."""
+    rows: Rows = {}
+    for part in ("weight", "bias"):
+        if config.characters is not None:
+            cnn = "token_encoder.char_cnn"
+            rows["_char_embedding_weights"] = (f"{cnn}.embedding.weight",)
+            for number in range(len(config.characters.filters)):
+                rows[f"char_conv_{number}.{part}"] = (f"{cnn}.convolutions.{number}.{part}",)
+            for number in range(config.characters.n_highway):
+                ours = f"{cnn}.highways.{number}"
+                rows[f"_highways._layers.{number}.{part}"] = (f"{ours}.transform.{part}", f"{ours}.gate.{part}")
+        if config.token_projection:
+            rows[f"_projection.{part}"] = (f"token_encoder.projection.{part}",)
+    return rows
+
+
+def lstm_rows(config: ElmoConfig) -> Rows:
+    """What `_ElmoLstm` saves."""
+    leaves = {
+        theirs: ours for theirs, ours in _LSTM_LEAVES.items() if config.lstm.projection or "projection" not in ours
+    }
+    return {
+        f"{direction}_layer_{layer}.{theirs}": (f"bilm.{direction}_lstm.layers.{layer}.{ours}",)
+        for layer in range(config.lstm.n_layers)
+        for direction in ("forward", "backward")[: config.n_directions]
+        for theirs, ours in leaves.items()
+    }
+
+
+def use_their_names(module: nn.Module) -> None:
+    """Save and load a module that has `rows` under AllenNLP's names."""
+    module.register_state_dict_post_hook(_rename_on_save)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_rename_on_load)  # type: ignore[no-untyped-call]
+
+
+def _rename_on_save(
+    module: _ElmoCharacterEncoder | _ElmoLstm, state: dict[str, Tensor], prefix: str, _metadata: object
+) -> None:
+    """A hook: our names in a `state_dict` become theirs."""
+    for theirs, ours in module.rows.items():
+        first, *gates = (state.pop(prefix + name) for name in ours)
+        state[prefix + theirs] = torch.cat([first, *(-gate for gate in gates)]) if gates else first
+
+
+def _rename_on_load(
+    module: _ElmoCharacterEncoder | _ElmoLstm, state: dict[str, Tensor], prefix: str, *_: object
+) -> None:
+    """A hook: their names in a `state_dict` become ours."""
+    for theirs, ours in module.rows.items():
+        if prefix + theirs not in state:
+            continue
+        value = state.pop(prefix + theirs)
+        if len(ours) == 1:
+            state[prefix + ours[0]] = value
+        else:
+            transform, carry = value.chunk(2)
+            state[prefix + ours[0]], state[prefix + ours[1]] = transform.clone(), -carry

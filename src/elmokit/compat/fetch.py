@@ -1,4 +1,4 @@
-"""A model's file by its address: downloaded once, whole or not at all, and found in the cache from then on."""
+"""Downloads the file at an address once, complete or not at all; from then on it is in the cache."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _TIMEOUT_SECONDS = 60
 
 
 def local_path(path_or_url: str | Path) -> Path:
-    """The local file for a path, which stays as it is, or for an http(s) address, which is downloaded once.
+    """A path as it is; or the local file of an http(s) address, or the folder of hf://owner/name, downloaded once.
 
-    Downloads are kept in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit. hf://owner/name is a model on the
-    Hugging Face Hub, a folder in its own cache.
+    Files are stored in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit; models of the Hub in its own cache.
     """
     if isinstance(path_or_url, Path) or "://" not in path_or_url:
         return Path(path_or_url).expanduser()
@@ -47,14 +46,14 @@ def local_path(path_or_url: str | Path) -> Path:
 
 
 def cached_as(url: str) -> Path:
-    """Where the file of an address is kept: the base name after a short hash of the whole address."""
+    """The path of an address in the cache: a short hash of the whole address and its base name."""
     base = unquote(url.partition("?")[0].partition("#")[0]).rpartition("/")[2]
-    kept = "".join(letter if letter in _PLAIN else "_" for letter in base)[-100:]
-    return cache_folder() / f"{hashlib.sha256(url.encode('utf-8', 'replace')).hexdigest()[:12]}-{kept}"
+    name = "".join(letter if letter in _PLAIN else "_" for letter in base)[-100:]
+    return cache_folder() / f"{hashlib.sha256(url.encode('utf-8', 'replace')).hexdigest()[:12]}-{name}"
 
 
 def _download(url: str) -> Iterator[bytes]:
-    """The blocks of a file; ends well only where as many bytes came as were announced."""
+    """Yield the blocks of a file; an error if fewer bytes came than were announced."""
     got = 0
     try:
         with urlopen(Request(url, headers={"User-Agent": "elmokit"}), timeout=_TIMEOUT_SECONDS) as response:

@@ -62,8 +62,8 @@ class Module(nn.Module):
         out = self._tokens(inputs) if signature == "tokens" else self._default(inputs)
         if not as_dict:
             return out["default"]
-        kept = {name: out[name] for name in out if name in _KEYS or name.startswith("lstm_outputs")}
-        return kept | {"sequence_len": out["sequence_len"].int()}
+        found = {name: out[name] for name in out if name in _KEYS or name.startswith("lstm_outputs")}
+        return found | {"sequence_len": out["sequence_len"].int()}
 
     @property
     def signatures(self) -> dict[str, Callable[..., dict[str, Tensor]]]:
@@ -122,7 +122,7 @@ class KerasLayer(Module):
     def forward(
         self, inputs: object = None, _sentinel: None = None, signature: Signature | None = None, as_dict: bool = False
     ) -> Any:  # noqa: ANN401 - a tensor, or a dict of them
-        """Sentences or tokens, as the signature given to the constructor says → the output asked for there."""
+        """Sentences, or tokens if that is the constructor's signature → the output that the constructor names."""
         outputs = super().forward(inputs, signature=signature or self._signature, as_dict=True)
         if as_dict or self._as_dict:
             return outputs
