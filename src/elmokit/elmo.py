@@ -34,8 +34,7 @@ from elmokit.formats.bundled import DEFAULT, name_of
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
-from elmokit.formats.save import write_checkpoint
-from elmokit.formats.stored import Numbers, SoftmaxNumbers
+from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, score
@@ -464,8 +463,8 @@ class Elmo(nn.Module):
         folder: str | Path,
         *,
         format: str = DEFAULT_FORMAT,
-        dtype: Numbers | None = None,
-        softmax: SoftmaxNumbers | None = None,
+        dtype: StoredDtype | None = None,
+        softmax: SoftmaxDtype | None = None,
     ) -> None:
         """Write the model: our own folder, or another format such as "bilm", which the older systems read.
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
-from elmokit.formats.stored import stored_in
+from elmokit.formats.save import stored_in
 from tiny_models import tiny_checkpoint
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8

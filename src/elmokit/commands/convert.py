@@ -7,8 +7,7 @@ from pathlib import Path
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT, Format
-from elmokit.formats.save import format_to_write, write_checkpoint
-from elmokit.formats.stored import Numbers, SoftmaxNumbers
+from elmokit.formats.save import SoftmaxDtype, StoredDtype, format_to_write, write_checkpoint
 from elmokit.storage.atomic import disk_errors
 
 
@@ -17,15 +16,15 @@ def convert_model(
     target: Path,
     *,
     to: str = DEFAULT_FORMAT,
-    dtype: Numbers | None = None,
-    softmax: SoftmaxNumbers | None = None,
+    dtype: StoredDtype | None = None,
+    softmax: SoftmaxDtype | None = None,
     options: str | Path | None = None,
     vocab: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Convert the model at `source` to the format `to` and return what was written.
 
-    `dtype` and `softmax` are those of `formats.stored`.
+    `dtype` and `softmax` are those of `formats.save.stored_in`.
     """
     format = format_to_write(to, target, dtype=dtype, softmax=softmax)
     with disk_errors(target):
