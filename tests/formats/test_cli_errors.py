@@ -70,10 +70,10 @@ def test_a_path_with_a_line_break(tmp_path, capsys):
 def test_convert_refuses(tmp_path, capsys):
     bilm = write_bilm(tmp_path / "bilm", make_bilm())
     manylangs = write_manylangs(tmp_path / "manylangs", make_manylangs())
-    assert "--to elmokit" in stopped(capsys, "convert", manylangs, tmp_path / "to", "--to", "bilm")
+    assert "format elmokit" in stopped(capsys, "convert", manylangs, tmp_path / "to", "--to", "bilm")
     assert "--overwrite" in stopped(capsys, "convert", bilm, manylangs)
     assert "must be a folder" in stopped(capsys, "convert", bilm, bilm / "weights.hdf5")
-    assert "--vocab" in stopped(capsys, "convert", bilm, tmp_path / "to.hdf5", "--to", "tokens")
+    assert "vocab" in stopped(capsys, "convert", bilm, tmp_path / "to.hdf5", "--to", "tokens")
     assert ".hdf5" in stopped(capsys, "convert", bilm, tmp_path / "to", "--to", "tokens")
     assert "does not exist" in stopped(capsys, "convert", bilm, tmp_path / "no" / "to.hdf5", "--to", "tokens")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bilm", "manylangs"]
@@ -92,5 +92,5 @@ def test_a_process_of_its_own(tmp_path):
     )
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.startswith(f"elmo: {folder / 'weights.hdf5'} is not a whole HDF5 file")
+    assert result.stderr.startswith(f"elmo: {folder / 'weights.hdf5'} is not a complete HDF5 file")
     assert result.stderr.count("\n") == 1

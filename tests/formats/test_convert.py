@@ -94,7 +94,7 @@ def test_tokens_give_the_same_vectors(tmp_path):
 
 def test_tokens_need_words(tmp_path):
     source = write_bilm(tmp_path / "from", make_bilm())
-    with pytest.raises(ElmoError, match=r"from/weights\.hdf5 has none: give its vocab\.txt with vocab= \(--vocab\)"):
+    with pytest.raises(ElmoError, match=r"from/weights\.hdf5 has none.*vocab$"):
         convert_model(source, tmp_path / "tokens.h5", to="tokens")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["from"]
 

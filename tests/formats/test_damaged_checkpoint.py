@@ -39,7 +39,7 @@ def test_a_flipped_bit(checkpoint, name):
 
 
 def test_a_missing_file(checkpoint):
-    for name, fact in ((DATA, "cannot be read"), ("options.json", "needs its options file"), (INDEX, "is missing")):
+    for name, fact in ((DATA, "cannot be read"), ("options.json", "needs its options.json"), (INDEX, "is missing")):
         moved = shutil.move(checkpoint / name, checkpoint.parent / name)
         refusal(checkpoint, str(checkpoint), fact)
         shutil.move(moved, checkpoint / name)
@@ -103,7 +103,7 @@ def test_a_vocabulary_that_is_no_text(tmp_path):
     (folder / "vocab.txt").write_bytes(b"<S>\n\xff\n")
     assert refusal(folder, "byte 4").startswith(f"{folder / 'vocab.txt'} must be UTF-8")
     (folder / "vocab.txt").unlink()
-    refusal(folder, f"{folder / 'weights.hdf5'} reads words and has no vocabulary", "vocab=")
+    refusal(folder, f"{folder / 'weights.hdf5'} reads words and has no vocabulary", "vocab")
     refusal(folder, str(folder), "no file", vocab=folder)
 
 

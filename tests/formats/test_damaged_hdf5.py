@@ -262,7 +262,7 @@ def test_weights_are_a_folder(bilm, weights):
 def test_token_embeddings_alone(tmp_path):
     rows = np.zeros((len(WORDS), 5), np.float32)
     write_hdf5(tmp_path / "tokens.hdf5", {"embedding": rows})
-    refusal(tmp_path / "tokens.hdf5", "tokens.hdf5", "token embeddings", "token_embeddings=")
+    refusal(tmp_path / "tokens.hdf5", "tokens.hdf5", "token embeddings", "token_embeddings")
 
 
 @pytest.mark.parametrize("rows", [len(WORDS) - 1, len(WORDS) + 1])
@@ -271,5 +271,5 @@ def test_token_embeddings_of_another_vocabulary(bilm, tmp_path, rows):
     words, weights = tmp_path / "words", bilm / "weights.hdf5"
     words.write_text("".join(f"{word}\n" for word in WORDS))
     refusal(bilm, f"{table}: embedding must have the shape ({len(WORDS)}, 5)", token_embeddings=table, vocab=words)
-    refusal(bilm, str(table), "vocab=", token_embeddings=table)
+    refusal(bilm, str(table), "vocab", token_embeddings=table)
     refusal(bilm, str(weights), "dataset embedding", token_embeddings=weights, vocab=words)

@@ -77,8 +77,8 @@ def test_a_wrong_value_in_config_json(native, key, value, fact):
 
 MISFITS = [
     ("model.lstm.cell_size", 8, "model.safetensors has "),
-    ("model.lstm.n_layers", 1, "must hold 2 weights and a gamma of mix 0"),
-    ("model.lstm.n_layers", 2**31 - 1, "must hold 2147483648 weights"),
+    ("model.lstm.n_layers", 1, "must contain 2 weights and a gamma of mix 0"),
+    ("model.lstm.n_layers", 2**31 - 1, "must contain 2147483648 weights"),
     ("model.characters.n_highway", 2**31 - 1, "tensors, too few for 2147483649 layers"),
     ("model.characters.n_highway", 2, "lacks the weights token_encoder.char_cnn.highways.1"),
     ("model.characters.n_highway", 0, "does not name: token_encoder.char_cnn.highways.0"),
@@ -113,7 +113,7 @@ def test_a_file_cut_short(native, name, share):
     path = native / f"{name}.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
-    refusal(native, f"{path} is not a whole safetensors file", "fetch it again")
+    refusal(native, f"{path} is not a complete safetensors file", "fetch it again")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -151,10 +151,10 @@ def replace(path, **changes) -> None:
         ("model", "mixes.0.gamma", torch.ones(2), "weights and a gamma of mix 0"),
         ("model", "mixes.1.weights", torch.ones(2), "weights and a gamma of mix 1"),
         ("model", "mixes.0.weights", torch.tensor([0, torch.inf, 0]), "mix 0 weights that are not finite"),
-        ("lm_head", "bias", torch.tensor(0.0), "must hold weight [V, 5] and bias [V]"),
-        ("lm_head", "bias", torch.zeros(9, 1), "must hold weight [V, 5] and bias [V]"),
-        ("lm_head", "weight", None, "must hold weight [V, 5] and bias [V]"),
-        ("lm_head", "more", torch.zeros(1), "must hold weight [V, 5] and bias [V]"),
+        ("lm_head", "bias", torch.tensor(0.0), "must contain weight [V, 5] and bias [V]"),
+        ("lm_head", "bias", torch.zeros(9, 1), "must contain weight [V, 5] and bias [V]"),
+        ("lm_head", "weight", None, "must contain weight [V, 5] and bias [V]"),
+        ("lm_head", "more", torch.zeros(1), "must contain weight [V, 5] and bias [V]"),
         ("lm_head", "weight", torch.full((9, 5), torch.inf), "softmax weight that are not finite"),
         ("optimizer", "step", torch.tensor(5), "optimiser state of the shape () for step"),
         ("optimizer", "head.bias", torch.ones(3), "optimiser state of the shape (3,) for head.bias"),
@@ -177,7 +177,7 @@ def test_a_vocabulary_of_another_length(native):
 MARKERS = dict.fromkeys(("<bos>", "<eos>", "<oov>", "<pad>", "<bow>", "<eow>"), 0)
 CHARACTERS = {
     "missing": (None, "characters.json is missing"),
-    "no object": ("[]", "characters.json must hold a JSON object"),
+    "no object": ("[]", "characters.json must be a JSON object"),
     "no numbers": ('{"a": "b"}', "must map symbols to whole numbers"),
     "true": ('{"a": true}', "must map symbols to whole numbers"),
     "no markers": ('{"a": 1}', "needs the entry <bos>"),

@@ -143,13 +143,13 @@ def test_a_byte_order_mark_is_no_damage(bilm):
 
 def test_no_options(bilm):
     (bilm / "options.json").unlink()
-    refusal(bilm, str(bilm / "weights.hdf5"), "needs its options file", "options=")
+    refusal(bilm, str(bilm / "weights.hdf5"), "needs its options.json")
 
 
 def test_options_are_a_folder(bilm):
     (bilm / "options.json").unlink()
     (bilm / "options.json").mkdir()
-    refusal(bilm, str(bilm / "weights.hdf5"), "needs its options file")
+    refusal(bilm, str(bilm / "weights.hdf5"), "needs its options.json")
     refusal(bilm, str(bilm / "options.json"), "no file", options=bilm / "options.json")
 
 
@@ -163,7 +163,7 @@ def test_options_go_with_their_formats_only(bilm):
     Elmo.load(bilm).save(bilm / "ours")
     refusal(
         bilm / "ours",
-        "options= goes with the format tensorflow or bilm",
+        "the format tensorflow or bilm",
         "the format elmokit",
         options=bilm / "options.json",
     )

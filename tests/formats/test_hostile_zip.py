@@ -35,7 +35,7 @@ def test_names_that_climb_out(nlpl, tmp_path, name):
     with zipfile.ZipFile(nlpl, "a") as archive:
         archive.writestr(name, "gotcha")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    refusal(nlpl, f"{nlpl} holds a file whose path climbs out of the zip", repr(name), "do not trust it")
+    refusal(nlpl, f"{nlpl} contains a file whose path leads out of the zip", repr(name), "do not trust it")
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
@@ -59,7 +59,7 @@ def test_a_zip_without_a_model(tmp_path, files):
 def test_a_zip_cut_short(nlpl, share):
     data = nlpl.read_bytes()
     nlpl.write_bytes(data[: int(len(data) * share)])
-    refusal(nlpl, f"{nlpl} is not a whole zip file", "fetch it again")
+    refusal(nlpl, f"{nlpl} is not a complete zip file", "fetch it again")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -161,7 +161,7 @@ def test_a_truncated_file_inside_a_whole_zip(tmp_path):
     folder = write_bilm(tmp_path / "folder", make_bilm())
     weights = folder / "weights.hdf5"
     weights.write_bytes(weights.read_bytes()[:-2000])
-    refusal(write_zip(tmp_path / "a.zip", folder), "a.zip!weights.hdf5 is not a whole HDF5 file")
+    refusal(write_zip(tmp_path / "a.zip", folder), "a.zip!weights.hdf5 is not a complete HDF5 file")
     weights.write_bytes(b"no")
     refusal(write_zip(tmp_path / "b.zip", folder), "b.zip!weights.hdf5 is not an HDF5 file")
     weights.unlink()
@@ -171,7 +171,7 @@ def test_a_truncated_file_inside_a_whole_zip(tmp_path):
 def test_a_file_called_zip(tmp_path):
     path = tmp_path / "model.zip"
     path.write_text("<html>404</html>")
-    refusal(path, f"{path} is not a whole zip file")
+    refusal(path, f"{path} is not a complete zip file")
 
 
 def test_the_command_line_says_so_in_one_line(tmp_path, capsys):

@@ -247,7 +247,7 @@ def test_offline_and_not_in_the_cache(fake, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     fake.error = LocalEntryNotFoundError("outgoing traffic has been disabled")
     assert refused("someone/elmo").endswith(
-        "nor whole in the cache of the Hugging Face Hub: unset HF_HUB_OFFLINE to fetch it"
+        "nor complete in the cache of the Hugging Face Hub: unset HF_HUB_OFFLINE to fetch it"
     )
 
 
@@ -259,7 +259,7 @@ def test_without_the_package(monkeypatch, tmp_path, capsys):
         Elmo.load("someone/elmo")
     assert run("info", "someone/elmo") == 2
     message = capsys.readouterr().err
-    assert message.startswith("elmo: nothing lies at someone/elmo, and")
+    assert message.startswith("elmo: there is nothing at someone/elmo, and")
     assert message.endswith("needs the package huggingface_hub: pip install 'elmokit[hub]'\n")
 
 

@@ -172,7 +172,7 @@ def test_the_commands(small, plain, tmp_path, capsys):
     assert "mean perplexity" in results[0]
     assert results[0] == results[1]
     assert run("info", small) == 0
-    assert "softmax                10 words in 8 bits\n" in capsys.readouterr().out
+    assert "softmax                10 words, int8\n" in capsys.readouterr().out
     assert run("info", plain) == 0
     assert "10 words\n" in capsys.readouterr().out
     train = ("--output", tmp_path / "run", "--init", small, "--steps", 1, "--batch-size", 2, "--window", 4)
@@ -182,14 +182,14 @@ def test_the_commands(small, plain, tmp_path, capsys):
 
 
 DAMAGE = {
-    "no scales": (lambda t: t.pop("weight.scales"), "or in 8 bits weight.values, weight.scales and bias, got"),
-    "both": (lambda t: t.update(weight=torch.ones(10, 6)), "must hold weight [V, 6]"),
+    "no scales": (lambda t: t.pop("weight.scales"), "for int8 weight.values, weight.scales and bias, got"),
+    "both": (lambda t: t.update(weight=torch.ones(10, 6)), "must contain weight [V, 6]"),
     "another size": (
         lambda t: t.update({"weight.values": t["weight.values"][:, 1:].clone()}),
-        "must hold weight [V, 6]",
+        "must contain weight [V, 6]",
     ),
-    "too few": (lambda t: t.update({"weight.scales": t["weight.scales"][1:].clone()}), "must hold weight [V, 6]"),
-    "floats": (lambda t: t.update({"weight.values": t["weight.values"].float()}), "must be whole numbers in 8 bits"),
+    "too few": (lambda t: t.update({"weight.scales": t["weight.scales"][1:].clone()}), "must contain weight [V, 6]"),
+    "floats": (lambda t: t.update({"weight.values": t["weight.values"].float()}), "weight.values must be int8"),
     "16 bits": (lambda t: t.update({"weight.values": t["weight.values"].short()}), "must be a plain tensor of floats"),
     "whole scales": (
         lambda t: t.update({"weight.scales": t["bias"].to(torch.int8)}),

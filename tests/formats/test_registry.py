@@ -126,7 +126,7 @@ def test_a_format_from_outside_is_named_like_our_own(toy, tmp_path, capsys):
         message = capsys.readouterr().err
         assert "elmokit, bilm, tokens or toy" in message
         assert message.count("\n") == 1
-    with pytest.raises(ElmoError, match="toy stores float32, got dtype='int8'"):
+    with pytest.raises(ElmoError, match="toy stores float32, got dtype int8"):
         elmo.save(tmp_path / "to", format="toy", dtype="int8")
     assert not (tmp_path / "to").exists()
     elmo.save(tmp_path / "to", format="toy")

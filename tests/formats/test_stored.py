@@ -81,7 +81,7 @@ def test_half_precision_is_half_precision(tmp_path, make_elmo):
 def test_numbers_too_large_for_half_precision(tmp_path):
     checkpoint = tiny_checkpoint(head=True)
     checkpoint.weights[PART][1, 2] = -70000.0
-    with pytest.raises(ElmoError, match=rf"has numbers up to 7e\+04 in {PART}, too large for float16"):
+    with pytest.raises(ElmoError, match=rf"has values up to 7e\+04 in {PART}, too large for float16"):
         Elmo(checkpoint).save(tmp_path / "to", dtype="float16")
     assert not (tmp_path / "to").exists()
     checkpoint.weights[PART][1, 2] = 1.0
@@ -95,8 +95,8 @@ def test_numbers_too_large_for_half_precision(tmp_path):
     [
         ({"dtype": "float64"}, "dtype must be float32 or float16 or int8, got 'float64'"),
         ({"softmax": "small"}, "softmax must be float32 or float16 or int8 or none, got 'small'"),
-        ({"format": "bilm", "dtype": "float16"}, "the format bilm stores float32, got dtype='float16'"),
-        ({"format": "bilm", "softmax": "int8"}, "the format bilm stores float32, got softmax='int8'"),
+        ({"format": "bilm", "dtype": "float16"}, "the format bilm stores float32, got dtype float16"),
+        ({"format": "bilm", "softmax": "int8"}, "the format bilm stores float32, got softmax int8"),
     ],
 )
 def test_what_cannot_be_stored(tmp_path, make_elmo, arguments, fact):
@@ -108,7 +108,7 @@ def test_what_cannot_be_stored(tmp_path, make_elmo, arguments, fact):
 def test_a_softmax_that_is_not_there(tmp_path, make_elmo, capsys):
     make_elmo().save(tmp_path / "model")
     assert run("convert", tmp_path / "model", tmp_path / "to", "--softmax", "int8") == 2
-    assert "model.safetensors has no softmax to store in int8: leave that out" in capsys.readouterr().err
+    assert "model.safetensors has no softmax to store as int8" in capsys.readouterr().err
     assert run("convert", tmp_path / "model", tmp_path / "to", "--softmax", "none") == 0
     assert run("convert", tmp_path / "model", tmp_path / "half", "--dtype", "float16") == 0
 
@@ -117,7 +117,6 @@ def test_other_formats_hold_floats(model_folder, tmp_path, capsys):
     for option in ("--dtype", "--softmax"):
         for to, name in (("bilm", "to"), ("tokens", "to.hdf5")):
             assert run("convert", model_folder, tmp_path / name, "--to", to, option, "int8") == 2
-            message = f"the format {to} stores float32, got {option.removeprefix('--')}='int8'"
-            assert message in capsys.readouterr().err
+            assert f"the format {to} stores float32" in capsys.readouterr().err
     assert run("convert", model_folder, tmp_path / "to", "--to", "bilm", "--softmax", "none") == 0
     assert Elmo.load(tmp_path / "to", device="cpu").head is None

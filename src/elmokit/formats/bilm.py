@@ -101,8 +101,8 @@ def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
         if name in names:
             return files.source, name
     raise ElmoError(
-        f"{files.source.describe(weights)} needs its options file: put options.json in the same folder "
-        "or give options= (--options)"
+        f"{files.source.describe(weights)} needs its options.json: put it in the same folder, or name it with options",
+        "options",
     )
 
 
@@ -175,7 +175,7 @@ def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source,
         if f"{found}/Adagrad" in file.names and not files.int8:
             slot = row.read(file.read(f"{found}/Adagrad", row.shape))
             if row.ours[0].endswith(("embedding.weight", "words.weight")):
-                slot[0][0] = 1.0  # the padding row gets no gradient; any positive number keeps Adagrad defined
+                slot[0][0] = 1.0  # the padding row has no gradient; Adagrad needs any positive number
             slots.update(zip(row.ours, slot, strict=True))
     _refuse_more_weights(file, config, options_where)
     head, head_slots = _read_head(file, config, shared_with=weights if options.get("share_embedding_softmax") else {})
@@ -196,8 +196,7 @@ def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source,
 def _projections(file: WeightsFile) -> tuple[bool, bool]:
     """Whether there are projections (of a token, of a cell) that change something.
 
-    bilm-tf leaves out those that change no size. AllenNLP requires them, so `write` adds identity matrices, which are
-    left out again here.
+    bilm-tf leaves out those that change no size. AllenNLP requires them, so `write` adds identity matrices.
     """
     token = [name for name in file.names if name.startswith(f"{file.scope}CNN_proj/") and not _is_slot(name)]
     cell = [name for name in file.names if name.endswith(("/W_P_0", "/projection/kernel"))]
@@ -272,8 +271,8 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     config = checkpoint.config
     if not _can_be_stored(config):
         raise ElmoError(
-            f"{checkpoint.where} has words or characters of its own kind, and the bilm format knows UTF-8 bytes or a "
-            "plain word table only: convert it with --to elmokit"
+            f"{checkpoint.where} has words or characters of its own kind, and the bilm format stores UTF-8 bytes or a "
+            "plain word table only: choose the format elmokit"
         )
     _warn_of_losses(checkpoint, folder)
     checkpoint = checkpoint.in_floats()
@@ -283,7 +282,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     arrays = {row.theirs[0]: row.write(tuple(weights[name] for name in row.ours)) for row in rows(config, "hdf5")}
     arrays |= _identities(config)
     if checkpoint.head:
-        # Older readers look datasets up by name and ignore these two; `read` gets the language model back.
+        # Older readers look datasets up by name and ignore these two; `read` restores the language model.
         arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
         arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
     with update_folder(folder, last="options.json", optional=("vocab.txt",)) as staging:
@@ -304,7 +303,7 @@ def _warn_of_losses(checkpoint: Checkpoint, folder: Path) -> None:
         log.warning("the bilm format stores no mixes: the trained ones of this model are not in %s", folder)
     segment = checkpoint.text.get("segment", "none")
     if segment not in ("none", "whitespace"):
-        log.warning("the bilm format does not store how text becomes tokens: use it with --segment %s", segment)
+        log.warning("the bilm format does not store how text becomes tokens: load it with segment=%r", segment)
 
 
 def _take_out_forget_bias(weights: dict[str, NDArray[Any]], amount: float) -> None:

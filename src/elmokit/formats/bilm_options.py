@@ -17,7 +17,7 @@ def _get(options: Mapping[str, Any], key: str, kind: type, where: str) -> Any:  
     value: Any = options
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise ElmoError(f"{where} needs the key {key}; take the options.json that came with the weights")
+            raise ElmoError(f"{where} needs the key {key}; use the options.json that came with the weights")
         value = value[part]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ElmoError(f"{where}: {key} must be {_KINDS[kind]}, got {value!r}")
@@ -111,8 +111,4 @@ def write_options(config: ElmoConfig) -> dict[str, Any]:
 
 def read_vocabulary(source: Source, name: str) -> Vocabulary:
     """The words of a vocab.txt."""
-    text = read_text(source, name)
-    try:
-        return Vocabulary.from_text(text)
-    except ElmoError as error:
-        raise ElmoError(f"{source.describe(name)}: {error}") from error
+    return Vocabulary.from_text(read_text(source, name))

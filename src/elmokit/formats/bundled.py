@@ -19,7 +19,7 @@ def bundled_models() -> list[str]:
 
 
 def name_of(where: str) -> str:
-    """The name of a bundled model by the place of its files; any other place as it is."""
+    """The name of the bundled model whose files are at `where`; any other path as it is."""
     path = Path(where)
     return path.relative_to(FOLDER).parts[0] if FOLDER in path.parents else where
 
@@ -27,7 +27,7 @@ def name_of(where: str) -> str:
 def resolved(path: str | Path) -> str | Path:
     """The folder of a model that is given by its name: a bundled one, or owner/name on the Hub.
 
-    Anything else stays as it is, and what exists as a path is a path.
+    Anything that exists as a path is that path; anything else is returned as it is.
     """
     if isinstance(path, Path) or (not path.startswith(SCHEME) and _exists(path)):
         return path

@@ -45,7 +45,7 @@ def notes_in(card: str) -> str:
 def training_section(facts: Mapping[str, str]) -> str:
     """How a model was trained, as Markdown for `Checkpoint.notes`.
 
-    A fact is a line, one of several lines a list below its name, and `command` a block to copy.
+    A fact is one line, or a list below its name if it has several lines; `command` is a block to copy.
 
     >>> print(training_section({"data": "news.txt, 1,000 sentences", "command": "elmo train news.txt --output m"}))
     ## Training
@@ -76,7 +76,7 @@ def earlier_section(notes: str) -> str:
     <BLANKLINE>
     ## The model it started from
     <BLANKLINE>
-    What follows was said of that model; its figures are not those of this one, its data and its licence go on to hold.
+    What follows describes that model: its figures are not those of this one, but its data and its licence still apply.
     <BLANKLINE>
     ### Licence
     <BLANKLINE>
@@ -89,8 +89,8 @@ def earlier_section(notes: str) -> str:
         "",
         "## The model it started from",
         "",
-        "What follows was said of that model; its figures are not those of this one, its data and its licence go on to "
-        "hold.",
+        "What follows describes that model: its figures are not those of this one, but its data and its licence still "
+        "apply.",
         "",
     ]
     in_code = False
@@ -101,24 +101,26 @@ def earlier_section(notes: str) -> str:
 
 
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """What a person wants to know of a model, as names and values."""
+    """The facts about a model that `elmo info` and the model card show, as names and values."""
     config = checkpoint.config
     parameters = sum(value.numel() for name, value in checkpoint.weights.items() if not name.endswith(SCALES))
-    bits = ", matrices in 8 bits" if checkpoint.int8 else ""
-    rows = [*checkpoint.about.items(), ("format", checkpoint.kind), ("parameters", f"{parameters:,}{bits}")]
+    matrices = ", int8 matrices" if checkpoint.int8 else ""
+    rows = [*checkpoint.about.items(), ("format", checkpoint.kind), ("parameters", f"{parameters:,}{matrices}")]
     if config.characters is not None:
         characters = config.characters
         alphabet = "UTF-8 bytes" if characters.alphabet == "bytes" else f"{characters.n_characters - 1:,} symbols"
         filters = " ".join(f"{width}:{count}" for width, count in characters.filters)
-        rows.append(("characters", f"{alphabet}, at most {characters.max_characters} a word, {characters.activation}"))
+        rows.append(
+            ("characters", f"{alphabet}, at most {characters.max_characters} per word, {characters.activation}")
+        )
         rows.append(("filters (width:count)", f"{filters} = {characters.n_filters:,}, highways {characters.n_highway}"))
     if config.words is not None:
         rows.append(("word table", f"{config.words.n_words:,} words x {config.words.embedding_size}"))
     rows += config.context.describe(config.n_directions)
     rows.append(("vectors", f"{config.n_outputs} layers x {config.vector_size}"))
     rows.append(("vocabulary", f"{len(checkpoint.vocab):,} words" if checkpoint.vocab else "none"))
-    bits = " in 8 bits" if checkpoint.softmax_int8 else ""
-    rows.append(("softmax", f"{len(checkpoint.head['bias']):,} words{bits}" if checkpoint.head else "none"))
+    dtype = ", int8" if checkpoint.softmax_int8 else ""
+    rows.append(("softmax", f"{len(checkpoint.head['bias']):,} words{dtype}" if checkpoint.head else "none"))
     if checkpoint.optimizer:
         step = int(checkpoint.optimizer["step"][0]) if "step" in checkpoint.optimizer else None
         rows.append(("optimiser state", "Adagrad" + (f" at step {step:,}" if step is not None else "")))

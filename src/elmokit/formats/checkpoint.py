@@ -1,4 +1,4 @@
-"""What every reader returns and every writer takes: a model in our names, whatever file it came from."""
+"""What every reader returns and every writer takes: a model whose weights have our names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass
 class Checkpoint:
-    """A model on its way between a file and the network."""
+    """A model as it is read from files and written to files."""
 
     config: ElmoConfig
     """The network's shape."""
@@ -43,13 +43,13 @@ class Checkpoint:
     mixes: list[dict[str, Any]] = field(default_factory=list)
     """`weights`, `gamma` and `layer_norm` of saved mixes."""
     text: dict[str, str] = field(default_factory=dict)
-    """How its training text was read (`segment`, `split`), where that is known."""
+    """How its training text was read (`segment`, `split`), if that is known."""
     about: dict[str, str] = field(default_factory=dict)
-    """What `elmo models` says of it: `language` and `description`, where someone wrote them."""
+    """What `elmo models` shows: `language` and `description`, if someone wrote them."""
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
     notes: str = ""
-    """Markdown for the model card, such as how the model was trained; it stays with the model."""
+    """Markdown for the model card, such as how the model was trained; it is saved with the model."""
 
     @property
     def int8(self) -> bool:
@@ -63,7 +63,7 @@ class Checkpoint:
                 raise ElmoError(f"{self.where} lacks the weights {name}: it does not belong to its configuration")
             if tuple(self.weights[name].shape) != shape:
                 got = tuple(self.weights[name].shape)
-                raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration asks for {shape}")
+                raise ElmoError(f"{self.where} has {name} in the shape {got}, and its configuration requires {shape}")
         if unknown := sorted(set(self.weights) - set(expected)):
             raise ElmoError(f"{self.where} has weights that its configuration does not name: {unknown[0]}")
         expected |= {f"head.{part.removesuffix(VALUES)}": tuple(value.shape) for part, value in self.head.items()}
@@ -104,7 +104,7 @@ class Checkpoint:
                 )
 
     def use_vocabulary(self, vocab: Vocabulary | None) -> None:
-        """Take a vocabulary, once it is known to fit the word table and the softmax."""
+        """Set the vocabulary, if it fits the word table and the softmax."""
         self.vocab = vocab
         if vocab is not None and (self.config.words is not None or self.head):
             try:
@@ -127,7 +127,7 @@ class Checkpoint:
         return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={})
 
     def in_floats(self, *, softmax: bool = True) -> Checkpoint:
-        """The same model in floats, for what cannot use int8; without `softmax`, the softmax stays as it is."""
+        """The same model in floats, for what cannot use int8; without `softmax`, the softmax is not changed."""
         if not (self.int8 or (softmax and self.softmax_int8)):
             return self
         head = self.softmax_in_floats() if softmax else self.head
@@ -148,7 +148,7 @@ class Checkpoint:
         """What turns tokens into this model's ids."""
         characters, words = self.config.characters, self.config.words
         if words is not None and self.vocab is None:
-            raise ElmoError(f"{self.where} reads words and has no vocabulary: give its vocab.txt with vocab= (--vocab)")
+            raise ElmoError(f"{self.where} reads words and has no vocabulary: name its vocab.txt with vocab", "vocab")
         longest = characters.max_characters if characters else words.max_characters if words else None
         if longest is not None and (words is not None or self.symbols is not None):
             return SymbolIndexer(self.symbols, self.vocab if words else None, longest)
@@ -158,7 +158,7 @@ class Checkpoint:
         return WordIndexer(self.vocab)
 
     def character_pieces(self, text: Mapping[str, str]) -> CharacterPieces | None:
-        """How tokens are taken apart, if the model's training text, by what `text` says of it, was characters."""
+        """How tokens are split into characters, if `text` says that the model's training text was."""
         if text.get("segment") != "chars":
             return None
         indexer = self.indexer()
@@ -176,7 +176,7 @@ def check_finite(value: Tensor, name: str, where: str) -> None:
     """Refuse NaN and infinity, which would turn every vector into NaN."""
     if not value.is_floating_point() or not value.numel():
         return
-    # Forty times as quick as isfinite over all: a NaN makes both of them NaN.
+    # Forty times faster than isfinite over all values: a NaN makes both extremes NaN.
     if not all(isfinite(extreme.item()) for extreme in torch.aminmax(value)):
         count = int((~torch.isfinite(value)).sum())
         raise ElmoError(

@@ -1,4 +1,4 @@
-"""weights.hdf5 as named arrays, read with care and written whole or not at all."""
+"""weights.hdf5 as named arrays, read with checks and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
 from elmokit.storage.unpacked import check_unpacked
 
 _MOST_ITEMS = 10_000
-"""Groups and datasets of a model; a file whose groups hold each other could unfold without end."""
+"""Groups and datasets of a model; groups that contain each other could unfold without end."""
 
 
 class Hdf5Tensors:
@@ -88,7 +88,7 @@ class Hdf5Tensors:
 
 
 def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
-    """Which of these names lie at the top of a file, without a look at the rest of it."""
+    """Which of these names are at the top of a file; the rest of it is not read."""
     with ExitStack() as stack:
         file = _open(source, name, stack)
         try:
@@ -117,7 +117,7 @@ def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 -
         return stack.enter_context(h5py.File(path or stream, "r"))
     except DAMAGE as error:
         reason = _first_line(error)
-        raise ElmoError(f"{source.describe(name)} is not a whole HDF5 file ({reason}); fetch it again") from error
+        raise ElmoError(f"{source.describe(name)} is not a complete HDF5 file ({reason}); fetch it again") from error
 
 
 def _damaged(where: str, error: BaseException) -> ElmoError:

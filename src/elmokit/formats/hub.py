@@ -1,13 +1,12 @@
-"""Models on the Hugging Face Hub, by `owner/name`: fetched once, found in the Hub's own cache from then on."""
+"""Models on the Hugging Face Hub, by `owner/name`: downloaded once into the Hub's own cache."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from elmokit.errors import ElmoError, MissingExtraError
@@ -37,7 +36,7 @@ class Repository:
 
 
 def repository_of(path: str) -> Repository | None:
-    """What owner/name, owner/name@revision or hf://owner/name means; None where the path cannot mean one.
+    """The repository that owner/name, owner/name@revision or hf://owner/name names; None if it is another path.
 
     >>> repository_of("someone/elmo-is@v2")
     Repository(name='someone/elmo-is', revision='v2')
@@ -54,63 +53,54 @@ def repository_of(path: str) -> Repository | None:
 
 
 def _is_file_name(path: str) -> bool:
-    """Whether a path ends like a model's file, which does not exist, and not like a repository."""
+    """Whether a path that does not exist ends in the suffix of a model's file."""
     ending = Path(path).suffix.lower()
     return bool(ending) and ending in {*_OTHER_ENDINGS, *(Path(pattern).suffix for pattern in file_patterns())}
 
 
 def file_patterns() -> list[str]:
-    """What is fetched of a repository: the files that a format reads."""
+    """The files of a repository that are downloaded: those that a format reads."""
     return sorted({pattern for format in formats() for pattern in format.files})
 
 
-@cache  # a process stays with what it got, and asks the Hub once
+@cache  # a process uses the same files until it ends, and asks the Hub once
 def fetched(repository: Repository) -> Path:
-    """The folder of a model in the Hub's cache, fetched where it is not there or not the newest.
+    """The folder of a model in the Hub's cache, downloaded if it is not there or not the newest.
 
-    The cache, the token and working offline are what huggingface_hub makes of HF_HOME, HF_HUB_CACHE, HF_TOKEN and
-    HF_HUB_OFFLINE. Where the Hub cannot be reached, the copy in the cache is used.
+    huggingface_hub reads HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. If the Hub cannot be reached, the copy in
+    the cache is used.
     """
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        what = f"nothing lies at {repository}, and a model of that name on the Hugging Face Hub"
+        what = f"there is nothing at {repository}, and a model of that name on the Hugging Face Hub"
         raise MissingExtraError("huggingface_hub", "hub", what) from error
-    found, failure = _tried(snapshot_download, repository, local_files_only=False)
-    if failure is not None:
+    fetch = partial(
+        snapshot_download,
+        repo_id=repository.name,
+        revision=repository.revision,
+        allow_patterns=file_patterns(),
+        ignore_patterns=["*/*"],  # no folders
+        library_name="elmokit",
+    )
+    try:
+        return Path(fetch(local_files_only=False))
+    except Exception as failure:  # noqa: BLE001 - a broken connection has another class in each version
         _refuse(repository, failure)
-        found, nothing = _tried(snapshot_download, repository, local_files_only=True)
-        if nothing is not None:
+        try:
+            found = Path(fetch(local_files_only=True))
+        except Exception:  # noqa: BLE001
             raise _unreachable(repository, failure) from failure
         log.warning("the Hub cannot be reached (%s): %s is the copy in the cache", _reason(failure), repository)
-    assert found is not None
-    return found
-
-
-def _tried(
-    snapshot_download: Callable[..., str], repository: Repository, *, local_files_only: bool
-) -> tuple[Path | None, Exception | None]:
-    """The folder, or what went wrong."""
-    try:
-        found = snapshot_download(
-            repo_id=repository.name,
-            revision=repository.revision,
-            allow_patterns=file_patterns(),
-            ignore_patterns=["*/*"],  # no folders
-            local_files_only=local_files_only,
-            library_name="elmokit",
-        )
-    except Exception as error:  # noqa: BLE001 - a broken connection has another class in each version of the package
-        return None, error
-    return Path(found), None
+        return found
 
 
 def _refuse(repository: Repository, error: Exception) -> None:
-    """Raise what the Hub itself answered, where it did."""
+    """Raise an ElmoError if the Hub itself refused."""
     kinds = {kind.__name__ for kind in type(error).__mro__}  # they have moved between the package's modules
     if "GatedRepoError" in kinds:
         raise ElmoError(
-            f"{repository} is on the Hugging Face Hub and must be asked for: accept its terms at "
+            f"{repository} is a gated model on the Hugging Face Hub: accept its terms at "
             f"https://huggingface.co/{repository.name} and set HF_TOKEN"
         ) from error
     if "RevisionNotFoundError" in kinds:
@@ -128,7 +118,7 @@ def _refuse(repository: Repository, error: Exception) -> None:
 def _unreachable(repository: Repository, error: Exception) -> ElmoError:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _OFFLINE:
         return ElmoError(
-            f"{repository} does not exist as a path, nor whole in the cache of the Hugging Face Hub: unset "
+            f"{repository} is neither a path nor complete in the cache of the Hugging Face Hub: unset "
             "HF_HUB_OFFLINE to fetch it"
         )
     return ElmoError(

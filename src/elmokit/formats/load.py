@@ -1,4 +1,4 @@
-"""From a path to a checkpoint, whatever the format."""
+"""Reads the model at a path, or of a name, in any format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def read_checkpoint(
     if options is not None:
         if not files.format.takes_options:
             names = either([format.name for format in formats() if format.takes_options])
-            raise ElmoError(f"options= goes with the format {names}, and {path} has the format {files.format.name}")
+            raise ElmoError(
+                f"options names a file of the format {names}, and {path} has the format {files.format.name}", "options"
+            )
         files = replace(files, options=_file(options))
     files = replace(files, vocab=None if vocab is None else read_vocabulary(*_file(vocab)), int8=int8)
     checkpoint = files.format.read(files)

@@ -60,7 +60,7 @@ def read(files: ModelFiles) -> Checkpoint:
     """A model from an ELMoForManyLangs folder; with `files.int8` each matrix is quantised as it is read."""
     source, names = files.source, files.source.names()
     if missing := [name for name in FILES if name not in names]:
-        raise ElmoError(f"{source.describe(missing[0])} is missing; the folder is not a whole model")
+        raise ElmoError(f"{source.describe(missing[0])} is missing; the folder is not a complete model")
     structure, where = _find_structure(source)
     words = _read_words(source) if "word.dic" in names else None
     symbols = _read_symbols(source) if "char.dic" in names else None
@@ -75,7 +75,7 @@ def read(files: ModelFiles) -> Checkpoint:
         for theirs, shape, ours in table:
             if theirs not in tensors:
                 raise ElmoError(
-                    f"{source.describe(name)} lacks {theirs}, which {where} asks for: the two do not belong together"
+                    f"{source.describe(name)} lacks {theirs}, which {where} requires: the two do not belong together"
                 )
             check_shape(tuple(tensors[theirs].shape), shape, theirs, source.describe(name))
             check_plain(tensors[theirs], theirs, source.describe(name))
@@ -109,7 +109,7 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
             ) from error
         except _DAMAGE as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
-            raise ElmoError(f"{where} is not a whole PyTorch file ({reason}); fetch it again") from error
+            raise ElmoError(f"{where} is not a complete PyTorch file ({reason}); fetch it again") from error
     if not isinstance(tensors, Mapping):
         raise ElmoError(f"{where} must contain named tensors, got {type(tensors).__name__}; fetch it again")
     for key, value in tensors.items():
@@ -208,7 +208,7 @@ def _token_table(config: ElmoConfig) -> _Rows:
         return lambda value: {ours: torch.cat([torch.zeros_like(value[:1]), value])}
 
     def halves(ours: str, part: str) -> Any:  # noqa: ANN401
-        # Their gate keeps the input where ours takes the transform: σ(−z) = 1 − σ(z).
+        # Their gate carries the input, and ours the transform: σ(−z) = 1 − σ(z).
         return lambda value: {
             f"{ours}.transform.{part}": value.chunk(2)[0].clone(),
             f"{ours}.gate.{part}": -value.chunk(2)[1],

@@ -87,7 +87,7 @@ def read(files: ModelFiles) -> Checkpoint:
         shapes = [None if part is None else tuple(part.shape) for part in parts.values()]
         if shapes != [(config.n_outputs,), ()]:
             raise ElmoError(
-                f"{source.describe('model.safetensors')} must hold {config.n_outputs} weights and a gamma of mix "
+                f"{source.describe('model.safetensors')} must contain {config.n_outputs} weights and a gamma of mix "
                 f"{number}, got the shapes {shapes}"
             )
         mixes.append({**parts, "layer_norm": layer_norm})
@@ -109,7 +109,7 @@ def read(files: ModelFiles) -> Checkpoint:
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write our own folder; config.json is written last, so that a folder with one is whole."""
+    """Write our own folder; config.json is written last, so that a folder with one is complete."""
     with update_folder(folder, last="config.json", optional=_OPTIONAL) as staging:
         if (folder / "encoder.pkl").exists():
             raise ElmoError(
@@ -172,20 +172,20 @@ def _words(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
 
 
 def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
-    """The softmax; int8 stays in its file, unread, until it is used."""
+    """The softmax; an int8 matrix is mapped, and read when it is first used."""
     head = _load(source, "lm_head.safetensors", int8=True)
     n_words = head["bias"].numel() if "bias" in head else 0
     got = {name: tuple(value.shape) for name, value in head.items()}
     matrix, row = (n_words, output_size), (n_words,)
-    in_8_bits = {f"weight{VALUES}": matrix, f"weight{SCALES}": row, "bias": row}
-    if got not in ({}, {"weight": matrix, "bias": row}, in_8_bits):
+    where = source.describe("lm_head.safetensors")
+    int8 = {f"weight{VALUES}": matrix, f"weight{SCALES}": row, "bias": row}
+    if got not in ({}, {"weight": matrix, "bias": row}, int8):
         raise ElmoError(
-            f"{source.describe('lm_head.safetensors')} must hold weight [V, {output_size}] and bias [V], or in 8 bits "
-            f"weight{VALUES}, weight{SCALES} and bias, got {got}"
+            f"{where} must contain weight [V, {output_size}] and bias [V], or for int8 weight{VALUES}, weight{SCALES} "
+            f"and bias, got {got}"
         )
     if f"weight{VALUES}" in head and head[f"weight{VALUES}"].dtype != torch.int8:
-        where = source.describe("lm_head.safetensors")
-        raise ElmoError(f"{where}: weight{VALUES} must be whole numbers in 8 bits; fetch it again")
+        raise ElmoError(f"{where}: weight{VALUES} must be int8; fetch it again")
     return head
 
 
@@ -202,7 +202,7 @@ def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]
 
 
 def _quantised(source: Source, name: str, matrices: set[str]) -> dict[str, Tensor]:
-    """The tensors of a file, those of the names as int8; in floats there is never more than one in memory."""
+    """The tensors of a file, those in `matrices` as int8; at most one float matrix is in memory at a time."""
     where = source.describe(name)
     found: dict[str, Tensor] = {}
     try:
@@ -222,20 +222,20 @@ def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, "pt") as file:
         keys = list(file.keys())
     for key in keys:
-        with safe_open(path, "pt") as file:  # again for each: what was read stays in memory until it is closed
+        with safe_open(path, "pt") as file:  # opened for each: what was read is in memory until the file is closed
             yield key, file.get_tensor(key)
 
 
 def _path(source: Source, name: str) -> Path | None:
-    """The file on disk, where it is one, once it is known to be there."""
+    """The file on disk, or None inside a zip; refused if it is missing."""
     if name not in source.names():
-        raise ElmoError(f"{source.describe(name)} is missing; the folder is not a whole model")
-    source.open(name).close()  # says so where it cannot be read; safetensors would call the file missing
+        raise ElmoError(f"{source.describe(name)} is missing; the folder is not a complete model")
+    source.open(name).close()  # reports a file that cannot be read; safetensors would call it missing
     return source.path(name)
 
 
 def _damaged(where: str, error: Exception) -> ElmoError:
-    return ElmoError(f"{where} is not a whole safetensors file ({error}); fetch it again")
+    return ElmoError(f"{where} is not a complete safetensors file ({error}); fetch it again")
 
 
 def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
@@ -244,21 +244,18 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
         raise ElmoError(f"{source.describe('config.json')}: specials must be three words, got {specials!r}")
     # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
     words = read_text(source, "vocab.txt").removesuffix("\n").split("\n")
-    try:
-        return Vocabulary(words, specials=tuple(specials))
-    except ElmoError as error:
-        raise ElmoError(f"{source.describe('vocab.txt')}: {error}") from error
+    return Vocabulary(words, specials=tuple(specials))
 
 
 def _read_notes(source: Source) -> str:
-    with suppress(ElmoError):  # a model is whole without its card
+    with suppress(ElmoError):  # a model is complete without its card
         return notes_in(read_text(source, "README.md"))
     return ""
 
 
 def _read_symbols(source: Source) -> SymbolTable:
     if "characters.json" not in source.names():
-        raise ElmoError(f"{source.describe('characters.json')} is missing; the folder is not a whole model")
+        raise ElmoError(f"{source.describe('characters.json')} is missing; the folder is not a complete model")
     ids = read_json(source, "characters.json")
     if not all(type(value) is int for value in ids.values()):
         raise ElmoError(f"{source.describe('characters.json')} must map symbols to whole numbers")

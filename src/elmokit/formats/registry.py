@@ -44,9 +44,9 @@ class Format:
     """
 
     name: str
-    """What `Checkpoint.kind`, `elmo info`, `elmo convert --to` and `Elmo.save(format=)` call it."""
+    """Its name in `Checkpoint.kind`, `elmo info`, `elmo convert` and `Elmo.save(format=)`."""
     description: str
-    """Its place in the sentence "a model is …"; empty for files that are not a model on their own."""
+    """Completes the sentence "a model is …"; empty for files that are not a model on their own."""
     detect: Callable[[Source, str | None], str | None]
     read: Callable[[ModelFiles], Checkpoint]
     write: Callable[[Checkpoint, Path], None] | None = None
@@ -122,7 +122,7 @@ def format_named(name: str) -> Format:
 
 
 def find(path: Path) -> ModelFiles | None:
-    """The model at a path, which is a folder, a zip or any one file of a model; None if no format knows it."""
+    """The model at a path, which is a folder, a zip or any one file of a model; None if no format detects one."""
     if path.is_dir():
         return _ask(FolderSource(path), None)
     if path.exists() and not path.is_file():
@@ -149,13 +149,13 @@ def is_zip(path: Path) -> bool:
 
 
 def first_bytes(source: Source, name: str) -> bytes:
-    """The first 64 bytes of a file, by which many formats are known."""
+    """The first 64 bytes of a file, from which many formats are detected."""
     with source.open(name) as file:
         return file.read(64)
 
 
 def either(words: Sequence[str]) -> str:
-    """Words for a sentence: "a, b or c"."""
+    """Words in a sentence: "a, b or c"."""
     return " or ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
 
 

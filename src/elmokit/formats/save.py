@@ -58,8 +58,9 @@ def format_to_write(
             continue
         if able := [format.name for format in formats() if format.write is not None and value in format.dtypes]:
             raise ElmoError(
-                f"the format {name} stores {either(chosen.dtypes)}, got {option}={value!r}: leave {option} out, or "
-                f"choose the format {either(able)}"
+                f"the format {name} stores {either(chosen.dtypes)}, got {option} {value}: leave {option} out, or "
+                f"choose the format {either(able)}",
+                option,
             )
     return chosen
 
@@ -81,15 +82,15 @@ def _main_file(format: Format, folder: Path) -> str | None:
 
 
 def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: SoftmaxDtype | None) -> Checkpoint:
-    """The same model in other numbers; None leaves them as they are, and "none" leaves the softmax out.
+    """The same model in other dtypes; None leaves them as they are, and "none" leaves the softmax out.
 
     Without `softmax`, one in floats follows a `dtype` in floats; int8 stays int8.
     """
     for name, value, kinds in (("dtype", dtype, StoredDtype), ("softmax", softmax, SoftmaxDtype)):
         if value is not None and value not in get_args(kinds):
-            raise ElmoError(f"{name} must be {' or '.join(get_args(kinds))}, got {value!r}")
+            raise ElmoError(f"{name} must be {' or '.join(get_args(kinds))}, got {value!r}", name)
     if softmax in ("float32", "float16", "int8") and not checkpoint.head:
-        raise ElmoError(f"{checkpoint.where} has no softmax to store in {softmax}: leave that out")
+        raise ElmoError(f"{checkpoint.where} has no softmax to store as {softmax}: leave softmax out", "softmax")
     if dtype == "int8":
         checkpoint = checkpoint.in_int8()
     elif dtype is not None:
@@ -102,8 +103,8 @@ def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: Softma
 
 def _with_softmax(checkpoint: Checkpoint, softmax: SoftmaxDtype) -> Checkpoint:
     if softmax == "none":
-        kept = {name: value for name, value in checkpoint.optimizer.items() if not name.startswith("head.")}
-        return replace(checkpoint, head={}, optimizer=kept)
+        rest = {name: value for name, value in checkpoint.optimizer.items() if not name.startswith("head.")}
+        return replace(checkpoint, head={}, optimizer=rest)
     if softmax != "int8":
         return replace(checkpoint, head=_floats(checkpoint.softmax_in_floats(), softmax, checkpoint.where))
     if checkpoint.softmax_int8 or not checkpoint.head:
@@ -119,6 +120,7 @@ def _floats(weights: Mapping[str, Tensor], dtype: Literal["float32", "float16"],
         largest = float(weights[name].abs().max()) if value.numel() else 0.0
         if largest > torch.finfo(kind).max:
             raise ElmoError(
-                f"{where} has numbers up to {largest:.3g} in {name}, too large for {dtype}: store it in another"
+                f"{where} has values up to {largest:.3g} in {name}, too large for {dtype}: choose another dtype",
+                "dtype",
             )
     return found

@@ -1,4 +1,4 @@
-"""Where a model's files lie: a folder, or a zip that is read without unpacking it to disk."""
+"""The files of a model: in a folder, or in a zip that is read without unpacking it to disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST_JSON = 1 << 22
 """Bytes: nested lists take twenty times as many in memory."""
 _BLOCK = 1 << 20
 
-# What zipfile raises for a zip that is cut, flipped or lies about itself.
+# What zipfile raises for a zip that is cut, has flipped bits or false sizes.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, RuntimeError, NotImplementedError,
     ValueError, OverflowError, MemoryError,
@@ -40,15 +40,15 @@ class Source(Protocol):
         ...
 
     def describe(self, name: str) -> str:
-        """How an error message calls the file."""
+        """The file's name in an error message."""
         ...
 
     def path(self, name: str) -> Path | None:
-        """The file on disk, where it is one."""
+        """The file on disk; None inside a zip."""
         ...
 
     def stored_bytes(self, name: str) -> int:
-        """The bytes on disk that the file comes from."""
+        """The bytes on disk from which the file is read."""
         ...
 
 
@@ -86,7 +86,7 @@ class FolderSource:
 
 
 class ZipSource:
-    """The files of a zip, in memory one at a time; a folder that holds all of them is left out of their names."""
+    """The files of a zip, in memory one at a time; a folder that contains all of them is left out of their names."""
 
     def __init__(self, path: Path) -> None:
         self.zip_path = path
@@ -100,18 +100,18 @@ class ZipSource:
         except ElmoError:
             raise
         except _DAMAGE as error:
-            raise ElmoError(f"{path} is not a whole zip file ({error}); fetch it again") from error
+            raise ElmoError(f"{path} is not a complete zip file ({error}); fetch it again") from error
         infos = [info for info in listed if not info.is_dir() and not info.filename.startswith(_MACOS_SHADOWS)]
         for info in infos:
             parts = PurePosixPath(info.filename.replace("\\", "/"))
             if parts.is_absolute() or ".." in parts.parts or ":" in info.filename.split("/")[0]:
                 raise ElmoError(
-                    f"{path} holds a file whose path climbs out of the zip: {info.filename!r}; do not trust it"
+                    f"{path} contains a file whose path leads out of the zip: {info.filename!r}; do not trust it"
                 )
         parents = {PurePosixPath(info.filename).parent for info in infos}
         prefix = "" if len(parents) != 1 else f"{parents.pop()}/".removeprefix("./")
         self._members = {info.filename.removeprefix(prefix): info for info in infos}
-        self._last: tuple[str, bytes] = ("", b"")  # a reader asks for the same file several times in a row
+        self._last: tuple[str, bytes] = ("", b"")  # a reader opens the same file several times in a row
 
     def names(self) -> list[str]:
         """The names of the files, sorted."""
@@ -126,7 +126,9 @@ class ZipSource:
         try:
             unpacked = io.BytesIO()
             with zipfile.ZipFile(self.zip_path) as archive, archive.open(self._members[name]) as member:
-                shutil.copyfileobj(member, unpacked, _BLOCK)  # asked for all at once, it would ignore its stated size
+                shutil.copyfileobj(
+                    member, unpacked, _BLOCK
+                )  # a read of everything at once would ignore the stated size
             self._last = (name, unpacked.getvalue())
             return io.BytesIO(self._last[1])
         except _DAMAGE as error:
@@ -173,7 +175,7 @@ def read_json(source: Source, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}; mend it or fetch it again") from error
+        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}; correct it or fetch it again") from error
     if not isinstance(value, dict):
-        raise ElmoError(f"{source.describe(name)} must hold a JSON object, got {type(value).__name__}; fetch it again")
+        raise ElmoError(f"{source.describe(name)} must be a JSON object, got {type(value).__name__}; fetch it again")
     return value

@@ -18,6 +18,7 @@ from elmokit.formats.hdf5 import Hdf5Tensors, write_datasets
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source
 from elmokit.model.bilm import BiLM
+from elmokit.model.shell import fill
 from elmokit.text.vocab import Vocabulary
 
 
@@ -25,7 +26,7 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
     """The model with its token encoder replaced by a table with a row for each word of the vocabulary."""
     where = source.describe(name)
     if vocab is None:
-        raise ElmoError(f"{where} has a row for each word of a vocabulary: give its vocab.txt with vocab=")
+        raise ElmoError(f"{where} has a row for each word of a vocabulary: name its vocab.txt with vocab", "vocab")
     with Hdf5Tensors(source, name) as tensors:
         if "embedding" not in tensors.names():
             raise ElmoError(
@@ -37,14 +38,8 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
     weights = {key: value for key, value in checkpoint.weights.items() if not key.startswith("token_encoder.")}
     weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(rows[:1]), rows])
     config = replace(checkpoint.config, characters=None, words=WordConfig(len(vocab), shape[1]), token_projection=False)
-    return Checkpoint(
-        config,
-        weights,
-        kind=f"{checkpoint.kind}+tokens",
-        where=where,
-        vocab=vocab,
-        head=checkpoint.head,
-    )
+    kind = f"{checkpoint.kind}+tokens"
+    return Checkpoint(config, weights, kind=kind, where=where, vocab=vocab, head=checkpoint.head)
 
 
 def detect(source: Source, name: str | None) -> str | None:
@@ -55,8 +50,9 @@ def detect(source: Source, name: str | None) -> str | None:
 def read(files: ModelFiles) -> Checkpoint:
     """Refuse the file, which is no model on its own."""
     raise ElmoError(
-        f"{files.where} contains token embeddings alone: load the model they were made from and give this file with "
-        "token_embeddings="
+        f"{files.where} contains token embeddings alone: load the model they were made from and name this file with "
+        "token_embeddings",
+        "token_embeddings",
     )
 
 
@@ -65,13 +61,11 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     """Write the vector without context of each word of the vocabulary, as bilm-tf reads them."""
     if checkpoint.vocab is None:
         raise ElmoError(
-            f"token embeddings need a vocabulary, and {checkpoint.where} has none: give its vocab.txt with vocab= "
-            "(--vocab)"
+            f"token embeddings need a vocabulary, and {checkpoint.where} has none: name its vocab.txt with vocab",
+            "vocab",
         )
     network = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
-    stored = (torch.float64, torch.int8)  # as they are; the others are computed in float32
-    weights = {name: v if v.dtype in stored else v.float() for name, v in checkpoint.weights.items()}
-    network.load_state_dict(weights, assign=True)
+    fill(network, checkpoint.weights, trainable=False)
     ids = checkpoint.indexer()(list(checkpoint.vocab))
     parts = (None if part is None else torch.from_numpy(part) for part in (ids.characters, ids.words))
     rows = network.eval().encode_types(*parts)  # [V, P]
