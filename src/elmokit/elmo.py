@@ -334,7 +334,7 @@ class Elmo(nn.Module):
 
         In a model of characters the vector of a token is the mean of those of its characters.
         """
-        pieces, counts = self._taken_apart(sentences)
+        pieces, counts = self._pieces(sentences)
         layers = self._network_layers(pieces)
         return layers if counts is None else layers.means(counts)
 
@@ -368,11 +368,9 @@ class Elmo(nn.Module):
             # Rows that a smaller batch did not use keep the state they have.
             self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
 
-    def _taken_apart(
-        self, sentences: Sequence[Sequence[str]]
-    ) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
+    def _pieces(self, sentences: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
         """What the network reads of each sentence, and how many pieces each token has; None: one each."""
-        return (sentences, None) if self.character_pieces is None else self.character_pieces.taken_apart(sentences)
+        return (sentences, None) if self.character_pieces is None else self.character_pieces.split(sentences)
 
     def _size(self, tokens: Sequence[str]) -> int:
         """How many tokens of the network a sentence has, without its boundaries."""
@@ -381,7 +379,7 @@ class Elmo(nn.Module):
     def encode_types(self, words: Sequence[str]) -> Tensor:
         """Distinct words → their vectors without context, [U, P]; layer 0 of `layers_of`."""
         if self.character_pieces is not None and self.character_pieces.count(words) > len(words):
-            pieces, counts = self.character_pieces.taken_apart([words])
+            pieces, counts = self.character_pieces.split([words])
             inner = [self.indexer.begin, *pieces[0], self.indexer.end]
             alone = Layers(self.encode_types(inner)[None, None], torch.tensor([len(inner)]))
             return alone.means(counts).values[0, 0, 1:-1]
@@ -406,7 +404,7 @@ class Elmo(nn.Module):
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
-            pieces, counts = self._taken_apart(batch)
+            pieces, counts = self._pieces(batch)
             tokens, lengths = self._tokens(pieces)
             before = self._state_before(tokens)
             scores = score(self.bilm, model.head.losses, tokens, lengths, model.words(pieces), before)
@@ -451,7 +449,7 @@ class Elmo(nn.Module):
                     f"{len(asked)}: give its characters as tokens of their own"
                 )
             place = self.character_pieces.count(words[:place])
-            ((words,), _) = self.character_pieces.taken_apart([words])
+            ((words,), _) = self.character_pieces.split([words])
         model, (vectors, lengths) = self._language_model(), self._tokens([words])
         if self.bilm.context.predicts_masked:
             masked = torch.arange(int(lengths)).unsqueeze(0) == place + 1

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.text.fast_jieba import speed_up_jieba
-from elmokit.text.tokens import split_jieba, words
+from elmokit.text.tokens import speed_up_jieba, split_jieba, words
 
 jieba = pytest.importorskip("jieba", reason="jieba is an extra")
 

@@ -86,7 +86,7 @@ def test_words_are_taken_apart_as_strings_are():
     assert pieces.of("<UNK>") == ("<UNK>",)
     assert pieces.of("") == ("",)
     assert pieces.of(" ") == (" ",)
-    assert pieces.taken_apart([["银行", "了", "2020年", "<UNK>"], [], ["don't"]]) == (
+    assert pieces.split([["银行", "了", "2020年", "<UNK>"], [], ["don't"]]) == (
         [["银", "行", "了", "2020", "年", "<UNK>"], [], ["don", "'", "t"]],
         [[2, 1, 2, 1], [], [3]],
     )

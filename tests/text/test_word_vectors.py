@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
-from elmokit.text.vector_file import VectorFile
 from elmokit.text.vocab import Vocabulary
-from elmokit.text.word_vectors import align
+from elmokit.text.word_vectors import VectorFile, align
 
 
 def read_word_vectors(path: Path, wanted) -> SimpleNamespace:
@@ -290,8 +289,7 @@ def test_align_by_word(tmp_path):
     expected = np.array([[0] * 3, [0] * 3, [0] * 3, VECTORS["银行"], [0] * 3, VECTORS["the"]], np.float32)
     np.testing.assert_array_equal(found.matrix, expected)
     assert found.matrix.dtype == np.float32
-    assert (found.n_words, found.n_found, found.n_other_case, found.specials) == (3, 2, 0, {})
-    assert (found.coverage, found.token_coverage, found.missing) == (2 / 3, 0.9, ("gone",))
+    assert (found.n_words, found.n_found, found.token_coverage, found.missing) == (3, 2, 0.9, ("gone",))
     assert found.report() == (
         "2 of 3 words have a vector in the GloVe file (66.6 % of the words, 90 % of the text); without one: gone"
     )
@@ -303,27 +301,20 @@ def test_specials_under_their_other_names(tmp_path):
     found = align(vocab, path, size=2, counts=[9, 9, 9, 3, 1])
     assert found.matrix[:, 0].tolist() == [5, 3, 1, 4, 5]
     assert found.token_coverage == 1
-    assert found.specials == {"<S>": "<s>", "</S>": "</S>", "<UNK>": "<unk>"}
     assert (found.n_found, found.n_words) == (2, 2)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_other_cases_only_on_request_and_only_where_the_word_is_missing(tmp_path, order):
-    lines = [b"apple 1 1\n", b"Apple 2 2\n", b"PARIS 3 3\n", b"Paris 4 4\n"]
-    path = saved(tmp_path, b"".join(lines[number] for number in order))
-    vocab = Vocabulary(["<S>", "</S>", "<UNK>", "APPLE", "Apple", "paris", "rome"])
-    exact = align(vocab, path, size=2)
-    assert exact.matrix[:, 0].tolist() == [0, 0, 0, 0, 2, 0, 0]
-    other = align(vocab, path, size=2, fallback_case=True)
-    assert other.matrix[:, 0].tolist() == [0, 0, 0, 1, 2, 4, 0]
-    assert (other.n_found, other.n_other_case, other.missing) == (3, 2, ("rome",))
-    assert "2 of them from another case" in other.report()
+def test_words_in_another_case_are_other_words(tmp_path):
+    path = saved(tmp_path, b"apple 1 1\nApple 2 2\nPARIS 3 3\n")
+    vocab = Vocabulary(["<S>", "</S>", "<UNK>", "APPLE", "Apple", "paris"])
+    assert align(vocab, path, size=2).matrix[:, 0].tolist() == [0, 0, 0, 0, 2, 0]
 
 
 def test_another_width_names_both_numbers_and_the_option(tmp_path):
     vocab = Vocabulary(["<S>", "</S>", "<UNK>", "the"])
-    with pytest.raises(ElmoError, match=r"the 512 numbers .* got 3 in .*any.name: set --embedding to 3, or give"):
-        align(vocab, saved(tmp_path, glove(VECTORS)), size=512, size_option="--embedding")
+    with pytest.raises(ElmoError, match=r"512 .* got 3 in .*any.name: set word_size to 3") as raised:
+        align(vocab, saved(tmp_path, glove(VECTORS)), size=512, size_option="word_size")
+    assert raised.value.arguments == ("word_size",)
 
 
 def test_nothing_in_common(tmp_path):

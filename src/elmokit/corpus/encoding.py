@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from elmokit.corpus.reading import PIECE_BYTES, Piece, ReadingOptions, sentences_of
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
-from elmokit.text.fast_jieba import speed_up_jieba
-from elmokit.text.tokens import word_splitter
+from elmokit.text.tokens import speed_up_jieba, word_splitter
 
 _WAITING_CHUNKS = 2
 """Chunks for each worker: one that it encodes and one that is ready."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.text.vector_file import VectorFile
+from elmokit.text.word_vectors import VectorFile
 
 PADDING, UNKNOWN = 0, 1
 _SPECIALS = 2

@@ -33,7 +33,7 @@ class TokenIds:
 
 
 class Indexer(Protocol):
-    """Turns distinct tokens into ids; `begin` and `end` stand for the sentence boundaries."""
+    """Turns distinct tokens into ids; `begin` and `end` are the tokens of the sentence boundaries."""
 
     begin: str
     end: str
@@ -59,8 +59,8 @@ def byte_ids(token: str, max_characters: int) -> list[int]:
 
 def _cut_bytes(token: str, most: int) -> bytes:
     """The first bytes of a token."""
-    # A character has a byte or more, so cutting the string first is exact and keeps huge tokens cheap, unless lone
-    # surrogates, which have none, were among what is left.
+    # A character has at least one byte, so cutting the string first is exact and fast for huge tokens, unless there
+    # are lone surrogates, which have none.
     data = token[:most].encode("utf-8", "ignore")[:most]
     if len(data) < most and len(token) > most:
         data = token.encode("utf-8", "ignore")[:most]

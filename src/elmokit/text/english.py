@@ -5,11 +5,11 @@ What this tokenizer chooses where the manner leaves a choice:
 
 - Nothing is rewritten: quotes and brackets keep their characters, so each token is a slice of the text.
 - `cannot`, `gonna`, `'tis`, `o'clock` and `rock'n'roll` are one token; `can't` is `ca n't`.
-- An abbreviation that ends a sentence keeps its period (`in the U.S.`); `No.` and `Jan.` keep theirs only where the
-  text goes on (`No. 5`, `Jan. 3`), `J.` only before a name.
+- An abbreviation that ends a sentence keeps its period (`in the U.S.`); `No.` and `Jan.` keep theirs only if the
+  text continues (`No. 5`, `Jan. 3`), `J.` only before a name.
 - A hyphen joins (`self-made`, `1917-23`, `pre- and post-war`), a dash and a slash between letters separate.
-- `!!!`, `???`, brackets and quotes are one token a character; runs of dots, dashes and `* = _ ~ # @ + |` one token.
-- Han is one token a character, a run of kana one token; every other script is words, as if it were English.
+- `!!!`, `???`, brackets and quotes are one token per character; runs of dots, dashes and `* = _ ~ # @ + |` one token.
+- Han is one token per character, a run of kana one token; every other script is words, as if it were English.
 """
 
 import re
@@ -126,7 +126,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def english_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each token of English text, in order; only white space lies between them.
+    """Yield the start and end of each token of English text, in order; only white space is between them.
 
     >>> [text[start:end] for text in ["Mr. Li didn't go."] for start, end in english_spans(text)]
     ['Mr.', 'Li', 'did', "n't", 'go', '.']

@@ -42,7 +42,7 @@ _ASTRAL_MARKS = r"\U0001d165-\U0001d1ad\U000e0100-\U000e01ef"
 
 
 def _collect(belongs: Callable[[str], bool]) -> str:
-    """Write the characters of the basic plane for which `belongs` holds as ranges."""
+    """Write the characters of the basic plane for which `belongs` is true as ranges."""
     ranges: list[list[int]] = []
     for code in range(0x10000):
         if belongs(chr(code)):
@@ -59,7 +59,7 @@ def _is_mark(char: str) -> bool:
 
 @cache
 def marks() -> str:
-    """Return the class of what never stands alone: combining marks, variation selectors, joiners."""
+    """Return the class of what is never a token alone: combining marks, variation selectors, joiners."""
     return _collect(_is_mark) + _ASTRAL_MARKS
 
 

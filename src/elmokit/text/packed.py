@@ -1,4 +1,4 @@
-"""Files of text as bytes, unpacked on the way: .gz, .xz, .bz2 and .zst by content; or standard input."""
+"""Opens text files and standard input as bytes; .gz, .xz, .bz2 and .zst are detected by content and unpacked."""
 
 import bz2
 import gzip
@@ -9,9 +9,10 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from elmokit.errors import ElmoError, MissingExtraError
 
@@ -38,8 +39,8 @@ _REFUSED = (
 def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], None] | None = None) -> IO[bytes]:
     """The bytes of a text file, unpacked, or of standard input for "-"; the stack closes what was opened.
 
-    A file that cannot be read, or is of a kind that is not UTF-8 text, is an ElmoError. As reading goes on, on_bytes is
-    told how many bytes more, still packed, have been taken.
+    A file that cannot be read, or is of a kind that is not UTF-8 text, is an ElmoError. `on_bytes` is called with the
+    number of packed bytes of each read.
     """
     name = name_of(source)
     try:
@@ -72,13 +73,13 @@ def read_line(file: IO[bytes], name: str, number: int) -> bytes:
     line = file.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise ElmoError(
-            f"line {number:,} of {name} must have at most {LONGEST_LINE:,} bytes, got more: let a line be a sentence"
+            f"line {number:,} of {name} must have at most {LONGEST_LINE:,} bytes, got more: write one sentence per line"
         )
     return line
 
 
 def name_of(source: str | Path) -> str:
-    """What a message calls the source."""
+    """The name of the source in messages."""
     return "standard input" if str(source) == "-" else str(source)
 
 
@@ -92,7 +93,7 @@ def _raw(source: str | Path, stack: ExitStack) -> IO[bytes]:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream with the bytes that were taken from its start put back; a pipe cannot be rewound."""
+    """A stream whose first bytes were read already; a pipe cannot be rewound."""
 
     def __init__(self, head: bytes, rest: IO[bytes], on_bytes: Callable[[int], None] | None) -> None:
         self._head, self._rest, self._on_bytes = head, rest, on_bytes
@@ -113,57 +114,18 @@ class _Rejoined(io.RawIOBase):
         return len(piece)
 
 
-class _Decompressor(Protocol):
-    """What the packages for xz and zstd have in common: one stream, or frame, at a time."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the frame has come to its end."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was given beyond it."""
-        ...
-
-    def decompress(self, data: bytes) -> bytes:
-        """Unpack what has come by now."""
-        ...
-
-
-class _Xz:
-    """A stream of an xz file, unpacked with a bound on its window; gives a piece at a time and keeps the rest."""
-
-    def __init__(self) -> None:
-        self._stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    @property
-    def needs_input(self) -> bool:
-        return self._stream.needs_input
-
-    def decompress(self, data: bytes) -> bytes:
-        return self._stream.decompress(data, 1 << 18)
-
-
 class _Frames(io.RawIOBase):
-    """An xz or zstd file of any number of frames, whose torn end is an error.
+    """An xz or zstd file of any number of frames; an incomplete last frame is an error.
 
-    With `padded`, zeros may follow a frame, and whatever else is none is left unread, as other readers of xz do.
+    In an `xz` file zeros may follow a frame, and anything else that is no frame is ignored, as other readers do.
     """
 
     def __init__(
-        self, packed: IO[bytes], new: Callable[[], _Decompressor], failure: type[Exception], *, padded: bool = False
+        self, packed: IO[bytes], new: Callable[[], Any], failure: type[Exception], *, xz: bool = False
     ) -> None:
-        self._packed, self._new, self._failure, self._padded = packed, new, failure, padded
-        self._frame: _Decompressor | None = None
+        self._packed, self._new, self._failure, self._xz = packed, new, failure, xz
+        self._most = (1 << 18,) if xz else ()  # a decompressor of xz can give a piece at a time
+        self._frame: Any = None
         self._frames = 0
         self._input = self._output = b""
 
@@ -179,15 +141,15 @@ class _Frames(io.RawIOBase):
                     if self._frame is not None:
                         raise EOFError("the file ends inside a packed frame")
                     return 0
-            if self._padded and self._frames and self._frame is None:
+            if self._xz and self._frames and self._frame is None:
                 self._input = self._input.lstrip(b"\0")
                 if not self._input:
                     continue
             self._frame = self._frame or self._new()
             try:
-                self._output = self._frame.decompress(self._input)
+                self._output = self._frame.decompress(self._input, *self._most)
             except self._failure as error:
-                if self._padded and self._frames:
+                if self._xz and self._frames:
                     return 0
                 raise OSError(str(error)) from error
             self._input = b""
@@ -201,7 +163,8 @@ class _Frames(io.RawIOBase):
 
 
 def _open_xz(packed: IO[bytes]) -> IO[bytes]:
-    return io.BufferedReader(_Frames(packed, _Xz, lzma.LZMAError, padded=True), 1 << 18)
+    new = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+    return io.BufferedReader(_Frames(packed, new, lzma.LZMAError, xz=True), 1 << 18)
 
 
 def _open_zstd(packed: IO[bytes]) -> IO[bytes]:

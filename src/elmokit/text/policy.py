@@ -50,9 +50,9 @@ class TextPolicy:
     def of_model(
         cls, text: Mapping[str, str], segment: SegmenterName | None, where: str
     ) -> tuple[dict[str, str], TextPolicy]:
-        """What a model says of its training text, and its policy, which `segment` overrides if it is given.
+        """What is known of a model's training text, and the model's policy; `segment` overrides it.
 
-        For a model that does not say how its text was tokenised, `segment` says it.
+        For a model that does not say how its text was tokenised, `segment` is stored as the answer.
         """
         stated = {**text} if segment is None else {"segment": name_in_files(segment), **text}
         try:
@@ -115,10 +115,9 @@ class TextPolicy:
         shown = stuck if len(stuck) <= _SHOWN else f"{stuck[: _SHOWN - 1]}…"
         log.warning(
             "%s does not say how its training text was tokenised, so strings are split at white space and punctuation "
-            'sticks to words (%r): give segment="%s" (--segment %s), or lists of tokens',
+            'sticks to words (%r): give segment="%s", or lists of tokens',
             self.model,
             shown,
-            better,
             better,
         )
 
@@ -174,8 +173,8 @@ class CharacterPieces:
         """The number of pieces of all tokens."""
         return sum(1 if len(token) == 1 else len(self.of(token)) for token in tokens)
 
-    def taken_apart(self, sentences: Iterable[Sequence[str]]) -> tuple[list[list[str]], list[list[int]]]:
-        """The pieces of each sentence, and for each sentence how many of them each of its tokens has."""
+    def split(self, sentences: Iterable[Sequence[str]]) -> tuple[list[list[str]], list[list[int]]]:
+        """The pieces of each sentence, and the number of pieces of each of its tokens."""
         apart = [[self.of(token) for token in sentence] for sentence in sentences]
         return [[*chain.from_iterable(pieces)] for pieces in apart], [[*map(len, pieces)] for pieces in apart]
 

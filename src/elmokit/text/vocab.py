@@ -29,7 +29,7 @@ class Vocabulary(Sequence[str]):
 
     @classmethod
     def from_text(cls, text: str) -> Vocabulary:
-        """Read vocab.txt: a token a line, bilm-tf's `!!!MAXTERMID` left out; an empty line counts, as it did there."""
+        """Read vocab.txt, one token per line; as in bilm-tf, `!!!MAXTERMID` is left out and an empty line counts."""
         lines = (line.strip() for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n"))
         return cls(line for line in lines if line != SKIPPED_LINE)
 
@@ -65,7 +65,7 @@ class Vocabulary(Sequence[str]):
 
 
 class UnknownTokens:
-    """Counts the tokens that a model reads as `<UNK>`; without a vocabulary, as for a model of characters, none."""
+    """Counts the tokens that a model reads as `<UNK>`; a model without a vocabulary has none."""
 
     def __init__(self, vocab: Vocabulary | None, pieces: CharacterPieces | None = None) -> None:
         """`pieces`: what the model reads of each token, if that is not the token itself."""
@@ -76,7 +76,7 @@ class UnknownTokens:
         """The first few, in their order."""
 
     def add(self, tokens: Iterable[str], times: int = 1) -> None:
-        """Count some tokens, each of which occurs so many times."""
+        """Count tokens, each of which occurs `times` times."""
         if self._vocab is None:
             return
         for token in tokens if self._pieces is None else chain.from_iterable(map(self._pieces.of, tokens)):

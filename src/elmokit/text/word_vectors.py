@@ -1,17 +1,276 @@
-"""Static word vectors for a model with a word table: aligned to its vocabulary by word, with a report."""
+"""Static word vectors: files of word2vec (text and binary), GloVe and fastText, and their rows for a vocabulary.
+
+| format | how it is detected | the record of a word |
+| --- | --- | --- |
+| word2vec text, fastText .vec | line 1 is "N D" and line 2 is text | a line: the word and D numbers |
+| word2vec binary | line 1 is "N D" and what follows is not text | word, space, D float32 little endian, perhaps "\\n" |
+| GloVe | no such line | a line: the word and D numbers |
+
+Any of them may be packed as .gz, .xz, .bz2, .zst or be the only file of a .zip. Only the numbers of wanted words are
+read; of the others the number of fields is checked. If a word occurs twice, the first one counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import io
+import re
+import struct
+import zipfile
+from codecs import getincrementaldecoder
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.text.vector_file import Floats, VectorFile, VectorFormat
+from elmokit.text.packed import BOM, DAMAGE, open_packed, read_line
 from elmokit.text.vocab import Vocabulary
+
+VectorFormat = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
+Floats = NDArray[np.float32]
+
+_PEEK = 1 << 20
+_BLOCK = 1 << 22
+_LONGEST_WORD = 1 << 16
+_MOST_NUMBERS = 1 << 16
+_REFUSED = (
+    (re.compile(rb"\xba\x16\x4f\x2f"), "a fastText .bin model", "give the .vec file that fastText writes beside it"),
+    (re.compile(rb"\x80[\x02-\x05]"), "a pickle such as gensim saves", "write it with gensim's save_word2vec_format"),
+    (re.compile(rb"\x93NUMPY|\x89HDF"), "an array without words", "give a file that names the word of each vector"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
+)
+_HEADER = re.compile(rb"[ \t]*([0-9]{1,12})[ \t]+([0-9]{1,7})[ \t]*\r?\n")
+_NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_DAMAGED = (*DAMAGE, zipfile.BadZipFile, struct.error, RuntimeError, UnicodeDecodeError, OverflowError)
+
+
+class VectorFile:
+    """An open file of word vectors, whatever its format; a context manager.
+
+    `size` and `format` are known at once, `n_words` and `n_unreadable` after `rows` has ended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_words = self.n_unreadable = 0
+        self._open = ExitStack()
+        try:
+            self._file = self._unpacked()
+            self.format, self.size, self._announced = self._detect()
+        except _DAMAGED as error:
+            self._open.close()
+            raise _unreadable(path, error) from error
+        except BaseException:
+            self._open.close()
+            raise
+
+    def rows(self, wanted: Callable[[str], bool] | Container[str]) -> Iterator[tuple[str, Floats]]:
+        """Each wanted word with its vector [size], in file order and once."""
+        want = wanted if callable(wanted) else wanted.__contains__
+        binary = self.format == "word2vec binary"
+        records, row_of = (
+            (self._binary_records(), self._binary_row) if binary else (self._text_records(), self._text_row)
+        )
+        done: set[str] = set()
+        try:
+            for number, raw, data, at in records:
+                self.n_words += 1
+                try:
+                    word = raw.decode("utf-8")
+                except UnicodeDecodeError:
+                    self.n_unreadable += 1
+                    continue
+                if not want(word) or word in done:
+                    continue
+                row = row_of(number, data, at)
+                if not np.isfinite(row).all():
+                    raise ElmoError(
+                        f"{self.path}, {'word' if binary else 'line'} {number:,}: the vector of {word!r} has a value "
+                        "that is not a finite number: remove the word, or get the file again"
+                    )
+                done.add(word)
+                yield word, row
+        except _DAMAGED as error:
+            raise _unreadable(self.path, error) from error
+        if self._announced is not None and self.n_words < self._announced:
+            raise ElmoError(
+                f"{self.path} is cut short: its first line announces {self._announced:,} words and it has "
+                f"{self.n_words:,}: get it again, or correct that line"
+            )
+
+    def _unpacked(self) -> io.BufferedReader:
+        packed: Any = self._only_member() if _is_zip(self.path) else open_packed(self.path, self._open)
+        # A buffer over a buffer is filled completely, so that peek shows a whole MiB even of a pipe.
+        return self._open.enter_context(io.BufferedReader(packed, _PEEK))
+
+    def _only_member(self) -> IO[bytes]:
+        archive = self._open.enter_context(zipfile.ZipFile(self.path))
+        members = [info for info in archive.infolist() if not info.filename.endswith("/")]
+        if len(members) != 1:
+            raise ElmoError(
+                f"{self.path} must contain one file of word vectors, got {len(members)}: unpack it and name one of them"
+            )
+        return self._open.enter_context(archive.open(members[0]))
+
+    def _detect(self) -> tuple[VectorFormat, int, int | None]:
+        """The format, the size of a vector, and the number of words where the file states it."""
+        head = self._file.peek()
+        for start, kind, remedy in _REFUSED:
+            if start.match(head):
+                raise ElmoError(
+                    f"word vectors must be word2vec, GloVe or fastText .vec, got {kind} in {self.path}: {remedy}"
+                )
+        head = head.removeprefix(BOM)
+        if not head.strip():
+            raise ElmoError(f"{self.path} contains no word vectors, it is empty: get it again")
+        if header := _HEADER.match(head):
+            n_words, size = int(header[1]), int(header[2])
+            if not (n_words and 0 < size <= _MOST_NUMBERS):
+                raise ElmoError(
+                    f"{self.path}: the first line must announce words of 1 to {_MOST_NUMBERS} numbers, got "
+                    f"{n_words} words of {size}: it is no file of word vectors"
+                )
+            if _is_binary(head[header.end() :], size):
+                return "word2vec binary", size, n_words
+            named_vec = ".vec" in (suffix.lower() for suffix in self.path.suffixes)
+            return "fastText" if named_vec else "word2vec text", size, n_words
+        # A first word such as "1 000" looks like one more number, so the first lines vote.
+        sizes = Counter(_trailing_numbers(line) for line in head.split(b"\n")[:10] if line.strip())
+        size = sizes.most_common(1)[0][0]
+        if not 0 < size <= _MOST_NUMBERS or _NOT_TEXT.search(head, 0, 1000):
+            raise ElmoError(
+                f"{self.path} is no file of word vectors: its lines must be a word and its numbers, as word2vec, GloVe "
+                "and fastText write them"
+            )
+        return "GloVe", size, None
+
+    def _text_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
+        """Each line's number, its word, the line, and where in it the numbers begin."""
+        size = self.size
+        number = 0
+        while line := read_line(self._file, str(self.path), number := number + 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+                if self._announced is not None:
+                    continue
+            line = line.rstrip()
+            spaces = line.count(b" ")
+            if spaces < size and b"\t" in line:
+                line = line.replace(b"\t", b" ")
+                spaces = line.count(b" ")
+            if spaces == size:
+                end = line.find(b" ")
+            elif spaces > size:  # some are within the word, or there are several in a row
+                word, *numbers = line.rsplit(None, size)
+                end = len(word)
+                # A word with that many spaces is two lines without a line end between them.
+                if len(numbers) < size or word.count(b" ") >= max(size, 20):
+                    raise self._damaged_line(number)
+            elif not line:
+                continue
+            else:
+                raise self._damaged_line(number)
+            yield number, line[:end], line, end
+
+    def _text_row(self, number: int, line: bytes, at: int) -> Floats:
+        try:
+            numbers = [float(field) for field in line[at:].split()]
+        except ValueError as error:
+            raise self._damaged_line(number) from error
+        if len(numbers) != self.size:
+            raise self._damaged_line(number)
+        with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused as such
+            return np.array(numbers, dtype=np.float32)
+
+    def _damaged_line(self, number: int) -> ElmoError:
+        return ElmoError(
+            f"{self.path}, line {number:,} is damaged: it must be a word and {self.size} numbers: remove it, or get "
+            "the file again"
+        )
+
+    def _binary_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
+        """Each record's number, its word, a block of the file, and where in it the numbers begin."""
+        assert self._announced is not None
+        read_line(self._file, str(self.path), 1)
+        width = 4 * self.size
+        block, start = b"", 0
+        for number in range(1, self._announced + 1):
+            end = block.find(b" ", start)
+            while end < 0 or end + 1 + width > len(block):
+                more = self._file.read(max(_BLOCK, width))
+                if not more and not block[start:].strip():
+                    return
+                block, start = block[start:] + more, 0
+                end = block.find(b" ", start, _LONGEST_WORD)
+                if not more or end < 0:
+                    raise self._damaged_record(number)
+            # Without the line end after the vector before it, which some files have.
+            word = block[start:end].lstrip(b"\n")
+            if b"\0" in word or end - start > _LONGEST_WORD:
+                raise self._damaged_record(number)
+            yield number, word, block, end + 1
+            start = end + 1 + width
+
+    def _binary_row(self, number: int, block: bytes, at: int) -> Floats:
+        return np.frombuffer(block, dtype="<f4", count=self.size, offset=at).astype(np.float32)
+
+    def _damaged_record(self, number: int) -> ElmoError:
+        return ElmoError(
+            f"{self.path} is cut short or damaged at word {number:,} of {self._announced:,}: each must be a word, a "
+            f"space and {self.size} float32 numbers: get the file again"
+        )
+
+    def __enter__(self) -> VectorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+def _is_zip(path: Path) -> bool:
+    if not path.is_file():
+        return False  # a pipe, whose first bytes are not to be read twice
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _is_binary(body: bytes, size: int) -> bool:
+    """Whether what follows the line "N D" is word2vec's binary form and not text."""
+    if _trailing_numbers(body[: body.find(b"\n") % (len(body) + 1)]) >= size:
+        return False
+    # More than a vector, for a small one may happen to look like text.
+    start = body[: max(4 * size, 1 << 12)]
+    try:
+        getincrementaldecoder("utf-8")().decode(start)  # the last character may be incomplete
+    except UnicodeDecodeError:
+        return True
+    return _NOT_TEXT.search(start) is not None
+
+
+def _trailing_numbers(line: bytes) -> int:
+    """How many fields at the end of a line are numbers, the first field never one of them."""
+    fields = line.split() if not line.startswith((b" ", b"\t")) else [b"", *line.split()]
+    count = 0
+    for field in reversed(fields[1:]):
+        try:
+            float(field)
+        except ValueError:
+            break
+        count += 1
+    return count
+
+
+def _unreadable(path: Path, error: BaseException) -> ElmoError:
+    reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+    return ElmoError(f"the word vectors {path} cannot be read ({reason}): check the path, or get the file again")
+
+
+# The rows of a vocabulary
 
 # What other systems call `<S>`, `</S>` and `<UNK>`; the first one in the file is used.
 _OTHER_NAMES = (
@@ -24,51 +283,35 @@ _NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignedVectors:
     """Word vectors in the order of a vocabulary. Coverage counts words, not `<S>`, `</S>` and `<UNK>`."""
 
     matrix: Floats
     """float32 [V, size]; zeros for words that are not in the file."""
     found: NDArray[np.bool_]
     """[V]: which rows come from the file."""
-    format: VectorFormat
-    """The format of the file."""
-    n_words_in_file: int
-    """Words in the whole file."""
-    n_unreadable: int
-    """Words of the file that are not UTF-8."""
     n_words: int
     """Words of the vocabulary, without the three specials."""
     n_found: int
-    """Those of them that have a row, in their own case or another."""
-    n_other_case: int
-    """Those of n_found whose row comes from the word in another case."""
-    specials: dict[str, str]
-    """The specials that have a row, and the name under which the file has it."""
+    """Those of them that are in the file."""
     token_coverage: float | None
-    """The share of the text's words that have a row; None without counts."""
+    """The share of the text's words that are in the file; None without counts."""
     missing: tuple[str, ...]
-    """The first few words of the vocabulary without a row, the most frequent ones."""
-
-    @property
-    def coverage(self) -> float:
-        """The share of the vocabulary's words that have a row."""
-        return self.n_found / self.n_words
+    """The first few words that are not in the file, the most frequent ones."""
+    file: VectorFile
+    """The file, closed."""
 
     def report(self) -> str:
         """One sentence that says how many words were found."""
-        shares = _percent(self.coverage) + " of the words"
+        shares = _percent(self.n_found / self.n_words) + " of the words"
         if self.token_coverage is not None:
             shares += f", {_percent(self.token_coverage)} of the text"
-        text = f"{self.n_found:,} of {self.n_words:,} words have a vector in the {self.format} file ({shares})"
-        if self.n_other_case:
-            text += f", {self.n_other_case:,} of them from another case"
+        text = f"{self.n_found:,} of {self.n_words:,} words have a vector in the {self.file.format} file ({shares})"
         if self.missing:
-            text += f"; without one: {' '.join(self.missing)}"
-            if self.n_words - self.n_found > len(self.missing):
-                text += " ..."
-        if self.n_unreadable:
-            text += f"; {self.n_unreadable:,} words of the file are not UTF-8"
+            more = " ..." if self.n_words - self.n_found > len(self.missing) else ""
+            text += f"; without one: {' '.join(self.missing)}{more}"
+        if self.file.n_unreadable:
+            text += f"; {self.file.n_unreadable:,} words of the file are not UTF-8"
         return text
 
 
@@ -78,86 +321,49 @@ def align(
     *,
     size: int,
     counts: Sequence[int] | None = None,
-    fallback_case: bool = False,
     size_option: str = "words.embedding_size",
-) -> Alignment:
+) -> AlignedVectors:
     """The file's vectors as rows [V, size] of the vocabulary's words.
 
-    A special under another usual name (`<unk>` for `<UNK>`) counts as found. With `fallback_case` a word that is not in
-    the file takes the vector of its lower-cased, capitalised or upper-cased form, the first of these in the file.
-    `counts` [V] are the words' numbers of occurrences; `size_option` is the option that an error about the size names.
+    A special under another usual name (`<unk>` for `<UNK>`) counts as found. `counts` [V] are the words' numbers of
+    occurrences; `size_option` is the option that an error about the size names.
     """
     if counts is not None and len(counts) != len(vocab):
         raise ElmoError(f"counts must be one for each of the {len(vocab):,} words, got {len(counts):,}")
-    if not set(vocab) - set(vocab.specials):
+    ordinary = np.array([word not in vocab.specials for word in vocab])
+    if not ordinary.any():
         raise ElmoError("word vectors need a vocabulary with words in it, got one without")
     with VectorFile(path) as file:
         if file.size != size:
             raise ElmoError(
                 f"word vectors must have the {size} numbers of the model's words, got {file.size} in {path}: set "
-                f"{size_option} to {file.size}, or give vectors of {size}"
+                f"{size_option} to {file.size}, or give vectors of {size}",
+                size_option,
             )
-        # Of each name in the file: the vocabulary's rows it can fill, and how far it is from the row's own name.
+        # For each name in the file: the vocabulary's rows that it can fill, and its rank among the row's names.
         uses: dict[str, list[tuple[int, int]]] = {}
         for index, word in enumerate(vocab):
-            for distance, name in enumerate(_names(word, vocab, fallback_case=fallback_case)):
-                uses.setdefault(name, []).append((index, distance))
+            others = _OTHER_NAMES[vocab.specials.index(word)] if word in vocab.specials else ()
+            for rank, name in enumerate(dict.fromkeys((word, *others))):
+                uses.setdefault(name, []).append((index, rank))
         matrix = np.zeros((len(vocab), size), dtype=np.float32)
-        nearest = np.full(len(vocab), _NOT_FOUND, dtype=np.int8)
+        best = np.full(len(vocab), _NOT_FOUND, dtype=np.int8)
         for name, row in file.rows(uses):
-            for index, distance in uses[name]:
-                if distance < nearest[index]:
-                    matrix[index], nearest[index] = row, distance
-    return _summed_up(vocab, path, file, matrix, nearest, counts)
-
-
-def _names(word: str, vocab: Vocabulary, *, fallback_case: bool) -> Iterator[str]:
-    """The names under which the file may have a word, the best one first, each once."""
-    names = [word]
-    if word in vocab.specials:
-        names += _OTHER_NAMES[vocab.specials.index(word)]
-    elif fallback_case:
-        names += [word.lower(), word.capitalize(), word.upper()]
-    return iter(dict.fromkeys(names))
-
-
-def _summed_up(
-    vocab: Vocabulary,
-    path: Path,
-    file: VectorFile,
-    matrix: Floats,
-    nearest: NDArray[np.int8],
-    counts: Sequence[int] | None,
-) -> Alignment:
-    found = nearest != _NOT_FOUND
-    ordinary = np.array([word not in vocab.specials for word in vocab])
+            for index, rank in uses[name]:
+                if rank < best[index]:
+                    matrix[index], best[index] = row, rank
+    found = best != _NOT_FOUND
     n_found = int((found & ordinary).sum())
     if not n_found:
         raise ElmoError(
             f"none of the {int(ordinary.sum()):,} words of the vocabulary is among the {file.n_words:,} of {path}: "
-            "give vectors of the same language, cut into words in the same way"
+            "give vectors of the same language, split into words in the same way"
         )
     token_coverage = None
     if counts is not None and (total := int(np.asarray(counts)[ordinary].sum())):
         token_coverage = int(np.asarray(counts)[ordinary & found].sum()) / total
-    specials = {
-        word: list(_names(word, vocab, fallback_case=False))[nearest[index]]
-        for index, word in enumerate(vocab)
-        if word in vocab.specials and found[index]
-    }
-    return Alignment(
-        matrix=matrix,
-        found=found,
-        format=file.format,
-        n_words_in_file=file.n_words,
-        n_unreadable=file.n_unreadable,
-        n_words=int(ordinary.sum()),
-        n_found=n_found,
-        n_other_case=int((found & ordinary & (nearest > 0)).sum()),
-        specials=specials,
-        token_coverage=token_coverage,
-        missing=tuple(vocab[int(index)] for index in np.flatnonzero(ordinary & ~found)[:_EXAMPLES]),
-    )
+    missing = tuple(vocab[int(index)] for index in np.flatnonzero(ordinary & ~found)[:_EXAMPLES])
+    return AlignedVectors(matrix, found, int(ordinary.sum()), n_found, token_coverage, missing, file)
 
 
 def _percent(share: float) -> str:
