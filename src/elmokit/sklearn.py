@@ -24,7 +24,7 @@ from elmokit.elmo import Elmo
 from elmokit.encode import Layer, Pool, check_pool
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT, resolved
-from elmokit.storage.checksum import key_of
+from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore
 from elmokit.text.policy import Sentence
 from elmokit.text.tokens import SegmenterName

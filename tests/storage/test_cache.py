@@ -5,7 +5,7 @@ import os
 import pytest
 
 from elmokit.storage.atomic import disk_errors
-from elmokit.storage.cache import cache_folder, remove_abandoned, remove_leftovers, remove_oldest
+from elmokit.storage.cache import cache_folder, key_of, name_of, remove_abandoned, remove_leftovers, remove_oldest
 from elmokit.storage.locks import folder_lock, try_lock
 
 
@@ -68,3 +68,14 @@ def test_the_oldest_are_removed_first(tmp_path):
     assert names(tmp_path) == ["b", "d"]
     remove_oldest(paths, 0, but={paths[1]})
     assert names(tmp_path) == ["b"]
+
+
+def test_keys_are_the_same_in_every_release():
+    assert name_of({"b": 1, "a": ["x", None]}) == name_of({"a": ["x", None], "b": 1})
+    assert name_of(["the", "bank"]) == name_of(("the", "bank")) == "a3768b3d9ab7913313c556a9999f4f9e"
+    assert key_of(["the", "bank"]).hex() == name_of(["the", "bank"])
+
+
+def test_keys_of_different_words_differ():
+    sentences = [["a b"], ["a", "b"], ["a\0b"], ["\ud800"], ['a", "b'], ["a"], [], [""]]
+    assert len({key_of(sentence) for sentence in sentences}) == len(sentences)

@@ -17,7 +17,7 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.storage import locks, vectors
 from elmokit.storage.atomic import write_tensors
-from elmokit.storage.checksum import key_of
+from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import Place, RecentVectors, StoredLayers, VectorBlock, VectorStore
 from vector_samples import SHAPE, block_of, check, layers_of, length, store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from elmokit.storage import vectors
-from elmokit.storage.checksum import key_of
+from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
 
 SHAPE = (2, 3, 4)

@@ -23,8 +23,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.fingerprint import former_fingerprint
 from elmokit.messages import counted
-from elmokit.storage.cache import cache_folder
-from elmokit.storage.checksum import name_of
+from elmokit.storage.cache import cache_folder, name_of
 from elmokit.text.tokens import SegmenterName
 
 _LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0

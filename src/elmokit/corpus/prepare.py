@@ -25,8 +25,7 @@ from elmokit.corpus.report import Progress, Tally
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage.atomic import atomic_folder, sync
-from elmokit.storage.cache import cache_folder, remove_abandoned
-from elmokit.storage.checksum import name_of
+from elmokit.storage.cache import cache_folder, name_of, remove_abandoned
 from elmokit.storage.locks import folder_lock
 from elmokit.text.tokens import SegmenterName
 

@@ -17,7 +17,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
 from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
-from elmokit.storage.unpacked import check_unpacked
+from elmokit.storage.trusted import check_unpacked
 
 _MOST_ITEMS = 10_000
 """Groups and datasets of a model; groups that contain each other could unfold without end."""

@@ -21,7 +21,7 @@ from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
-from elmokit.storage.unpacked import check_zip
+from elmokit.storage.trusted import check_zip
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
 

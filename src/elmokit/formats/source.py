@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
 from elmokit.errors import ElmoError
-from elmokit.storage.unpacked import check_zip
+from elmokit.storage.trusted import check_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
 _MACOS_SHADOWS = "__MACOSX/"  # macOS puts a shadow of each file into the zips it makes

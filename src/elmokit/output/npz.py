@@ -20,7 +20,7 @@ from elmokit.errors import ElmoError
 from elmokit.output.shape import Shape, Vectors
 from elmokit.output.stored import Stored
 from elmokit.output.strings import as_tokens
-from elmokit.storage.unpacked import check_zip
+from elmokit.storage.trusted import check_zip
 
 VECTORS, OFFSETS, TOKENS, SETTINGS = "vectors.npy", "offsets.npy", "tokens.jsonl", "settings.json"
 FORMAT, VERSION = "elmokit-vectors", 1

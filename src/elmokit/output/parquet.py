@@ -20,7 +20,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output.shape import Shape, Vectors
 from elmokit.output.stored import Stored
 from elmokit.output.strings import as_tokens, without_surrogates
-from elmokit.storage.unpacked import check_unpacked
+from elmokit.storage.trusted import check_unpacked
 
 FORMAT, VERSION = "elmokit-vectors", 1
 GROUP_BYTES = 32 << 20

@@ -15,7 +15,7 @@ from elmokit.storage.trusted import no_link
 
 
 class OffsetFile:
-    """A file written only at offsets that the caller names, so that a write that broke off is written again."""
+    """A file written only at offsets that the caller gives, so that an interrupted write can be repeated."""
 
     def __init__(self, path: Path) -> None:
         self._fd = no_link(path, os.O_RDWR | os.O_CREAT)
@@ -48,7 +48,7 @@ class OffsetFile:
 
 
 def map_array(path: Path, dtype: str, shape: tuple[int, ...], advice: str) -> NDArray[Any]:
-    """A file as an array, refused with advice where it does not have the right size."""
+    """A file as an array; refused with advice if its size is wrong."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize  # of Python's numbers, which a damaged description cannot overflow
     try:

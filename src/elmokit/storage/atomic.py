@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, flushed to the disk, and errors of the disk as one sentence."""
+"""Files and folders that appear complete or not at all, on the disk, and errors of the disk as one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a corpus is prepared without torch
     from torch import Tensor
 
 Errors = Callable[[Path], AbstractContextManager[object]]
-"""What explains errors of the disk while a path is written; nullcontext leaves them to the caller."""
+"""Turns errors of the disk while a path is written into messages; nullcontext leaves them to the caller."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -34,8 +34,8 @@ def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Ite
         if if_full and error.errno in _FULL:
             raise ElmoError(f"no space is left on the disk for {what}: {if_full}") from error
         reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
-        said = f"cannot be written ({reason}): {advice}" if advice else f"cannot be written: {reason}"
-        raise ElmoError(f"{what} {said}") from error
+        problem = f"cannot be written ({reason}): {advice}" if advice else f"cannot be written: {reason}"
+        raise ElmoError(f"{what} {problem}") from error
 
 
 def sync(path: Path) -> None:
@@ -64,7 +64,7 @@ def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, errors: Errors = disk_errors) -> None:
-    """Write a UTF-8 text file, whole or not at all."""
+    """Write a UTF-8 text file, completely or not at all."""
     with atomic_file(path, errors) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -75,7 +75,7 @@ def write_tensors(
     metadata: dict[str, str] | None = None,
     errors: Errors = disk_errors,
 ) -> None:
-    """Write tensors of any device and layout to a safetensors file, whole or not at all."""
+    """Write tensors of any device and layout to a safetensors file, completely or not at all."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -92,7 +92,7 @@ def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterato
     """A temporary folder whose files move into `folder` once the block has ended without an error.
 
     Until then nothing in `folder` changes, and a folder that this call made is removed after an error. The file `last`
-    is removed first and moved last, so a folder that has it is whole. Files named in `optional` that the block has not
+    is removed first and moved last, so a folder that has it is complete. Files named in `optional` that the block has not
     written are removed.
     """
     with disk_errors(folder), _parents_made(folder):
@@ -136,7 +136,7 @@ def check_new_folder(folder: Path) -> None:
 
 
 def read_description(path: Path, format: str, version: int, what: str, advice: str) -> dict[str, Any]:
-    """The JSON file that a whole folder has; refused with advice where it does not describe `what` in this version."""
+    """The JSON file of a complete folder; refused with advice if it does not describe `what` in this version."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -154,8 +154,8 @@ def read_description(path: Path, format: str, version: int, what: str, advice: s
 def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Iterator[Path]:
     """A temporary folder next to `folder` that replaces it once the block, which flushes its files, has ended.
 
-    `errors` explains those that are not the block's own. What killed writers of the folder left is removed: all of it
-    where the caller is `alone`, and otherwise what is a day old.
+    `errors` turns those that are not the block's own into messages. What killed writers of the folder left is removed
+    (`cache.remove_leftovers`).
     """
     temporary = temporary_name(folder)
     with errors(folder):

@@ -1,8 +1,10 @@
-"""The cache folder: what can be computed or downloaded again, with a bound on its size and no leftovers."""
+"""The cache folder, for what can be computed or downloaded again: its keys, the bound on its size, its leftovers."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 from elmokit.storage.locks import try_lock
 
 _OLD_SECONDS = 86_400
+KEY_BYTES = 16
 
 
 def cache_folder() -> Path:
@@ -20,11 +23,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit").expanduser()
 
 
-def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
-    """Remove what killed writers of `name`, or of any file, left in a folder.
+def key_of(facts: object) -> bytes:
+    """A digest of 16 bytes of anything that JSON can express, the same in every process and on every machine."""
+    # ASCII JSON separates words whatever they contain, and can express lone surrogates.
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode("ascii"), digest_size=KEY_BYTES).digest()
 
-    That is all of it where the caller is `alone`, having the lock under which it was written, and otherwise what is a
-    day old.
+
+def name_of(facts: object) -> str:
+    """The same digest as 32 letters and digits, for a file's name."""
+    return key_of(facts).hex()
+
+
+def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
+    """Remove the temporary files that killed writers of `name`, or of any file, left in a folder.
+
+    If the caller is `alone`, because it has the lock of the writers, all of them; otherwise those that are a day old.
     """
     for leftover in folder.glob(f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"):
         with suppress(OSError):
@@ -36,9 +49,9 @@ def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
 
 
 def remove_abandoned(folder: Path, names: str) -> None:
-    """Remove what killed builders left next to a folder whose lock the caller has; `names` is a pattern of theirs."""
+    """Remove what killed builders left next to a folder whose lock the caller has; `names` matches their folders."""
     parent = folder.parent
-    # Not the caller's lock, which some network file systems would give it again, and free when the second is released.
+    # Not the caller's own lock: some network file systems would give it twice, and free both with the second.
     for path in set(parent.glob(f".{names}.lock")) - {parent / f".{folder.name}.lock"}:
         with suppress(OSError):  # most often because its builder is alive
             lock = try_lock(path)
@@ -49,7 +62,7 @@ def remove_abandoned(folder: Path, names: str) -> None:
 
 
 def remove_oldest(files: Iterable[Path], most_bytes: int, *, but: Collection[Path] = ()) -> None:
-    """Remove the files that were used longest ago until the others have at most so many bytes in all."""
+    """Remove the files that were used longest ago until the others have at most `most_bytes` in all."""
     known = []
     for path in files:
         with suppress(OSError):  # another process has removed it

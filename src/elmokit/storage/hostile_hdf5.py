@@ -1,8 +1,8 @@
 """HDF5 files that may be damaged or made to do harm, read within bounds.
 
-The HDF5 library follows links into other files, unpacks a chunk to whatever size it has, and may never come back from
-a damaged heap, where the strings of variable length are. So links are not followed, chunks are unpacked here first,
-and such strings are read without the library.
+The HDF5 library follows links into other files, unpacks a chunk to any size, and may never return from a damaged heap,
+where strings of variable length are stored. So links are not followed, chunks are unpacked here first, and such strings
+are read without the library.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, BinaryIO
 import h5py
 
 from elmokit.errors import ElmoError
-from elmokit.storage.unpacked import check_unpacked, most_unpacked
+from elmokit.storage.trusted import check_unpacked, most_unpacked
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
-"""What the library and h5py raise on files that are cut, flipped or say what is not true."""
+"""What the library and h5py raise on files that are cut, have flipped bits or false sizes."""
 
 _SHUFFLE, _DEFLATE, _CHECKSUM = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
 _FILTERS = {(_DEFLATE,), (_SHUFFLE, _DEFLATE), (_DEFLATE, _CHECKSUM), (_SHUFFLE, _DEFLATE, _CHECKSUM)}
 _FILTERS |= {(_SHUFFLE,), (_CHECKSUM,), (_SHUFFLE, _CHECKSUM)}
-"""What chunks may have gone through, in this order; other filters may load libraries or have no bounds."""
+"""The filters of chunks that are allowed, in this order; others may load libraries or have no bounds."""
 _REFERENCE = struct.Struct("<IQI")
 """A string of variable length in its dataset: its length, where its heap begins, its number there."""
 _OBJECT = struct.Struct("<H6xQ")
@@ -35,7 +35,7 @@ _HEAPS_AT_ONCE = 8
 
 
 def has(group: Any, name: str) -> bool:  # noqa: ANN401 - h5py has no types
-    """Whether a name is in this very file, without opening what it names. A link is refused."""
+    """Whether a name is in this file itself, without opening what it names. A link is refused."""
     if not group.id.links.exists(name.encode()):
         return False
     if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
@@ -44,7 +44,7 @@ def has(group: Any, name: str) -> bool:  # noqa: ANN401 - h5py has no types
 
 
 def find(group: Any, name: str) -> Any | None:  # noqa: ANN401
-    """The group or dataset of a name in this very file; None where there is none. A link is refused."""
+    """The group or dataset of a name in this file itself; None if there is none. A link is refused."""
     return group[name] if has(group, name) else None
 
 
@@ -80,7 +80,7 @@ def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: A
 
 
 def whole_number(file: Any, name: str) -> int | None:  # noqa: ANN401
-    """An attribute of the file, None where there is none; text is refused, which may be of variable length."""
+    """An attribute of the file, None if there is none; text is refused, which may be of variable length."""
     if not h5py.h5a.exists(file.id, name.encode()):
         return None
     attribute = h5py.h5a.open(file.id, name.encode())

@@ -1,4 +1,4 @@
-"""Locks between processes, which the system releases when their process ends, however it ends.
+"""Locks between processes; the system releases them when their process ends, even if it is killed.
 
 The lock itself is `filelock.lock_descriptor`. The file is opened here, because a lock file may be removed by the
 process that had it, and because a file system without locks must not leave a lock file that nobody ever removes.
@@ -31,7 +31,7 @@ class ProcessLock:
 
     @property
     def supported(self) -> bool:
-        """Whether the lock keeps others out; some network file systems have no locks, and then nothing does."""
+        """Whether the lock excludes others; some network file systems have no locks."""
         return self._fd is not None
 
     def release(self, *, remove: bool = False) -> None:
@@ -78,7 +78,7 @@ def folder_lock(
 ) -> Iterator[ProcessLock]:
     """One process at a time in the block, by a lock file next to the folder; others wait, and log the message.
 
-    `errors` explains errors of the disk on the way to the lock.
+    `errors` turns errors of the disk into messages until the lock is acquired.
     """
     with errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

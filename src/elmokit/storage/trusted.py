@@ -1,9 +1,10 @@
-"""Files and folders in places that other users can write to.
+"""What is not trusted: files in places that other users can write to, and packed files that unpack to too much.
 
-A name in such a place may be a link, a pipe or a folder that another user planted, and may change between two looks at
-it. So a file or folder is opened once, without following a link at its end, and checked through its descriptor. This
-user and root are trusted; a file with a second name (a hard link) is not. On Windows, which has other rights, only
-links are refused.
+A name in a folder of others may be a link, a pipe or a folder that another user planted, and may change from one check
+to the next. So a file or folder is opened once, without following a link at its end, and checked through its
+descriptor. This user and root are trusted; a file with a second name (a hard link) is not. On Windows, which has other
+rights, only links are refused. A packed file of a few kilobytes may unpack to more than any memory, so its stated sizes
+are checked before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -154,7 +156,7 @@ def follow_links(path: Path) -> Path:
                 f"{path} is a link that another user made (uid {owner}): remove it, or name its target"
             )
         path = path.parent / path.readlink()
-    return path.resolve()  # raises what the system says of a loop
+    return path.resolve()  # raises the system's error for a loop
 
 
 def _open_folder(path: Path) -> int:
@@ -188,3 +190,33 @@ def _check(facts: os.stat_result, path: str | Path, owners: set[int], *, rights:
             f"{path} can be changed by other users (mode {stat.S_IMODE(facts.st_mode):o}): take that right from them "
             "with chmod go-w, or name another place"
         )
+
+
+# Packed files
+
+_TIMES = 24
+"""Weights and vectors shrink by a tenth when they are packed, and text to a quarter; zeros in the packing of our own
+parquet files shrink to a twenty-first."""
+_ALWAYS = 16 << 20
+
+
+def most_unpacked(packed: int) -> int:
+    """The most bytes that `packed` bytes may unpack to."""
+    return _ALWAYS + _TIMES * packed
+
+
+def check_unpacked(unpacked: int, packed: int, where: str) -> None:
+    """Refuse a file whose stated size is far more than models and vectors unpack to."""
+    if unpacked > most_unpacked(packed):
+        raise ElmoError(
+            f"{where} says that its {packed} bytes unpack to {unpacked}, which no model or file of vectors does; "
+            "do not trust it"
+        )
+
+
+def check_zip(archive: zipfile.ZipFile, packed: int, where: str) -> None:
+    """Refuse a zip of `packed` bytes whose files, one of them or all, would unpack to far too much."""
+    members = archive.infolist()
+    for member in members:
+        check_unpacked(member.file_size, packed, f"{where}!{member.filename}")
+    check_unpacked(sum(member.file_size for member in members), packed, where)

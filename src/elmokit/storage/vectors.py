@@ -1,4 +1,4 @@
-"""Vectors of sentences by key: in files that processes share, mapped into memory when read, or in a process's memory.
+"""Stores vectors of sentences by key: in files that processes share and map into memory, or in a process's memory.
 
     ROOT/NAME/<random>.safetensors
 
@@ -13,8 +13,8 @@ layers, the dtype. S sentences have N rows in all; a row is a token, or a whole 
 | words | [U, P] | the vectors that depend on the word alone, one for each different word; [0, 0] where there are none |
 | word_rows | [N] int32 | which of `words` each row has; [0] where there are none |
 
-A file appears whole or not at all and never changes. So sentences are computed once whoever asks for them, a run that
-was killed continues where it stopped, and several processes read and write at the same time.
+A file appears complete or not at all and never changes. So each sentence is computed once, a run that was killed resumes
+where it stopped, and several processes can read and write at the same time.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import disk_errors, write_tensors
-from elmokit.storage.cache import remove_leftovers, remove_oldest
-from elmokit.storage.checksum import KEY_BYTES
+from elmokit.storage.cache import KEY_BYTES, remove_leftovers, remove_oldest
 from elmokit.storage.locks import wait_for_lock
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 20_000_000_000
-"""What the files of all stores in a root may have together before the oldest are removed."""
+"""Bytes of the files of all stores in a root; above this the oldest are removed."""
 BLOCK_BYTES = 64_000_000
-"""Vectors in a file; what a killed run loses at most."""
+"""Bytes of vectors in a file; a killed run loses no more than that."""
 _ADVICE = "free some space there, or name another folder with cache or ELMOKIT_CACHE"
 _ERRORS = partial(disk_errors, advice=_ADVICE)
 _SUFFIX = ".safetensors"
@@ -74,7 +73,7 @@ class VectorBlock:
     def of(
         cls, rows: Mapping[bytes, int], layers: Tensor, words: Tensor | None = None, word_rows: Tensor | None = None
     ) -> VectorBlock:
-        """A block of sentences by key, with so many rows each."""
+        """A block of sentences; `rows` is the number of rows of each key."""
         return cls(
             torch.from_numpy(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, KEY_BYTES).copy()),
             torch.tensor(list(rows.values()), dtype=torch.int64).cumsum(0),
@@ -120,8 +119,8 @@ class Place(NamedTuple):
     end: int
 
 
-class _Search:
-    """Keys that are looked for, where they were found, and the files in which they were looked for."""
+class _KeySearch:
+    """A search for keys: where they were found, and the files that were searched."""
 
     def __init__(self, keys: Collection[bytes]) -> None:
         self.found: dict[bytes, Place] = {}
@@ -149,7 +148,7 @@ class VectorStore:
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, Place]:
         """Where the sentences of these keys are; those that are not stored are left out."""
-        search = _Search(keys)
+        search = _KeySearch(keys)
         self._look(search)
         return search.found
 
@@ -162,13 +161,13 @@ class VectorStore:
         most_sentences: int = 1 << 30,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[bytes, Place]:
-        """Where the sentences are that have these keys and so many rows each.
+        """Where the sentences of these keys are; `rows` is the number of rows of each.
 
         Those that are not stored are computed, a file of at most `most_sentences` at a time, by one process at a time.
         `compute` gets their keys, and a function that it calls with the number of them that are done. `progress` is
         called with the number of sentences done and of those to do.
         """
-        search = _Search(rows)
+        search = _KeySearch(rows)
         self._look(search)
         found, known = search.found, len(search.found)
         missing = {key: count for key, count in rows.items() if key not in found}
@@ -192,7 +191,7 @@ class VectorStore:
                     self._merge()
         return found
 
-    def _look(self, search: _Search) -> None:
+    def _look(self, search: _KeySearch) -> None:
         """Look in the files that have not been searched."""
         for path in sorted({*self._open, *self.folder.glob(_FILES)} - search.searched):
             search.searched.add(path)
@@ -281,8 +280,8 @@ def _groups(rows: Mapping[bytes, int], most_rows: int, most_sentences: int) -> I
 class StoredLayers:
     """The layers of sentences that are stored, read by batches of sentences or by rows.
 
-    `lengths` are the rows of each sentence, and `width` is D. `layers` says how many are read of those that are stored
-    next to the word vectors, which are layer 0 where there are any.
+    `lengths` are the rows of each sentence, and `width` is D. `layers` is how many are read of those that are stored
+    next to the word vectors, which are layer 0 if there are any.
     """
 
     def __init__(self, places: Sequence[Place], *, layers: int, width: int, words: bool = False) -> None:
@@ -293,7 +292,7 @@ class StoredLayers:
         return len(self._places)
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Numbers of sentences → layers [L+1, B, T, D] in float32, zeros at padding, and lengths [B]."""
+        """Indices of sentences → layers [L+1, B, T, D] in float32, zeros at padding, and lengths [B]."""
         lengths = self.lengths[list(indices)]
         width = int(lengths.max()) if len(lengths) else 0
         batch = torch.zeros(self._words + self._layers, len(lengths), width, self._width)
@@ -335,7 +334,7 @@ class StoredLayers:
 
 
 class RecentVectors:
-    """Vectors by key in the memory of this process, at most so many bytes; the longest unused are removed first."""
+    """Vectors by key in the memory of this process, at most `most_bytes`; the longest unused are removed first."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -349,7 +348,7 @@ class RecentVectors:
             return {key: self._vectors[key] for key in keys if key in self._vectors}
 
     def add(self, vectors: Mapping[bytes, NDArray[np.float32]]) -> None:
-        """Take vectors that were used now, known ones among them."""
+        """Add vectors that were used now, or move them to the front if they are here."""
         with self._lock:
             for key, vector in vectors.items():
                 if key not in self._vectors:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.storage.cache import cache_folder
-from elmokit.storage.checksum import key_of
+from elmokit.storage.cache import cache_folder, key_of
 from elmokit.storage.vectors import Place, StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.examples import Tokens
 

@@ -17,8 +17,7 @@ from elmokit.analyse.probes.linear import Labels, LinearOptions, StoredRows, fit
 from elmokit.analyse.probes.sources import ElmoSource, Source, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.storage.cache import cache_folder
-from elmokit.storage.checksum import key_of
+from elmokit.storage.cache import cache_folder, key_of
 from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.examples import TaggedExample
 from elmokit.tasks.features import frozen_features, rounded
