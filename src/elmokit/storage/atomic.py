@@ -92,8 +92,8 @@ def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterato
     """A temporary folder whose files move into `folder` once the block has ended without an error.
 
     Until then nothing in `folder` changes, and a folder that this call made is removed after an error. The file `last`
-    is removed first and moved last, so a folder that has it is complete. Files named in `optional` that the block has not
-    written are removed.
+    is removed first and moved last, so a folder that has it is complete. Files named in `optional` that the
+    block has not written are removed.
     """
     with disk_errors(folder), _parents_made(folder):
         folder.mkdir(exist_ok=True)
