@@ -7,7 +7,7 @@ import torch
 from elmokit import BiLM, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig, WordConfig
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.model.lm_head import LmHead
+from elmokit.model.language_model import LmHead
 from elmokit.text.vocab import Vocabulary
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "money", "of", "a", "."]

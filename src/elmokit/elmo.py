@@ -37,11 +37,9 @@ from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
-from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, score
-from elmokit.model.lm_head import head_shell
-from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, moved
+from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, head_shell, score
+from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
-from elmokit.model.shell import fill
 from elmokit.model.type_cache import TypeCache
 from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
@@ -352,12 +350,12 @@ class Elmo(nn.Module):
         """
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
-        looked = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
-        begin, end = looked.rows[:2]
+        cached = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
+        begin, end = cached.rows[:2]
         places = np.full((len(counts), counts.max(initial=0) + 2), begin)
-        places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = looked.rows[2:]
+        places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = cached.rows[2:]
         places[np.arange(len(counts)), counts + 1] = end
-        tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), looked.table)  # [B, T, P]
+        tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), cached.table)  # [B, T, P]
         return tokens_in, torch.from_numpy(counts + 2)
 
     def _state_before(self, tokens: Tensor) -> State | None:

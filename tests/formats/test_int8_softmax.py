@@ -14,7 +14,7 @@ from elmokit.cli import main
 from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
-from elmokit.model.lm_head import Int8LmHead, LmHead
+from elmokit.model.language_model import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.start import start_from
 from elmokit.text.vocab import Vocabulary

@@ -6,8 +6,8 @@ import torch
 from elmokit import BiLM
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.model.char_cnn import CharCnn
 from elmokit.model.int8 import apply_linear, numbers_of, to_int8
+from elmokit.model.token_encoder import CharCnn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native.binding import SWITCH
@@ -150,7 +150,7 @@ def test_whatever_else_is_wanted_torch_does(monkeypatch):
     network, projection = make(WIDTHS[1])
     ids = words(9, network.config)
     expected = network(ids, projection)
-    monkeypatch.setattr("elmokit.model.char_cnn.characters_native", None)
+    monkeypatch.setattr("elmokit.model.token_encoder.characters_native", None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(network(ids, projection).float(), expected, rtol=0.1, atol=0.1)
     assert network(ids[:0], projection).shape == (0, 13)

@@ -7,7 +7,7 @@ import torch
 
 from elmokit import BiLM
 from elmokit.config import CharacterConfig, LstmConfig
-from elmokit.model.char_cnn import CharCnn
+from elmokit.model.token_encoder import CharCnn
 from elmokit.ops import kernels
 from elmokit.ops import softmax_loss as softmax_module
 from elmokit.ops.reference import lstm_windows_reference

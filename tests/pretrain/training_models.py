@@ -11,7 +11,7 @@ from elmokit.config import ElmoConfig
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import LmHead
+from elmokit.model.language_model import LmHead
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.type_table import TypeTable
 from elmokit.pretrain.windows import Sentences, WindowReader

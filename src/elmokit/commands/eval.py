@@ -21,8 +21,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
-from elmokit.model.language_model import MASKED_SHARE
-from elmokit.model.lm_head import LmHead
+from elmokit.model.language_model import MASKED_SHARE, LmHead
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.by_position import ByPosition, by_position, write_table
 from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses

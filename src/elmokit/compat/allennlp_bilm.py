@@ -22,7 +22,7 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM, lengths_of
 from elmokit.model.context import State
-from elmokit.model.shell import shells
+from elmokit.model.placement import shells
 from elmokit.model.token_encoder import TokenEncoder
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer
 

@@ -18,7 +18,7 @@ from elmokit.formats.hdf5 import Hdf5Tensors, write_datasets
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source
 from elmokit.model.bilm import BiLM
-from elmokit.model.shell import fill
+from elmokit.model.placement import fill
 from elmokit.text.vocab import Vocabulary
 
 

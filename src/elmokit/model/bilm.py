@@ -1,4 +1,4 @@
-"""The bare network: ids in, all layers out, state in and out on request."""
+"""The network: ids to all layers, and state in and out on request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_context
 from elmokit.model.int8 import VALUES, to_int8
-from elmokit.model.placement import moved
-from elmokit.model.shell import shells
+from elmokit.model.placement import moved, shells
 from elmokit.model.token_encoder import TokenEncoder
 from elmokit.ops.changes import count_fused_updates
 
 TYPES = 1024
-"""Tokens that go through the character convolutions together."""
+"""Tokens whose character convolutions are computed together."""
 TRAINING_TYPES = 8192
 """The same in training, where they fill a GPU and all are needed for the gradients anyway."""
 _CONTEXT = "context."
-"""How names of the context encoder's weights begin inside the network, and not in files."""
+"""How names of the context encoder's weights begin inside the network; in files they do not."""
 
 
 class BiLM(nn.Module):
@@ -91,13 +90,13 @@ class BiLM(nn.Module):
         return self.token_encoder.device
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As torch's, for a network that can be trained."""
+        """As in torch; an int8 network cannot be trained."""
         if requires_grad and self.int8:
             raise ElmoError("int8 weights cannot be trained: load the model with dtype='float32'")
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `to`, `half`, `cuda` and the like call, with what they do to a tensor."""
+        """What `to`, `half`, `cuda` and others call with the change of each tensor."""
         if self.int8:
             moved = fn(torch.zeros(1))
             if moved.dtype != torch.float32 or moved.device.type not in ("cpu", "meta"):
@@ -108,9 +107,9 @@ class BiLM(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
-        """ids [U, M] and/or words [U] → token vectors [U, P], which know no context.
+        """ids [U, M] and/or words [U] → token vectors [U, P], without context.
 
-        They are encoded in blocks, to bound the memory of the convolutions however many different words a text has.
+        They are computed in blocks, which bound the memory of the convolutions.
         """
         count = len(ids) if ids is not None else len(words) if words is not None else 0
         size = TRAINING_TYPES if self.training and torch.is_grad_enabled() else TYPES
@@ -166,7 +165,7 @@ def int8_names(config: ElmoConfig) -> set[str]:
 
 
 def file_name(name: str) -> str:
-    """The name in files of a parameter of a module that has a BiLM as its part `bilm`."""
+    """The name in files of a parameter of a module that has a BiLM as `bilm`."""
     return name.replace(f"bilm.{_CONTEXT}", "bilm.", 1)
 
 

@@ -1,6 +1,6 @@
-"""Context encoders: what they must do, and the registry that finds the one of a configuration.
+"""Context encoders: their interface, and the registry of their kinds.
 
-A context encoder reads the token vectors of sentences, which know no context, and gives layers of vectors that do.
+A context encoder reads the token vectors of sentences, without context, and returns layers of vectors in context.
 Adding one takes a `ContextConfig`, a `ContextEncoder` and a call of `register_context`; docs/architecture.md has an
 example.
 """
@@ -27,11 +27,11 @@ class State:
     c: Tensor  # [directions, L, B, H]
 
     def detach(self) -> State:
-        """The same numbers, cut off from the gradients of the batch."""
+        """The same state without gradients."""
         return State(self.h.detach(), self.c.detach())
 
     def like(self, values: Tensor) -> State:
-        """The same numbers on the device and in the dtype of a tensor."""
+        """The same state on the device and in the dtype of a tensor."""
         return State(self.h.to(values), self.c.to(values))
 
     def resized(self, batch: int) -> State:
@@ -51,7 +51,7 @@ class State:
 
 
 class ContextOutput(NamedTuple):
-    """What a context encoder gives for a batch of sentences."""
+    """What a context encoder returns for a batch of sentences."""
 
     layers: Tensor
     """[L+1, B, T, D]: the token layer, then the context layers; 0 past a sentence's end."""
@@ -93,21 +93,12 @@ class ContextEncoder(nn.Module, ABC):
         """
 
     @abstractmethod
-    def read_windows(
-        self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0
-    ) -> tuple[Tensor, State | None]:
-        """Read windows of running text, in training: x [D, T, B, P] in the reading order of each direction.
-
-        `keep` [T, B] is 0 where a sentence starts from nothing. Gives what the softmax reads [D, T, B, S].
-        """
-
-    @abstractmethod
     def reset_parameters(self) -> None:
         """Draw the weights of a new encoder."""
 
     @abstractmethod
     def explain(self, tokens: Tensor) -> str:
-        """How tokens like these [B, T, P] would be computed on this machine, and why."""
+        """How tokens of this shape [B, T, P] and dtype would be computed on this machine, and why."""
 
     def token_layer(self, tokens: Tensor) -> Tensor:
         """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
@@ -120,8 +111,21 @@ class ContextEncoder(nn.Module, ABC):
         return SoftmaxInputs(forward, backward[0] if backward else None, after)
 
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
-        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; all are masked at the same time."""
-        raise NotImplementedError
+        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; all are masked at the same time.
+
+        For encoders with `predicts_masked`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not predict masked words")
+
+    def read_windows(
+        self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0
+    ) -> tuple[Tensor, State | None]:
+        """Read windows of running text, in training: x [D, T, B, P] in the reading order of each direction.
+
+        `keep` [T, B] is 0 where a sentence starts from zero. Returns what the softmax reads [D, T, B, S]. For encoders
+        that are trained on windows (`ContextConfig.objective`).
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not trained on windows of text")
 
     def zero_state(self, batch: int) -> State | None:
         """The state that every sentence starts from unless one is given; None for an encoder without state."""
@@ -132,14 +136,14 @@ _ENCODERS: dict[type[ContextConfig], type[ContextEncoder]] = {}
 
 
 def register_context(config: type[ContextConfig], encoder: type[ContextEncoder]) -> None:
-    """Make a kind of context encoder known: its configuration by `config.kind`, and the network it describes."""
+    """Add a kind of context encoder: its configuration, named `config.kind`, and its network."""
     if CONTEXTS.setdefault(config.kind, config) is not config:
         raise ElmoError(f"there is a context encoder {config.kind!r} already: give this one another kind")
     _ENCODERS[config] = encoder
 
 
 def unregister_context(kind: str) -> None:
-    """Forget a kind of context encoder that `register_context` made known."""
+    """Remove a kind of context encoder that `register_context` added."""
     _ENCODERS.pop(CONTEXTS.pop(kind), None)
 
 

@@ -1,4 +1,4 @@
-"""int8 matrices in a network: modules whose buffers are saved and copied with it and never trained.
+"""int8 matrices in a network: modules whose buffers are saved and copied with it, but not trained.
 
 A network is built in floats; `to_int8` then replaces the modules that have matrices.
 """
@@ -16,9 +16,9 @@ from elmokit.ops.int8 import LARGEST, Int8Matrix
 from elmokit.ops.linear import linear
 
 _BLOCK = 2**20
-"""Numbers that are quantised at once: little memory in addition to the matrix and its int8 form."""
+"""Values that are quantised at once, which bounds the additional memory."""
 VALUES, SCALES = ".values", ".scales"
-"""What follows a matrix's name in a file where it is int8."""
+"""The suffixes of an int8 matrix's name in a file."""
 
 
 class Int8Weight(nn.Module):
@@ -34,7 +34,7 @@ class Int8Weight(nn.Module):
         self._known: tuple[Int8Matrix, int, int] | None = None
 
     def matrix(self) -> Int8Matrix:
-        """The same object as long as its numbers are the same, so that what is made from it can be cached with it."""
+        """The same object as long as its values do not change, so that what is made from it can be cached with it."""
         values, scales = self._buffers["values"], self._buffers["scales"]  # attributes of modules take longer
         assert values is not None
         assert scales is not None
@@ -44,7 +44,7 @@ class Int8Weight(nn.Module):
         return known[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As torch's, but the scales stay float32: in float16 they would be another matrix."""
+        """As in torch, but the scales are always float32: in float16 they would be another matrix."""
         scales = self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.scales.dtype != scales.dtype:
@@ -71,8 +71,8 @@ Linear = nn.Linear | Int8Linear
 def to_int8(network: nn.Module) -> None:
     """Replace every linear layer, and the weights that a module names in `int8_weights`, by int8 ones of that shape.
 
-    The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables stay in floats:
-    their rows are read, never multiplied, so that int8 would cost accuracy and save no time.
+    The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables remain floats:
+    their rows are read, never multiplied, so int8 would cost accuracy and save no time.
     """
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
@@ -136,6 +136,6 @@ def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_int8(value: Tensor, name: str, where: str) -> None:
-    """Refuse values that the int8 products are not made for."""
+    """Refuse values that the int8 products do not support."""
     if value.dtype != torch.int8 or int(value.min()) < -LARGEST:
         raise ElmoError(f"{where}: {name} must be int8 values from -{LARGEST} to {LARGEST}; fetch it again")

@@ -1,34 +1,109 @@
-"""The language model of a network with a softmax: log-probabilities, perplexity and words that fit.
+"""The language model of a network: the softmax over the vocabulary, log-probabilities, perplexity and words that fit.
 
-The forward direction predicts the next word at each token, the backward one the word before.
+The forward direction predicts the next word at each token, the backward one the word before; both use one softmax.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import SoftmaxInputs, State
-from elmokit.model.lm_head import AnyLmHead
+from elmokit.model.int8 import VALUES, Int8Weight, check_int8
+from elmokit.model.placement import shells
+from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.linear import dense, linear
+from elmokit.ops.softmax_loss import chunk_rows, softmax_loss
 from elmokit.text.vocab import Vocabulary
 
 _IN_ORDER = 0.5
-"""From this correlation of bias and rank on, a vocabulary counts as sorted by falling counts."""
+"""The correlation of bias and rank above which a vocabulary counts as sorted by falling counts."""
 
 MASKED_SHARE = 0.15
 """Words of a text that are masked where its masked perplexity is measured."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-"""The steps of SplitMix64, which turn numbers in a row into ones that look random."""
+"""The steps of SplitMix64, which turn consecutive numbers into ones that look random."""
+
+
+class LmHead(nn.Module):
+    """What the context encoder gives for predictions [N, S] → log-probabilities over V words."""
+
+    def __init__(self, n_words: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_words, size))
+        self.bias = nn.Parameter(torch.zeros(n_words))
+        nn.init.normal_(self.weight, std=size**-0.5)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """states [N, S] → log-probabilities [N, V]."""
+        return torch.log_softmax(linear(states, self.weight, self.bias), dim=-1)
+
+    def losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """states [N, S], targets [N] → −log p [N]."""
+        return target_losses(states, self.weight, self.bias, targets)
+
+
+class Int8LmHead(nn.Module):
+    """The same with an int8 matrix, which is mapped and not read before the first product with it."""
+
+    def __init__(self, n_words: int, size: int) -> None:
+        super().__init__()
+        self.weight = Int8Weight(n_words, size)
+        self.bias = nn.Parameter(torch.zeros(n_words))
+        self._checked: Int8Matrix | None = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """states [N, S] → log-probabilities [N, V]."""
+        return torch.log_softmax(linear(states, self._matrix(states), self.bias), dim=-1)
+
+    def losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """states [N, S], targets [N] → −log p [N]."""
+        return target_losses(states, self._matrix(states), self.bias, targets)
+
+    def _matrix(self, states: Tensor) -> Tensor | Int8Matrix:
+        """The matrix in the form that products with such states take."""
+        matrix = self.weight.matrix()
+        if matrix is not self._checked:  # not when it was loaded: that would have read all of it
+            check_int8(matrix.values, f"weight{VALUES}", "the softmax")
+            self._checked = matrix
+        if states.device.type == "cpu" and states.dtype == torch.float32:
+            return matrix
+        return dense(matrix).to(states.dtype)
+
+
+AnyLmHead = LmHead | Int8LmHead
+
+
+@torch.no_grad()
+def target_losses(states: Tensor, weight: Tensor | Int8Matrix, bias: Tensor, targets: Tensor) -> Tensor:
+    """states [N, S], weight [V, S], bias [V], targets [N] → −log p [N]; on a CPU each row independent of the others."""
+    if states.device.type == "cuda" and isinstance(weight, Tensor):
+        return softmax_loss(states, weight, bias, targets, row_weight=0.0)[1]
+    size = chunk_rows(states.device, len(bias))
+    parts = []
+    for start in range(0, len(states), size):
+        logits = linear(states[start : start + size], weight, bias)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        chosen = logits.gather(1, targets[start : start + size].unsqueeze(1))[:, 0]
+        parts.append(torch.logsumexp(logits, dim=1) - chosen)
+    return torch.cat(parts) if parts else states.new_zeros(0)
+
+
+def head_shell(weights: Mapping[str, Tensor]) -> AnyLmHead:
+    """A softmax without memory for weights as files have them; `placement.fill` gives it those."""
+    kind, name = (Int8LmHead, f"weight{VALUES}") if f"weight{VALUES}" in weights else (LmHead, "weight")
+    with shells():
+        return kind(*weights[name].shape)
 
 
 @dataclass(frozen=True)
@@ -138,11 +213,11 @@ class LanguageModel:
     def __init__(self, head: AnyLmHead | None, vocab: Vocabulary | None) -> None:
         if head is None:
             raise ElmoError(
-                "this model has no softmax, so it has no probabilities; a TensorFlow checkpoint or a model trained "
-                "with elmokit brings one"
+                "this model has no softmax, so it has no probabilities: load a TensorFlow checkpoint, or a model that "
+                "elmokit has trained"
             )
         if vocab is None:
-            raise ElmoError("this model's softmax has no vocabulary: give its vocab.txt with vocab= when loading")
+            raise ElmoError("this model's softmax has no vocabulary: load it with its vocab.txt as vocab", "vocab")
         self.head, self.vocab = head, vocab
 
     def words(self, sentences: Sequence[Sequence[str]]) -> Tensor:
@@ -159,7 +234,7 @@ class LanguageModel:
         return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
 
     def fitting(self, index: int, inputs: SoftmaxInputs) -> Tensor:
-        """How well each word fits in place of a token of one sentence, from one direction at a time [V].
+        """How well each word fits in the place of a token of one sentence, from both directions [V].
 
         p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
         twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the

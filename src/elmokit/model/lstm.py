@@ -46,7 +46,7 @@ class LstmLayer(nn.Module):
                 nn.init.uniform_(weight, -bound, bound)
 
     def weights(self) -> AnyLstmWeights:
-        """The layer's numbers as the recurrence takes them."""
+        """The layer's weights as the recurrence takes them."""
         matrices = (self.input_weight, self.recurrent_weight, self.projection_weight)
         numbers = [matrix.matrix() if isinstance(matrix, Int8Weight) else matrix for matrix in matrices]
         kind = Int8LstmWeights if isinstance(self.input_weight, Int8Weight) else LstmWeights
@@ -69,7 +69,7 @@ class LstmStack(nn.Module):
         self.layers = nn.ModuleList(LstmLayer(config) for _ in range(config.n_layers))
 
     def weights(self) -> list[AnyLstmWeights]:
-        """The numbers of every layer, the lowest first."""
+        """The weights of every layer, the lowest first."""
         return [cast(LstmLayer, layer).weights() for layer in self.layers]
 
 
@@ -139,7 +139,7 @@ class LstmEncoder(ContextEncoder):
         return State(*zero_states(self.stacks(), batch))
 
     def explain(self, tokens: Tensor) -> str:
-        """The path that the dispatcher takes for tokens like these, and why."""
+        """The path that the dispatcher chooses for tokens of this shape and dtype, and why."""
         choice = choose(tokens, self.stacks(), gradient=False)
         return f"{choice.path}: {choice.why}"
 

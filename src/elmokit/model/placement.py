@@ -1,11 +1,15 @@
-"""Which device and which dtype: what was asked for, or what this machine has; and how tensors get to a device."""
+"""Where a network's weights are: on which device, in which dtype, or still without memory."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from elmokit.errors import ElmoError
 
@@ -18,14 +22,15 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
 }
+_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, or a GPU where there is one."""
+    """The device that was given, or by default a GPU if there is one."""
     if device is None:
         chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         log.info(
-            "device %s: none was asked for, and a GPU was %s", chosen, "found" if chosen.type == "cuda" else "not found"
+            "device %s: none was given, and a GPU was %s", chosen, "found" if chosen.type == "cuda" else "not found"
         )
         return chosen
     try:
@@ -37,13 +42,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The number type by its name."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
-    if dtype in DTYPES.values():
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    raise ElmoError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    """The dtype of a name."""
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen is None or chosen not in DTYPES.values():
+        raise ElmoError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}", "dtype")
+    return chosen
 
 
 def choose_int8_device(device: str | torch.device | None) -> torch.device:
@@ -53,12 +56,47 @@ def choose_int8_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cpu")
     chosen = choose_device(device)
     if chosen.type != "cpu":
-        raise ElmoError(f"dtype int8 is for the CPU, got the device {chosen}: give dtype='bfloat16' or 'float32' there")
+        raise ElmoError(
+            f"dtype int8 is for the CPU, got the device {chosen}: choose bfloat16 or float32 there", "dtype"
+        )
     return chosen
 
 
 def moved(part: Tensor, device: torch.device) -> Tensor:
-    """The same on a device; from the CPU to a GPU without waiting for the work that the GPU still has."""
+    """A tensor on a device; the copy from the CPU to a GPU does not wait for the work that the GPU still has."""
     if device.type == "cuda" and part.device.type == "cpu":
         return part.pin_memory().to(device, non_blocking=True)
     return part.to(device)
+
+
+@contextmanager
+def shells() -> Iterator[None]:
+    """Modules made inside the block have no memory: they are on torch's meta device and draw no initial weights.
+
+    Drawing them there would make torch import its compiler, which takes a second and 100 MB.
+    """
+    with torch.device("meta"), _NoDraws():
+        yield
+
+
+class _NoDraws(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor], *, trainable: bool) -> None:
+    """Give a network without memory its weights; float16 and bfloat16 become float32."""
+    # Those are for storage alone. float64 is not changed, so that a model that was saved in it is loaded exactly.
+    as_they_are = (torch.float64, torch.int8)
+    full = {name: value if value.dtype in as_they_are else value.float() for name, value in weights.items()}
+    module.load_state_dict(full, assign=True)
+    module.requires_grad_(trainable)

@@ -14,7 +14,7 @@ LayerNorm = bool | Literal["batch", "sentence"]
 
 
 class ScalarMix(nn.Module):
-    """The task's view of the biLM: gamma · Σ softmax(w)_l · layer_l, with w starting at 0 and gamma at 1.
+    """A weighted sum of the layers for one task: gamma · Σ softmax(w)_l · layer_l, with w starting at 0 and gamma at 1.
 
     `layer_norm=True` (or "batch") normalises each layer first, with one mean and variance over all unmasked
     positions of the batch, as the original systems did. That makes a sentence's vectors depend on its batch;
@@ -55,12 +55,12 @@ class ScalarMix(nn.Module):
         if mask is None:
             mask = torch.ones(layers.shape[1:3], dtype=torch.bool, device=layers.device)
         over = (2, 3) if self.layer_norm == "sentence" else (1, 2, 3)
-        # Half precision can neither count to 65,536 nor hold 1e-12.
+        # float16 can represent neither 65,536 nor 1e-12.
         values = layers if layers.dtype == torch.float64 else layers.float()
-        kept = mask.to(values.dtype)[None, :, :, None]
-        count = (kept.sum(dim=over, keepdim=True) * values.shape[-1]).clamp(min=1)
-        mean = (values * kept).sum(dim=over, keepdim=True) / count
-        variance = ((values - mean) * kept).square().sum(dim=over, keepdim=True) / count
+        inside = mask.to(values.dtype)[None, :, :, None]
+        count = (inside.sum(dim=over, keepdim=True) * values.shape[-1]).clamp(min=1)
+        mean = (values * inside).sum(dim=over, keepdim=True) / count
+        variance = ((values - mean) * inside).square().sum(dim=over, keepdim=True) / count
         return ((values - mean) / torch.sqrt(variance + 1e-12)).to(layers.dtype)
 
 

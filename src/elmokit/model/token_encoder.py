@@ -1,14 +1,125 @@
-"""What a token is before any context: its word row, its characters, or both, brought to P numbers."""
+"""What a token is before any context: its word row, its characters, or both, projected to P numbers.
+
+The character part is convolutions over the characters, the maximum over positions, and highway layers.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from elmokit.config import ElmoConfig
+from elmokit.config import CharacterConfig, ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.model.char_cnn import CharCnn
-from elmokit.model.int8 import Linear, apply_linear
+from elmokit.model.int8 import Linear, apply_linear, numbers_of
+from elmokit.ops.convolve import convolve, convolve_together
+from elmokit.ops.linear import can_be_compiled
+from elmokit.ops.native.characters import Affine, CharacterWeights, characters_native
+
+_ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+PART = 128
+"""Words of similar length that a CPU computes together, padded to the longest of them."""
+
+
+class Highway(nn.Module):
+    """x ← g·relu(transform(x)) + (1 − g)·x with g = σ(gate(x))."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.transform: Linear = nn.Linear(size, size)
+        self.gate: Linear = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [U, F] → [U, F]."""
+        gate = torch.sigmoid(apply_linear(self.gate, x))
+        return gate * torch.relu(apply_linear(self.transform, x)) + (1 - gate) * x
+
+    def numbers(self) -> tuple[Affine, Affine]:
+        """The transform's and the gate's matrix and bias."""
+        return numbers_of(self.transform), numbers_of(self.gate)
+
+
+class CharCnn(nn.Module):
+    """Characters of U tokens, ids [U, M] → [U, F]."""
+
+    def __init__(self, config: CharacterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.n_characters, config.embedding_size, padding_idx=0)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(config.embedding_size, count, width) for width, count in config.filters
+        )
+        self.highways = nn.ModuleList(Highway(config.n_filters) for _ in range(config.n_highway))
+
+    def forward(self, ids: Tensor, projection: Linear | None = None) -> Tensor:
+        """ids [U, M] → [U, F], or [U, P] where a projection [P, F] follows."""
+        compiled = self._compiled(ids, projection)
+        if compiled is not None:
+            return compiled
+        x = self._plain(ids) if len(ids) else self.embedding.weight.new_zeros(0, self.config.n_filters)
+        return x if projection is None else apply_linear(projection, x)
+
+    def _compiled(self, ids: Tensor, projection: Linear | None) -> Tensor | None:
+        """The result of one call of the compiled kernels, or None if they cannot be used."""
+        if ids.device.type != "cpu" or not len(ids) or ids.shape[1] < self.config.widest_filter:
+            return None
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        weights = CharacterWeights(
+            self.embedding.weight,
+            self.config.padding_character,
+            [_numbers(conv) for conv in self.convolutions],
+            self.config.activation,
+            [highway.numbers() for highway in self.highways if isinstance(highway, Highway)],
+            None if projection is None else numbers_of(projection),
+        )
+        return characters_native(ids, weights) if can_be_compiled(*weights.tensors()) else None
+
+    def _plain(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U, F] with torch's operations."""
+        x = _ACTIVATIONS[self.config.activation](self._filters(ids))
+        for highway in self.highways:
+            x = highway(x)
+        return x
+
+    def trim(self, ids: Tensor) -> Tensor:
+        """Leave out columns of padding: all windows of padding alone are equal, so one of each width is enough.
+
+        Ids on a GPU are not changed: reading them would make the host wait for it.
+        """
+        if ids.device.type != "cpu":
+            return ids
+        # By numpy: torch's any takes 10 times as long.
+        used = (ids.numpy() != self.config.padding_character).any(axis=0).nonzero()[0]
+        longest = int(used[-1]) + 1 if len(used) else 0
+        return ids[:, : min(self.config.max_characters, longest + self.config.widest_filter)]
+
+    def _filters(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U, F]: each filter's largest product over all positions."""
+        filters = [_numbers(conv) for conv in self.convolutions]
+        on_cpu = ids.device.type == "cpu"
+        if on_cpu and len(ids) > PART:
+            order = self._lengths(ids).argsort(stable=True)
+            parts = [self._part(ids[order[start : start + PART]], filters) for start in range(0, len(ids), PART)]
+            return torch.cat(parts).index_select(0, order.argsort())
+        if on_cpu or not torch.is_grad_enabled():
+            return self._part(ids, filters)
+        return convolve_together(self.embedding(ids), filters, self._lengths(ids))
+
+    def _part(self, ids: Tensor, filters: list[tuple[Tensor, Tensor]]) -> Tensor:
+        characters = self.embedding(self.trim(ids))  # [U, M, c]
+        return torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1)
+
+    def _lengths(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U], characters up to the last that is no padding."""
+        number = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+        return ((ids != self.config.padding_character) * number).amax(dim=1)
+
+
+def _numbers(conv: nn.Module) -> tuple[Tensor, Tensor]:
+    """The weight [count, c, width] and the bias [count] of a convolution."""
+    assert isinstance(conv, nn.Conv1d)
+    assert conv.bias is not None
+    return conv.weight, conv.bias
 
 
 class TokenEncoder(nn.Module):

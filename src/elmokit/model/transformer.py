@@ -1,7 +1,7 @@
 """The Transformer context encoder: blocks that read both sides of a word at once, in training and in use.
 
-One network is read in three ways, which differ only in what a token sees: both sides (the vectors, and words that are
-masked), what comes before it (the next word) and what comes after it (the word before).
+The same network is used in three ways, which differ only in what a token sees: both sides (the vectors, and masked
+words), what comes before it (to predict the next word) and what comes after it (to predict the word before).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TransformerBlock(nn.Module):
         nn.init.uniform_(self.gate_bias, -bound, bound)
 
     def weights(self) -> BlockWeights:
-        """The block's numbers as the operations take them."""
+        """The block's weights as the operations take them."""
         parameters, modules = self._parameters, self._modules  # attributes of modules take longer
         qkv, out, up, down = (
             cast(Int8Weight, modules[name]).matrix() if name in modules else cast(Tensor, parameters[name])
@@ -65,7 +65,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(ContextEncoder):
-    """Token vectors → blocks → layers that are normed, so that a mix of them starts with equal parts."""
+    """Token vectors → blocks → layers that are normed, so that each has the same weight in a new mix."""
 
     config: TransformerConfig
     predicts_masked = True
@@ -87,11 +87,11 @@ class TransformerEncoder(ContextEncoder):
             cast(nn.Linear, head).reset_parameters()
 
     def block_weights(self) -> list[BlockWeights]:
-        """The numbers of every block, the lowest first."""
+        """The weights of every block, the lowest first."""
         return [cast(TransformerBlock, block).weights() for block in self.blocks]
 
     def run(self, x: Tensor, segments: Segments, outputs: Sequence[int], dropout: float = 0.0) -> Tensor:
-        """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks."""
+        """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks."""
         return transformer(
             x, segments, self.block_weights(), window=self.config.window, outputs=outputs, dropout=dropout
         )
@@ -129,7 +129,7 @@ class TransformerEncoder(ContextEncoder):
         return self.top(x, Segments.of(lengths.tolist(), way))
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
-        """x [N, P] → the normed numbers after the last block [N, P], as training reads text."""
+        """x [N, P] → the normed vectors after the last block [N, P], as training reads text."""
         return self.run(x, segments, [self.config.n_blocks], dropout)[0]
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
@@ -140,14 +140,8 @@ class TransformerEncoder(ContextEncoder):
         """The token layer as the user gets it: normed, like every layer."""
         return norm(tokens)
 
-    def read_windows(
-        self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0
-    ) -> tuple[Tensor, State | None]:
-        """Not how a transformer is trained: it reads segments."""
-        raise ElmoError("a transformer is trained on segments of text, not on windows")
-
     def explain(self, tokens: Tensor) -> str:
-        """The path that the dispatcher takes for tokens like these, and why."""
+        """The path that the dispatcher chooses for tokens of this shape and dtype, and why."""
         choice = choose(tokens.flatten(0, -2), self.block_weights(), gradient=False)
         return f"{choice.path}: {choice.why}"
 

@@ -1,4 +1,4 @@
-"""Vectors of words without context that were computed before: a table of rows, bounded in bytes."""
+"""A cache of the vectors of words without context: a table of rows, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -24,116 +24,120 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
-    """The words of a batch: a table and the row of each in it."""
+class CachedWords:
+    """The words of a batch: a table of vectors and the row of each word in it."""
 
-    table: Tensor  # [U, P]; rows that the batch does not name may change or hold nothing
+    table: Tensor  # [U, P]; rows of other words may change
     rows: Rows  # [N]
 
 
 class TypeCache:
-    """What `Elmo` remembers of words from one batch to the next.
+    """The vectors of words without context that `Elmo` has computed.
 
-    `hits` and `misses` count the words of all batches, the two sentence boundaries once a batch: those whose vector was
-    there, and those it was computed for. When the table is full, a new one begins with the words of the batch at hand.
-    Changed weights are noticed, but not what torch does not count (`.data`, inference mode): `clear` after that.
+    `hits` and `misses` count the words of all batches, the two sentence boundaries once per batch: those whose vector
+    was cached, and those whose vector was computed. When the table is full, a new one begins with the words of the
+    current batch. Changed weights are detected, except those that torch does not count (`.data`, inference mode): call
+    `clear` after such a change.
     """
 
     def __init__(self, megabytes: float = 64) -> None:
         if isinstance(megabytes, bool) or not isinstance(megabytes, int | float) or not 0 <= megabytes < float("inf"):
-            raise ElmoError(f"type_cache_mb must be a number of megabytes of at least 0 (0 is off), got {megabytes!r}")
+            raise ElmoError(
+                f"type_cache_mb must be a number of megabytes of at least 0 (0 is off), got {megabytes!r}",
+                "type_cache_mb",
+            )
         self.megabytes = megabytes
         self.hits = self.misses = 0
-        self._kept: _Kept | None = None
+        self._known: _WordTable | None = None
         self._lock = threading.Lock()
         _caches.add(self)
 
     def __len__(self) -> int:
-        """Words that are kept."""
-        kept = self._kept
-        return 0 if kept is None else len(kept.numbers)
+        """Words that are known."""
+        known = self._known
+        return 0 if known is None else len(known.numbers)
 
     @property
     def capacity(self) -> int:
-        """Words that there is room for, once the size of a vector is known; 0 before."""
-        kept = self._kept
-        return 0 if kept is None else len(kept.table)
+        """The most words that fit, once the size of a vector is known; 0 before."""
+        known = self._known
+        return 0 if known is None else len(known.table)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the vectors that are kept."""
-        kept = self._kept
-        return 0 if kept is None else len(kept.numbers) * kept.table.shape[1] * kept.table.element_size()
+        """Bytes of the vectors that are known."""
+        known = self._known
+        return 0 if known is None else len(known.numbers) * known.table.shape[1] * known.table.element_size()
 
     def clear(self) -> None:
         """Forget all words, and start counting again."""
         with self._lock:
-            self._kept, self.hits, self.misses = None, 0, 0
+            self._known, self.hits, self.misses = None, 0, 0
 
     def __repr__(self) -> str:
         size = f"{len(self):,} words, {self.nbytes / 1e6:.1f} of {self.megabytes:g} MB"
         return f"TypeCache({size}, {self.hits:,} hits, {self.misses:,} misses)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of a model starts with nothing kept."""
+        """A copy of a model starts with nothing known."""
         return {"megabytes": self.megabytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def look_up(self, words: list[str], encode: Encode, encoder: nn.Module) -> Looked:
-        """The words of a batch → their vectors; `encode`, which runs `encoder`, gets those not seen before."""
+    def look_up(self, words: list[str], encode: Encode, encoder: nn.Module) -> CachedWords:
+        """The words of a batch → their vectors; `encode`, which runs `encoder`, computes those not seen before."""
         weights = _Weights.of(encoder) if self.megabytes else None
         if weights is None:
-            numbers = _Numbers()
+            numbers = _WordNumbers()
             rows = numbers.of(words)
-            return Looked(encode(list(numbers)), rows)
+            return CachedWords(encode(list(numbers)), rows)
         with self._lock:
-            kept = self._kept
-            if kept is None or kept.weights != weights:
-                self._kept = None
+            known = self._known
+            if known is None or known.weights != weights:
+                self._known = None
                 return self._begin(words, encode, weights, None)
-            before = len(kept.numbers)
-            rows = kept.numbers.of(words)
-            new = kept.numbers.since(before)
-            if len(kept.numbers) > len(kept.table):
-                kept.numbers.forget(new)
-                return self._begin(words, encode, weights, kept)
+            before = len(known.numbers)
+            rows = known.numbers.of(words)
+            new = known.numbers.since(before)
+            if len(known.numbers) > len(known.table):
+                known.numbers.forget(new)
+                return self._begin(words, encode, weights, known)
             if new:
                 try:
-                    kept.fill(before, encode(new))
+                    known.fill(before, encode(new))
                 except BaseException:
-                    kept.numbers.forget(new)
+                    known.numbers.forget(new)
                     raise
             self.hits += len(words) - len(new)
             self.misses += len(new)
-            return Looked(kept.table, rows)
+            return CachedWords(known.table, rows)
 
     def after_fork(self) -> None:
-        """In a child there is nobody to end what another thread had begun: a table half filled, a lock held."""
+        """In a child process no other thread can finish what it began: a table half filled, a lock not released."""
         if self._lock.locked():
-            self._lock, self._kept = threading.Lock(), None
+            self._lock, self._known = threading.Lock(), None
 
-    def _begin(self, words: list[str], encode: Encode, weights: _Weights, full: _Kept | None) -> Looked:
-        """A new table with the words of this batch, those known to a full one taken over from it."""
+    def _begin(self, words: list[str], encode: Encode, weights: _Weights, full: _WordTable | None) -> CachedWords:
+        """Make a new table with the words of this batch; those in the full table are copied from it."""
         distinct = dict.fromkeys(words)
         old = [] if full is None else [word for word in distinct if word in full.numbers]
         new = [word for word in distinct if full is None or word not in full.numbers]
         parts = [] if full is None or not old else [full.table[full.numbers.of(old)]]
         parts += [encode(new)] if new or not parts else []
         vectors = torch.cat(parts) if len(parts) > 1 else parts[0]
-        numbers = _Numbers()
+        numbers = _WordNumbers()
         numbers.of([*old, *new])
         capacity = int(self.megabytes * 1e6) // (vectors.shape[1] * vectors.element_size())
         self.hits += len(words) - len(new)
         self.misses += len(new)
-        if len(distinct) > capacity:  # such a batch has a table of its own, and what is kept stays
-            return Looked(vectors, numbers.of(words))
+        if len(distinct) > capacity:  # such a batch has a table of its own, and the cache does not change
+            return CachedWords(vectors, numbers.of(words))
         with torch.inference_mode(False):  # or it could not be written or used outside of that mode
             table = torch.empty(capacity, vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
-        kept = self._kept = _Kept(table, numbers, weights)
-        kept.fill(0, vectors)
-        return Looked(table, numbers.of(words))
+        known = self._known = _WordTable(table, numbers, weights)
+        known.fill(0, vectors)
+        return CachedWords(table, numbers.of(words))
 
 
 _caches: WeakSet[TypeCache] = WeakSet()
@@ -148,7 +152,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Numbers(dict[str, int]):
+class _WordNumbers(dict[str, int]):
     """A number for each word, in the order in which they came."""
 
     def __missing__(self, word: str) -> int:
@@ -164,17 +168,17 @@ class _Numbers(dict[str, int]):
         return list(islice(reversed(self), len(self) - number))[::-1]
 
     def forget(self, words: Sequence[str]) -> None:
-        """Give the last numbers back."""
+        """Remove words that have the last numbers."""
         for word in words:
             del self[word]
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """A table; a row that has been handed out is never written again."""
+class _WordTable:
+    """A table of vectors; a row that was returned is never written again."""
 
     table: Tensor  # [capacity, P]
-    numbers: _Numbers
+    numbers: _WordNumbers
     weights: _Weights
 
     @torch.no_grad()
@@ -186,17 +190,17 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Weights:
-    """What vectors were computed from: equal for the same weights, unchanged since, in the same number type."""
+    """What vectors were computed from: equal for the same weights, not changed since, in the same dtype."""
 
     marks: tuple[object, ...]
     tensors: list[Tensor] = field(compare=False)
-    """Kept alive, so that no other tensor takes the place of one in memory."""
+    """References to the tensors, so that no other tensor can have the address of one of them."""
 
     @classmethod
     def of(cls, encoder: nn.Module) -> _Weights | None:
-        """Those of an encoder; None where vectors must be computed each time.
+        """Those of an encoder; None if vectors must be computed each time.
 
-        That is where weights take gradients, and in the copies of DataParallel, which list no weights.
+        That is for weights with gradients, and for the copies of DataParallel, which list no weights.
         """
         tensors: list[Tensor] = []
         _collect(encoder, tensors)

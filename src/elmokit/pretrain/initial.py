@@ -8,8 +8,8 @@ from torch import nn
 
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.model.bilm import BiLM
-from elmokit.model.char_cnn import CharCnn, Highway
-from elmokit.model.lm_head import LmHead
+from elmokit.model.language_model import LmHead
+from elmokit.model.token_encoder import CharCnn, Highway
 from elmokit.text.vocab import Vocabulary
 
 _CARRY_BIAS = -2.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
-from elmokit.model.lm_head import LmHead, target_losses
+from elmokit.model.language_model import LmHead, target_losses
 from elmokit.ops.softmax_loss import softmax_loss
 from elmokit.pretrain.batches import Batch
 from elmokit.pretrain.sampled_softmax import sampled_softmax_loss

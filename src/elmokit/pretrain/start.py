@@ -13,7 +13,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import LmHead
+from elmokit.model.language_model import LmHead
 from elmokit.pretrain.initial import initialise
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.recipe import Recipe

@@ -13,8 +13,8 @@ layers, the dtype. S sentences have N rows in all; a row is a token, or a whole 
 | words | [U, P] | the vectors that depend on the word alone, one for each different word; [0, 0] where there are none |
 | word_rows | [N] int32 | which of `words` each row has; [0] where there are none |
 
-A file appears complete or not at all and never changes. So each sentence is computed once, a killed run resumes where it
-stopped, and several processes can read and write at the same time.
+A file appears complete or not at all and never changes. So each sentence is computed once, a killed run resumes where
+it stopped, and several processes can read and write at the same time.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ import torch
 from elmokit import BiLM
 from elmokit.config import CharacterConfig, LstmConfig
 from elmokit.model import bilm as bilm_module
-from elmokit.model import char_cnn
-from elmokit.model.char_cnn import CharCnn
+from elmokit.model import token_encoder
+from elmokit.model.token_encoder import CharCnn
 from elmokit.ops.convolve import convolve, convolve_together
 from tiny_models import tiny_config
 
@@ -64,7 +64,7 @@ def test_trimming_leaves_one_window_of_padding_of_each_width():
 
 
 def test_words_sorted_for_training_have_the_vectors_of_inference(monkeypatch):
-    monkeypatch.setattr(char_cnn, "PART", 5)
+    monkeypatch.setattr(token_encoder, "PART", 5)
     monkeypatch.setattr(bilm_module, "TRAINING_TYPES", 13)
     bilm = BiLM(tiny_config(lstm=LstmConfig(16, 8), characters=CONFIG)).double()
     ids = words(41, 20)

@@ -8,7 +8,7 @@ import torch
 
 from elmokit.errors import ElmoError
 from elmokit.model.int8 import quantised
-from elmokit.model.lm_head import Int8LmHead, LmHead, head_shell
+from elmokit.model.language_model import Int8LmHead, LmHead, head_shell
 from exactness import assert_same
 
 
