@@ -15,7 +15,6 @@ import torch
 
 from elmokit import BiLM, Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig
-from elmokit.elmo import ElmoOptions
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model import int8
 from elmokit.ops import recurrence
@@ -38,7 +37,7 @@ def build(size: str, strength: float) -> Elmo:
         name: strength * torch.randn(value.shape, generator=generator) / value.shape[-1] ** 0.5
         for name, value in BiLM(config).state_dict().items()
     }
-    return Elmo(Checkpoint(config, weights, kind="elmokit", where="random"), ElmoOptions(type_cache_mb=0))
+    return Elmo(Checkpoint(config, weights, kind="elmokit", where="random"), type_cache_mb=0)
 
 
 def spread(elmo: Elmo) -> float:

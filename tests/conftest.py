@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from elmokit import Elmo, ElmoConfig
-from elmokit.elmo import ElmoOptions
 from tiny_models import tiny_checkpoint
 
 if find_spec("hypothesis"):  # machines with a GPU may come without it, and the GPU tests do not need it
@@ -85,7 +84,7 @@ def make_elmo() -> Callable[..., Elmo]:
     """Build a tiny Elmo: make_elmo(config, head=True, state="carry", …)."""
 
     def make(config: ElmoConfig | None = None, *, head: bool = False, seed: int = 0, scale: float = 2.0, **arguments):
-        return Elmo(tiny_checkpoint(config, head=head, seed=seed, scale=scale), ElmoOptions(**arguments))
+        return Elmo(tiny_checkpoint(config, head=head, seed=seed, scale=scale), **arguments)
 
     return make
 

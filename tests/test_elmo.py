@@ -1,5 +1,4 @@
 import inspect
-from dataclasses import FrozenInstanceError, asdict
 
 import numpy as np
 import pytest
@@ -7,7 +6,6 @@ import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.config import LstmConfig
-from elmokit.elmo import ElmoOptions
 from exactness import assert_same
 from tiny_models import WORDS, tiny_config, word_config
 
@@ -90,18 +88,11 @@ def test_a_short_repr(make_elmo):
     assert repr(Elmo.load(device="cpu")) == "Elmo('en', 3 layers x 512, float32, cpu, segment='english')"
 
 
-def test_options_are_a_value():
-    assert ElmoOptions(mixes=2) == ElmoOptions(mixes=2)
-    with pytest.raises(FrozenInstanceError):
-        ElmoOptions().mixes = 2
-    with pytest.raises(TypeError, match="mixtures"):
-        ElmoOptions(mixtures=2)
-
-
-def test_load_and_the_options_have_the_same_arguments():
+def test_load_has_the_arguments_of_the_constructor():
     arguments = inspect.signature(Elmo.load).parameters
     files = {"path", "options", "vocab", "token_embeddings", "device", "dtype"}
-    assert {name: value.default for name, value in arguments.items() if name not in files} == asdict(ElmoOptions())
+    own = {name: value.default for name, value in inspect.signature(Elmo).parameters.items() if name != "checkpoint"}
+    assert {name: value.default for name, value in arguments.items() if name not in files} == own
     assert all(f"`{name}`" in Elmo.load.__doc__ for name in arguments)
 
 

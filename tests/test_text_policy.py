@@ -11,7 +11,6 @@ from elmokit import Elmo, ElmoError
 from elmokit import sklearn as elmokit_sklearn
 from elmokit.cli import main
 from elmokit.compat import tfhub
-from elmokit.elmo import ElmoOptions
 from elmokit.output import read_vectors
 from elmokit.tasks import TaskOptions, TextExample, fit, load, read_texts
 from elmokit.text.tokens import segmenter, words
@@ -31,7 +30,7 @@ def place(tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     (folder / "train.conll").write_text("a X\nbank Y\n\nrates Y\n\n" * 4)
     for name in ("en", "zh"):
-        Elmo(tiny_checkpoint(head=True, scale=1.0), ElmoOptions(segment=MODELS[name])).save(folder / name)
+        Elmo(tiny_checkpoint(head=True, scale=1.0), segment=MODELS[name]).save(folder / name)
     Elmo(tiny_checkpoint(scale=1.0)).save(folder / "old", format="bilm")
     Elmo(tiny_checkpoint(head=True, scale=1.0)).save(folder / "old-softmax")
     with pytest.MonkeyPatch.context() as patch:

@@ -20,33 +20,33 @@ Alphabet = Literal["bytes", "symbols"]
 
 _LARGEST = 2**31 - 1
 _MOST_CHARACTERS = 2**16
-"""Beyond this a damaged file would turn each word into millions of ids."""
+"""A damaged file with more would turn each word into millions of ids."""
 _LARGEST_CLIP = 1e18
 """torch clamps to no whole number above 2**63."""
 
 
 def _whole(name: str, value: object, least: int, most: int = _LARGEST) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ElmoError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ElmoError(f"{name} must be a whole number of at least {least}, got {value!r}", name)
     if value > most:
-        raise ElmoError(f"{name} must be at most {most}, got {value}")
+        raise ElmoError(f"{name} must be at most {most}, got {value}", name)
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ElmoError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ElmoError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", name)
 
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ElmoError(f"{name} must be true or false, got {value!r}")
+        raise ElmoError(f"{name} must be true or false, got {value!r}", name)
 
 
 def _clip(name: str, value: object) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST_CLIP:
-        raise ElmoError(f"{name} must be a positive number up to {_LARGEST_CLIP:g} or absent, got {value!r}")
+        raise ElmoError(f"{name} must be a positive number up to {_LARGEST_CLIP:g} or absent, got {value!r}", name)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class CharacterConfig:
     n_characters: int = 262
     """C: rows of the character table; row 0 is the padded token's and always zero."""
     padding_character: int = 261
-    """The id that fills a token up to M; it has a trained row of its own."""
+    """The id that pads a token to M; it has a trained row of its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filters", tuple(tuple(pair) for pair in self.filters))
@@ -113,7 +113,7 @@ class WordConfig:
     embedding_size: int
     """Numbers per word."""
     max_characters: int | None = None
-    """Where given, a word is cut to this many characters, two less, before it is looked up."""
+    """If given, a word is cut to two characters less than this before it is looked up."""
 
     def __post_init__(self) -> None:
         _whole("n_words", self.n_words, 1)
@@ -129,14 +129,14 @@ class ContextConfig(ABC):
     """
 
     kind: ClassVar[str]
-    """Its name: the key in config.json, and the value of `elmo train --context`."""
+    """Its name: the key in config.json, and the `context` of `elmo train`."""
     objective: ClassVar[str] = "windows"
     """How it is trained: on `windows` or on `segments` of text (`elmokit.pretrain.objective`)."""
 
     @property
     @abstractmethod
     def n_layers(self) -> int:
-        """L: the layers that it gives above the token layer."""
+        """L: the layers above the token layer."""
 
     @property
     @abstractmethod
@@ -149,7 +149,7 @@ class ContextConfig(ABC):
         return self.token_size
 
     def vector_size(self, n_directions: int) -> int:
-        """D: numbers per token that it gives; the vectors of the directions next to each other."""
+        """D: numbers per token in a vector for the user; the directions' outputs are concatenated."""
         return n_directions * self.token_size
 
     def describe(self, n_directions: int) -> list[tuple[str, str]]:
@@ -160,11 +160,31 @@ class ContextConfig(ABC):
     @classmethod
     @abstractmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The shape that the options of `elmo train` ask for."""
+        """The shape that options of `elmo train` describe."""
 
     @abstractmethod
     def to_options(self) -> dict[str, Any]:
-        """The options of `elmo train` that ask for this shape."""
+        """The options of `elmo train` that describe this shape."""
+
+
+# The options of `elmo train` for the fields of the two configurations below.
+_LSTM_OPTIONS = {
+    "cell_size": "cell_size",
+    "output_size": "output_size",
+    "n_layers": "layers",
+    "cell_clip": "cell_clip",
+    "projection_clip": "projection_clip",
+    "skip_connections": "skip_connections",
+}
+_TRANSFORMER_OPTIONS = {
+    "size": "size",
+    "n_blocks": "blocks",
+    "n_heads": "heads",
+    "inner_size": "inner_size",
+    "window": "attention_window",
+    "softmax_size": "softmax_size",
+    "every": "every",
+}
 
 
 @dataclass(frozen=True)
@@ -223,32 +243,20 @@ class LstmConfig(ContextConfig):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The shape that the options of `elmo train` ask for."""
-        return cls(
-            cell_size=options["cell_size"],
-            output_size=options["output_size"],
-            n_layers=options["layers"],
-            projection=options["cell_size"] != options["output_size"],
-            skip_connections=options["skip_connections"],
-            cell_clip=options["cell_clip"] or None,
-            projection_clip=options["projection_clip"] or None,
-        )
+        """The shape that options of `elmo train` describe; a clip of 0 means none."""
+        values = {field: options[name] for field, name in _LSTM_OPTIONS.items()}
+        values |= {name: values[name] or None for name in ("cell_clip", "projection_clip")}
+        return cls(**values, projection=values["cell_size"] != values["output_size"])
 
     def to_options(self) -> dict[str, Any]:
-        """The options of `elmo train` that ask for this shape."""
-        return {
-            "cell_size": self.cell_size,
-            "output_size": self.output_size,
-            "layers": self.n_layers,
-            "cell_clip": self.cell_clip or 0.0,
-            "projection_clip": self.projection_clip or 0.0,
-            "skip_connections": self.skip_connections,
-        }
+        """The options of `elmo train` that describe this shape."""
+        values = {name: getattr(self, field) for field, name in _LSTM_OPTIONS.items()}
+        return {name: 0.0 if value is None else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class TransformerConfig(ContextConfig):
-    """Blocks of attention and feed-forward parts: every layer reads both sides of a word."""
+    """Blocks of attention and feed-forward layers: every layer reads both sides of a word."""
 
     kind: ClassVar[str] = "transformer"
     objective: ClassVar[str] = "segments"
@@ -265,7 +273,7 @@ class TransformerConfig(ContextConfig):
     softmax_size: int = 256
     """S: numbers per token that the softmax reads."""
     every: int = 2
-    """Blocks from one layer that is given out to the next."""
+    """Blocks per layer that the user gets."""
 
     def __post_init__(self) -> None:
         for name in ("size", "n_blocks", "n_heads", "inner_size", "window", "softmax_size", "every"):
@@ -294,7 +302,7 @@ class TransformerConfig(ContextConfig):
         return self.softmax_size
 
     def vector_size(self, n_directions: int) -> int:
-        """P: both sides are in the same numbers."""
+        """P: a vector contains both sides."""
         if n_directions != 2:
             raise ElmoError("a transformer reads both sides of a word: bidirectional must be true, got false")
         return self.size
@@ -310,28 +318,12 @@ class TransformerConfig(ContextConfig):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The shape that the options of `elmo train` ask for."""
-        return cls(
-            size=options["size"],
-            n_blocks=options["blocks"],
-            n_heads=options["heads"],
-            inner_size=options["inner_size"],
-            window=options["attention_window"],
-            softmax_size=options["softmax_size"],
-            every=options["every"],
-        )
+        """The shape that options of `elmo train` describe."""
+        return cls(**{field: options[name] for field, name in _TRANSFORMER_OPTIONS.items()})
 
     def to_options(self) -> dict[str, Any]:
-        """The options of `elmo train` that ask for this shape."""
-        return {
-            "size": self.size,
-            "blocks": self.n_blocks,
-            "heads": self.n_heads,
-            "inner_size": self.inner_size,
-            "attention_window": self.window,
-            "softmax_size": self.softmax_size,
-            "every": self.every,
-        }
+        """The options of `elmo train` that describe this shape."""
+        return {name: getattr(self, field) for field, name in _TRANSFORMER_OPTIONS.items()}
 
 
 CONTEXTS: dict[str, type[ContextConfig]] = {"lstm": LstmConfig, "transformer": TransformerConfig}
@@ -345,11 +337,11 @@ class ElmoConfig:
     context: ContextConfig
     """The context encoder."""
     characters: CharacterConfig | None = None
-    """The character part, where the model has one."""
+    """The character part, if the model has one."""
     words: WordConfig | None = None
-    """The word part, where the model has one; with both, a token is [word; characters]."""
+    """The word part, if the model has one; with both, a token is [word; characters]."""
     token_projection: bool = True
-    """Whether a linear layer brings the token to P numbers; without it the parts must have P already."""
+    """Whether a linear layer projects the token to P numbers; without it the parts must have P."""
     bidirectional: bool = True
     """Two directions, or the forward one alone."""
 
@@ -415,7 +407,7 @@ class ElmoConfig:
         return self.context.n_layers + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can store it; the context encoder's key is its kind."""
+        """The configuration for JSON; the context encoder's key is its kind."""
         values = asdict(self)
         return {self.context.kind: values.pop("context"), **values}
 

@@ -1,4 +1,4 @@
-"""The user's class, where the flow of the whole package can be read.
+"""The user's class, which shows the flow through the whole package.
 
 text → tokens → ids → token encoder → context encoder → layers → mix
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, SupportsIndex, overload
@@ -48,28 +47,6 @@ from elmokit.text.vocab import UnknownTokens
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElmoOptions:
-    """How a model is used; `Elmo.load` has the same arguments and says what they mean."""
-
-    mixes: int | None = None
-    trainable: bool = False
-    dropout: float = 0.0
-    layer_norm: LayerNorm | None = None
-    state: Literal["zero", "carry"] = "zero"
-    boundaries: bool = False
-    type_cache_mb: float = 64
-    segment: SegmenterName | None = None
-
-    def __post_init__(self) -> None:
-        if self.state not in ("zero", "carry"):
-            raise ElmoError(f"state must be zero or carry, got {self.state!r}")
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ElmoError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
-        if self.mixes is not None and (type(self.mixes) is not int or self.mixes < 1):
-            raise ElmoError(f"mixes must be at least 1, got {self.mixes!r}")
-
-
 class Elmo(nn.Module):
     """A biLM with its vocabulary and its mixes: words in context to vectors.
 
@@ -78,23 +55,37 @@ class Elmo(nn.Module):
     (5, 1024)
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: ElmoOptions | None = None, **given: object) -> None:
-        """Build the network from a checkpoint; `Elmo.load` does so from a file.
-
-        The options may also be given by name: `Elmo(checkpoint, mixes=2)`.
-        """
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        mixes: int | None = None,
+        trainable: bool = False,
+        dropout: float = 0.0,
+        layer_norm: LayerNorm | None = None,
+        state: Literal["zero", "carry"] = "zero",
+        boundaries: bool = False,
+        type_cache_mb: float = 64,
+        segment: SegmenterName | None = None,
+    ) -> None:
+        """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()
-        options = options or ElmoOptions(**given)  # type: ignore[arg-type]  # which checks them
+        if state not in ("zero", "carry"):
+            raise ElmoError(f"state must be zero or carry, got {state!r}", "state")
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}", "dropout")
+        if mixes is not None and (type(mixes) is not int or mixes < 1):
+            raise ElmoError(f"mixes must be at least 1, got {mixes!r}", "mixes")
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
         self.kind, self.where = checkpoint.kind, checkpoint.where
         self.notes, self.about = checkpoint.notes, checkpoint.about
-        self.text, self.text_policy = TextPolicy.of_model(checkpoint.text, options.segment, self.where)
-        self.state, self.boundaries = options.state, options.boundaries
+        self.text, self.text_policy = TextPolicy.of_model(checkpoint.text, segment, self.where)
+        self.state, self.boundaries = state, boundaries
         self.indexer = checkpoint.indexer()
         self.character_pieces = checkpoint.character_pieces(self.text)
-        self.type_cache = TypeCache(options.type_cache_mb)
+        self.type_cache = TypeCache(type_cache_mb)
         self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None
         self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
@@ -102,12 +93,11 @@ class Elmo(nn.Module):
             kind = checkpoint.config.context.kind
             raise ElmoError(f"state='carry' needs an LSTM, and this model has the context encoder {kind}: leave it out")
         self.head = head_shell(checkpoint.head) if checkpoint.head else None
-        fill(self.bilm, checkpoint.weights, trainable=options.trainable)
+        fill(self.bilm, checkpoint.weights, trainable=trainable)
         if self.head is not None:
-            fill(self.head, checkpoint.head, trainable=options.trainable)
-        mixes = saved_mixes(checkpoint.mixes, checkpoint.config.n_outputs, options.mixes, options.layer_norm)
-        self.mixes = nn.ModuleList(mixes)
-        self.dropout = nn.Dropout(options.dropout)
+            fill(self.head, checkpoint.head, trainable=trainable)
+        self.mixes = nn.ModuleList(saved_mixes(checkpoint.mixes, checkpoint.config.n_outputs, mixes, layer_norm))
+        self.dropout = nn.Dropout(dropout)
         self.eval()
 
     @classmethod
@@ -155,7 +145,8 @@ class Elmo(nn.Module):
         if checkpoint.int8 and not int8 and (chosen_dtype is not None or chosen_device.type != "cpu"):
             log.info("dtype %s: the int8 of %s is for the CPU", chosen_dtype or torch.float32, checkpoint.where)
             checkpoint = checkpoint.in_floats(softmax=False)
-        use = ElmoOptions(
+        elmo = cls(
+            checkpoint,
             mixes=mixes,
             trainable=trainable,
             dropout=dropout,
@@ -166,7 +157,7 @@ class Elmo(nn.Module):
             segment=segment,
         )
         floats = torch.float32 if checkpoint.int8 or chosen_dtype is None else chosen_dtype
-        return cls(checkpoint, use).to(device=chosen_device, dtype=floats)
+        return elmo.to(device=chosen_device, dtype=floats)
 
     def __repr__(self) -> str:
         size = f"{self.config.n_outputs} layers x {self.config.vector_size}"
@@ -198,7 +189,7 @@ class Elmo(nn.Module):
 
     @property
     def dtype(self) -> str:
-        """What the network computes with, by the name that `load` takes."""
+        """The dtype in which the network computes, by the name that `load` takes."""
         if self.bilm.int8:
             return "int8"
         return str(next(self.bilm.parameters()).dtype).removeprefix("torch.")
@@ -227,9 +218,9 @@ class Elmo(nn.Module):
         if tokens is not None and sentences is None:
             rows, width = rows_of_tokens(tokens, sequence_len), max(map(len, tokens), default=0)
         elif sentences is None or tokens is not None:
-            raise ElmoError("Elmo takes sentences or tokens=, one of the two")
+            raise ElmoError("Elmo takes sentences or tokens, one of the two")
         elif sequence_len is not None:
-            raise ElmoError("sequence_len goes with tokens=, not with sentences")
+            raise ElmoError("sequence_len goes with tokens, not with sentences")
         else:
             rows, width = self.text_policy.override(segment).sentences_of(sentences), 0
         layers = self.layers_of(rows)
@@ -305,7 +296,7 @@ class Elmo(nn.Module):
     ) -> Iterator[Vectors]:
         """Any number of sentences → their arrays one by one, in order, with bounded memory.
 
-        `batch_tokens` bounds the tokens of a batch; without it the device's own number is taken. Otherwise as
+        `batch_tokens` bounds the tokens of a batch; the default depends on the device. Otherwise as
         `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
         the sentences are one batch, as in one call of the original systems.
         """
@@ -363,7 +354,7 @@ class Elmo(nn.Module):
 
     def _carry(self, last: State | None) -> None:
         if self.state == "carry" and last is not None:
-            # Rows that a smaller batch did not use keep the state they have.
+            # The state of rows that a smaller batch did not use does not change.
             self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
 
     def _pieces(self, sentences: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
@@ -388,7 +379,7 @@ class Elmo(nn.Module):
         )
 
     def reset_state(self) -> None:
-        """Forget what `state="carry"` has carried: the next call starts from zero."""
+        """Forget the state that `state="carry"` has carried: the next call starts from zero."""
         self._carried = None
 
     def log_probs(
@@ -498,7 +489,7 @@ class Elmo(nn.Module):
         """
         tensors = self.bilm.state_dict() | (self.mixes.state_dict(prefix="mixes.") if mixes else {})
         norms = [mix.layer_norm for mix in self.mixes] if mixes else None
-        # In a model of characters a word of several has vectors of its own, which it had not in earlier versions.
+        # Earlier versions gave words of several characters other vectors in a model of characters.
         pieces = {} if self.character_pieces is None else {"words": "by character"}
         return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms, **pieces)
 

@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS = 2048
 """Tokens in a batch, sentence boundaries counted."""
 GPU_BATCH_TOKENS = 8192
-"""The same on a GPU, which is faster with more at a time."""
+"""The same on a GPU, which is faster with more."""
 WINDOW_BATCHES = 8
-"""Batches' worth of sentences that are sorted by length together."""
+"""Sentences for this many batches are sorted by length together."""
 AHEAD = 2
-"""Batches that are started before the results of one are asked for: a GPU works on them in the meantime."""
+"""Batches that are started before the results of one are read: a GPU works on them in the meantime."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
@@ -46,25 +46,25 @@ _POOLS = ("mean", "max", "first", "last")
 
 
 def check_layer(layer: Layer, n_layers: int) -> None:
-    """Refuse a layer that a model of so many layers does not have."""
+    """Refuse a layer that a model with `n_layers` layers does not have."""
     if layer in ("mix", "top", "all"):
         return
     if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
-        raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}")
+        raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
 
 
 def check_pool(pool: str | None) -> None:
-    """Refuse a pool that is none of the four."""
+    """Refuse an unknown kind of pooling."""
     if pool is not None and pool not in _POOLS:
-        raise ElmoError(f"pool must be one of {', '.join(_POOLS)}, got {pool!r}")
+        raise ElmoError(f"pool must be one of {', '.join(_POOLS)}, got {pool!r}", "pool")
 
 
 def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
-    """The token budget that was asked for, or the device's own."""
+    """The token budget that was given, or the default of the device."""
     if batch_tokens is None:
         return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
     if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
-        raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}")
+        raise ElmoError(f"batch_tokens must be at least 1, got {batch_tokens!r}", "batch_tokens")
     return batch_tokens
 
 
@@ -120,7 +120,7 @@ def _complete(windows: deque[_Window[Result]]) -> Iterator[Result]:
     while windows and len(windows[0].results) == windows[0].size:
         window = windows.popleft()
         for place in range(window.size):
-            yield window.results.pop(place)  # the caller alone has it from here on
+            yield window.results.pop(place)  # removed, so that only the caller refers to it
 
 
 def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]) -> list[tuple[Tokens, int]]:
@@ -217,7 +217,7 @@ class Layers:
         return Layers(means.reshape(len(values), len(counts), -1, means.shape[-1]), torch.from_numpy(lengths))
 
     def widened(self, width: int) -> Layers:
-        """The same, padded with zeros to at least so many positions."""
+        """The same, padded with zeros to at least `width` positions."""
         missing = width - self.values.shape[2]
         return self if missing <= 0 else Layers(nn.functional.pad(self.values, (0, 0, 0, missing)), self.lengths)
 
@@ -284,7 +284,9 @@ def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, b
         for length in lengths.tolist():
             start, stop = stop, stop + length
             part = packed[..., start:stop, :]
-            yield (part if pool is None else pool_tokens(part, pool)).copy()  # a view would keep the batch in memory
+            yield (
+                part if pool is None else pool_tokens(part, pool)
+            ).copy()  # a view would refer to the memory of the whole batch
 
     return list(parts()) if device.type == "cpu" else _in_background(parts())
 
@@ -330,7 +332,7 @@ def _on_host(values: Tensor) -> Callable[[], Vectors]:
 
 
 def _in_background(parts: Iterator[Vectors]) -> Iterator[Vectors]:
-    """The same, made in another thread while this one prepares the next batches."""
+    """The same, computed in another thread while this one prepares the next batches."""
     made = _collector().submit(list, parts)
 
     def results() -> Iterator[Vectors]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from elmokit.elmo import Elmo, ElmoOptions
+from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.model.placement import choose_device
@@ -336,7 +336,7 @@ def _to_train(elmo: Elmo) -> Elmo:
     """A copy to fine-tune, without its softmax: the user's own model stays as it is."""
     checkpoint = elmo.checkpoint()
     weights = {name: value.clone() for name, value in checkpoint.weights.items()}
-    copied = Elmo(replace(checkpoint, weights=weights, head={}), ElmoOptions(state=elmo.state, trainable=True))
+    copied = Elmo(replace(checkpoint, weights=weights, head={}), state=elmo.state, trainable=True)
     return copied.to(elmo.device)
 
 
