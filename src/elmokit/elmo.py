@@ -431,11 +431,11 @@ class Elmo(nn.Module):
             raise ElmoError(f"k must be a whole number of at least 1, got {k!r}")
         place = index % len(words)
         if self.character_pieces is not None:
-            asked = self.character_pieces.of(words[place])
-            if len(asked) > 1:
+            characters = self.character_pieces.of(words[place])
+            if len(characters) > 1:
                 raise ElmoError(
-                    f"this model predicts characters, so substitutes takes the place of one, and {words[place]!r} has "
-                    f"{len(asked)}: give its characters as tokens of their own"
+                    f"this model predicts single characters, and {words[place]!r} has {len(characters)}: give its "
+                    "characters as tokens of their own"
                 )
             place = self.character_pieces.count(words[:place])
             ((words,), _) = self.character_pieces.split([words])

@@ -1,6 +1,6 @@
 """Sentences in any number → vectors in the same order: batches by token budget, layers, one array per sentence.
 
-Nothing here changes a vector: the network gives each sentence the same numbers in any batch.
+Nothing here changes a vector: the network gives each sentence the same vectors in any batch.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Numbers of sentences, similar lengths together; a batch exceeds the budget only if one sentence alone does."""
+    """Indices of sentences, similar lengths together; a batch exceeds the budget only if one sentence alone does."""
     batch: list[int] = []
     total = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -3,8 +3,7 @@
     from elmokit.sklearn import ElmoVectorizer
     model = make_pipeline(ElmoVectorizer("my-model"), LogisticRegression(max_iter=1000)).fit(texts, labels)
 
-What is loaded and what is computed belong to the process, not to the estimator: clones share them, and they are not
-in a pickle.
+Models and vectors belong to the process, not to the estimator: clones share them, and they are not in a pickle.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
 _IN_A_FILE = 1_000
-"""Sentences; a killed run loses no more than these."""
+"""Sentences in a file of the cache; a killed run loses no more than these."""
 _recent = RecentVectors(1 << 29)
 
 
@@ -63,7 +62,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         device: str | None = None,
         cache: str | Path | None = None,
     ) -> None:
-        """Keep the arguments; nothing is read before `fit`.
+        """Store the arguments; nothing is read before `fit`.
 
         `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
         `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
@@ -111,7 +110,9 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
             tokens = (rows[key] for key in keys)
             stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
-            return (vector.reshape(-1).copy() for vector in stream)  # not a view that keeps the sentence alive
+            return (
+                vector.reshape(-1).copy() for vector in stream
+            )  # not a view, which would refer to the whole sentence
 
         if self.cache is None:
             return dict(zip(rows, embedded(rows), strict=True))
@@ -147,7 +148,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         return elmo
 
     def _part(self, elmo: Elmo) -> slice:
-        """Which numbers of a stored vector are asked for."""
+        """The part of a stored vector that `layer` selects."""
         size, layers = elmo.config.vector_size, elmo.config.n_outputs
         if self.layer in ("mix", "all"):
             return slice(0, size if self.layer == "mix" else layers * size)

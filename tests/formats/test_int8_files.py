@@ -1,4 +1,4 @@
-"""Matrices in 8 bits in files: read from every format, written, read again, and refused where they are damaged."""
+"""Matrices in int8 in files: read from every format, written, read again, and refused where they are damaged."""
 
 import json
 import shutil

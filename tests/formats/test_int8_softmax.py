@@ -1,4 +1,4 @@
-"""A softmax in 8 bits in our folder: left alone until it is used, good everywhere, the same after a round trip."""
+"""A softmax in int8 in our folder: left alone until it is used, good everywhere, the same after a round trip."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def run(*arguments) -> int:
 
 @pytest.fixture
 def small(tmp_path):
-    """A folder with a softmax in 8 bits."""
+    """A folder with a softmax in int8."""
     Elmo(tiny_checkpoint(head=True)).save(tmp_path / "small", softmax="int8")
     return tmp_path / "small"
 
@@ -66,14 +66,14 @@ def test_saving_keeps_every_byte(small, tmp_path):
     elmo.save(tmp_path / "used")
     elmo.save(small)
     convert_model(small, tmp_path / "converted", to="elmokit")
-    Elmo.load(small, dtype="int8").save(tmp_path / "all in 8 bits")
-    Elmo.load(tmp_path / "all in 8 bits", dtype="float32").save(tmp_path / "back")
-    for name in ("unused", "used", "converted", "all in 8 bits", "back"):
+    Elmo.load(small, dtype="int8").save(tmp_path / "all in int8")
+    Elmo.load(tmp_path / "all in int8", dtype="float32").save(tmp_path / "back")
+    for name in ("unused", "used", "converted", "all in int8", "back"):
         assert (tmp_path / name / HEAD).read_bytes() == (small / HEAD).read_bytes(), name
 
 
 def test_it_is_read_when_it_is_used_and_not_before(small, tmp_path):
-    """A number that products in 8 bits are not made for shows at the first product, and nowhere before."""
+    """A number that products in int8 are not made for shows at the first product, and nowhere before."""
     tensors = load_file(small / HEAD)
     tensors["weight.values"] = tensors["weight.values"].clone()
     tensors["weight.values"][2, 3] = -128

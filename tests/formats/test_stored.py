@@ -13,7 +13,7 @@ from tiny_models import tiny_checkpoint
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
 PART = "forward_lstm.layers.0.input_weight"
-# dtype, softmax → what the network's and the softmax's matrices are stored as, from floats and from 8 bits
+# dtype, softmax → what the network's and the softmax's matrices are stored as, from floats and from int8
 TABLE = {
     (None, None): ((F32, F32), (I8, I8)),
     ("float32", None): ((F32, F32), (F32, I8)),

@@ -14,7 +14,7 @@ from tiny_models import tiny_config, word_config
 
 
 def network(config=None, seed=0):
-    """A network in floats and the same in 8 bits."""
+    """A network in floats and the same in int8."""
     torch.manual_seed(seed)
     config = config or tiny_config()
     plain = BiLM(config).eval()

@@ -1,4 +1,4 @@
-"""The softmax in 8 bits against the same numbers in floats."""
+"""The softmax in int8 against the same numbers in floats."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from exactness import assert_same
 
 
 def heads(n_words, size, seed=0):
-    """A softmax in 8 bits, and one in floats of the same numbers."""
+    """A softmax in int8, and one in floats of the same numbers."""
     torch.manual_seed(seed)
     weights = {"weight": torch.randn(n_words, size), "bias": torch.randn(n_words)}
     small = head_shell(quantised(weights, {"weight"}))

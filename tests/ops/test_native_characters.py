@@ -6,7 +6,7 @@ import torch
 from elmokit import BiLM
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.model.int8 import apply_linear, numbers_of, to_int8
+from elmokit.model.int8 import apply_linear, matrix_and_bias, to_int8
 from elmokit.model.token_encoder import CharCnn
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import characters as native_characters
@@ -229,7 +229,7 @@ def test_words_beside_characters_are_projected_together():
     assert encoder.projection is not None
     ids, numbers = words(7, encoder.char_cnn.config), torch.arange(7)
     both = torch.cat([encoder.words(numbers), plain(encoder.char_cnn, None, ids).float()], dim=1)
-    weight, bias = numbers_of(encoder.projection)
+    weight, bias = matrix_and_bias(encoder.projection)
     assert isinstance(weight, torch.Tensor)
     torch.testing.assert_close(encoder(ids, numbers), both @ weight.T + bias, rtol=1e-5, atol=1e-5)
 

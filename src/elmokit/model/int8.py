@@ -90,7 +90,7 @@ def matrix_of(layer: Linear) -> Tensor | Int8Matrix:
     return layer.weight.matrix() if isinstance(layer, Int8Linear) else layer.weight
 
 
-def numbers_of(layer: Linear) -> tuple[Tensor | Int8Matrix, Tensor]:
+def matrix_and_bias(layer: Linear) -> tuple[Tensor | Int8Matrix, Tensor]:
     """The matrix [O, K] and the bias [O] of a layer that has one."""
     assert layer.bias is not None
     return matrix_of(layer), layer.bias

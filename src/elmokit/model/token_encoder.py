@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from elmokit.config import CharacterConfig, ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.model.int8 import Linear, apply_linear, numbers_of
+from elmokit.model.int8 import Linear, apply_linear, matrix_and_bias
 from elmokit.ops.convolve import convolve, convolve_together
 from elmokit.ops.linear import can_be_compiled
 from elmokit.ops.native.characters import Affine, CharacterWeights, characters_native
@@ -33,9 +33,9 @@ class Highway(nn.Module):
         gate = torch.sigmoid(apply_linear(self.gate, x))
         return gate * torch.relu(apply_linear(self.transform, x)) + (1 - gate) * x
 
-    def numbers(self) -> tuple[Affine, Affine]:
+    def matrices(self) -> tuple[Affine, Affine]:
         """The transform's and the gate's matrix and bias."""
-        return numbers_of(self.transform), numbers_of(self.gate)
+        return matrix_and_bias(self.transform), matrix_and_bias(self.gate)
 
 
 class CharCnn(nn.Module):
@@ -67,10 +67,10 @@ class CharCnn(nn.Module):
         weights = CharacterWeights(
             self.embedding.weight,
             self.config.padding_character,
-            [_numbers(conv) for conv in self.convolutions],
+            [_weight_and_bias(conv) for conv in self.convolutions],
             self.config.activation,
-            [highway.numbers() for highway in self.highways if isinstance(highway, Highway)],
-            None if projection is None else numbers_of(projection),
+            [highway.matrices() for highway in self.highways if isinstance(highway, Highway)],
+            None if projection is None else matrix_and_bias(projection),
         )
         return characters_native(ids, weights) if can_be_compiled(*weights.tensors()) else None
 
@@ -95,7 +95,7 @@ class CharCnn(nn.Module):
 
     def _filters(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F]: each filter's largest product over all positions."""
-        filters = [_numbers(conv) for conv in self.convolutions]
+        filters = [_weight_and_bias(conv) for conv in self.convolutions]
         on_cpu = ids.device.type == "cpu"
         if on_cpu and len(ids) > PART:
             order = self._lengths(ids).argsort(stable=True)
@@ -115,7 +115,7 @@ class CharCnn(nn.Module):
         return ((ids != self.config.padding_character) * number).amax(dim=1)
 
 
-def _numbers(conv: nn.Module) -> tuple[Tensor, Tensor]:
+def _weight_and_bias(conv: nn.Module) -> tuple[Tensor, Tensor]:
     """The weight [count, c, width] and the bias [count] of a convolution."""
     assert isinstance(conv, nn.Conv1d)
     assert conv.bias is not None

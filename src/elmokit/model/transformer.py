@@ -125,8 +125,8 @@ class TransformerEncoder(ContextEncoder):
         top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
 
-    def _top(self, x: Tensor, lengths: Tensor, way: int) -> Tensor:
-        return self.top(x, Segments.of(lengths.tolist(), way))
+    def _top(self, x: Tensor, lengths: Tensor, sides: int) -> Tensor:
+        return self.top(x, Segments.of(lengths.tolist(), sides))
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
         """x [N, P] → the normed vectors after the last block [N, P], as training reads text."""
@@ -147,7 +147,7 @@ class TransformerEncoder(ContextEncoder):
 
 
 class Flat:
-    """A batch without its padding: tokens [N, P] of the sentences one after the other, and the way back."""
+    """A batch without its padding, tokens [N, P] of the sentences one after the other; `padded` restores it."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
         self.shape = tokens.shape[:2]

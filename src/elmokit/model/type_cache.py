@@ -213,7 +213,7 @@ class _Weights:
 
 
 def _collect(module: nn.Module, tensors: list[Tensor]) -> None:
-    """Add a module's weights; every batch asks for them, and torch's own `parameters` takes longer."""
+    """Add a module's weights; every batch needs them, and torch's own `parameters` is slower."""
     for own in (module._parameters, module._buffers):
         tensors.extend(tensor for tensor in own.values() if tensor is not None)
     for child in module._modules.values():

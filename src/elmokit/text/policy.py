@@ -58,7 +58,7 @@ class TextPolicy:
         try:
             return stated, cls(segment or cast(SegmenterName | None, stated.get("segment")), model=where)
         except ElmoError as error:
-            raise ElmoError(f"{where}: {error}") from error
+            raise ElmoError(f"{where}: {error}", *error.arguments) from error
 
     @classmethod
     def of(cls, segment: SegmenterName | TextPolicy) -> TextPolicy:
