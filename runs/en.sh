@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The bundled English model from raw text: runs/en.sh CORPORA OUTPUT
+# The bundled English model, a Transformer, from raw text: runs/en.sh CORPORA OUTPUT
 #
-# CORPORA is a folder with enwiki-*.txt.xz and books-*.txt.xz: raw text, a paragraph a line, a blank line between
-# documents. OUTPUT gets text/ (the last file of each kind, cut into what is trained on and what is held out), run/ (the
-# training run), en/ (the model as it is shipped), eval.txt, positions.tsv and positions.png. What was killed goes on from
-# its last checkpoint when the same command is given again. Variables:
+# CORPORA is a folder with enwiki-*.txt.xz, simplewiki-*, books-*, europarl-* and frus-*: raw text, one paragraph per
+# line, a blank line between documents. OUTPUT gets text/ (the last file of each kind, cut into what is trained on and what
+# is held out), run/ (the training run), en/ (the model as it is shipped), eval.txt, positions.tsv and positions.png. A run
+# that was killed resumes from its last checkpoint when the same command is given again. On several machines, one after
+# the other, it is trained in legs: docs/training.md. Variables:
 #
 #   DEVICE              cpu, cuda, cuda:1 ...  [a GPU if there is one]
 #   MINUTES, or STEPS   how long to train, by the clock or in updates  [as en.toml says]
@@ -13,4 +14,4 @@
 set -euo pipefail
 # shellcheck source=runs/reproduce.sh
 source "$(dirname "${BASH_SOURCE[0]}")/reproduce.sh"
-reproduce en enwiki books -- "$@"
+STATE=zero reproduce en enwiki simplewiki books europarl frus -- "$@"

@@ -48,8 +48,8 @@ reproduce() {
   for file in "${heldout[@]}"; do
     options+=(--heldout "$file")
   done
-  [[ -z ${MINUTES:-} ]] || options+=(--minutes "$MINUTES" --steps 0 --epochs 0)
-  [[ -z ${STEPS:-} ]] || options+=(--steps "$STEPS" --minutes 0 --epochs 0)
+  [[ -z ${MINUTES:-} ]] || options+=(--minutes "$MINUTES" --steps 0 --epochs 0 --tokens 0)
+  [[ -z ${STEPS:-} ]] || options+=(--steps "$STEPS" --minutes 0 --epochs 0 --tokens 0)
   read -r -a more <<<"${ELMO_TRAIN_OPTIONS:-}"
   "$python" -m elmokit train "${train[@]}" "${options[@]}" ${device[@]+"${device[@]}"} ${more[@]+"${more[@]}"}
 
@@ -59,7 +59,7 @@ reproduce() {
   if "$python" -c 'import matplotlib' 2>/dev/null; then
     positions+=(--by-position "$output/positions.png")
   fi
-  "$python" -m elmokit eval "$output/$name" "${heldout[@]}" --state both "${positions[@]}" ${device[@]+"${device[@]}"} |
+  "$python" -m elmokit eval "$output/$name" "${heldout[@]}" --state "${STATE:-both}" "${positions[@]}" ${device[@]+"${device[@]}"} |
     tee "$output/eval.txt"
   echo "the model is $output/$name: Elmo.load(\"$output/$name\") opens it"
 }

@@ -27,9 +27,13 @@ SENSES = {
         ("The bank lends money to small firms .", "She has an account at the bank ."),
         ("The boat lay at the bank of the river .", "They sat on the bank and fished ."),
     ],
-    "spring": [
-        ("In the spring of 1912 he returned to Paris .", "The flowers bloom every spring ."),
-        ("The water of the spring is clear and cold .", "A spring rises at the foot of the hill ."),
+    "star": [
+        ("The star is ten times hotter than the Sun .", "Each star in the sky is very far away ."),
+        ("The film made her a star .", "He became a star of Hollywood ."),
+    ],
+    "plant": [
+        ("The plant has yellow flowers .", "Water the plant every day ."),
+        ("The company closed its plant in Ohio .", "Cars are built in a plant near Detroit ."),
     ],
     "match": [
         ("The team won the match by two goals .", "He scored in the last match of the season ."),
@@ -82,9 +86,21 @@ def chinese() -> Elmo:
 
 def test_the_default_is_english_and_small(english):
     assert DEFAULT in bundled_models()
-    assert english.config.n_outputs == 3
+    assert english.config.context.kind == "transformer"
     assert sum(file.stat().st_size for file in (FOLDER / DEFAULT).iterdir()) < 45_000_000
     np.testing.assert_array_equal(Elmo.load("en", device="cpu").encode("a bank")[0], english.encode("a bank")[0])
+    np.testing.assert_array_equal(english.encode("a bank")[0], english.encode("a bank", layer="top")[0])
+
+
+def test_the_classic_model_is_an_lstm_that_becomes_a_bilm_file(tmp_path):
+    classic = Elmo.load("en-lstm", device="cpu", state="carry")
+    first, again = (classic.encode([["a", "bank"]])[0] for _ in range(2))
+    assert not np.allclose(first, again)
+    classic = Elmo.load("en-lstm", device="cpu")
+    np.testing.assert_array_equal(classic.encode("a bank")[0], classic.encode("a bank", layer="mix")[0])
+    classic.save(tmp_path / "bilm", format="bilm")
+    same = Elmo.load(tmp_path / "bilm", device="cpu", segment="english").encode("a bank")[0]
+    np.testing.assert_allclose(same, classic.encode("a bank")[0], atol=0.05)
 
 
 def test_a_path_goes_before_a_name(make_elmo, tmp_path, monkeypatch):
@@ -142,7 +158,7 @@ def test_senses_come_apart_in_context_and_not_before(english, chinese, word):
     ("name", "text", "place", "expected"),
     [
         ("en", "He opened the door and went out .", 3, {"door"}),
-        ("en", "I would like a cup of tea , please .", 6, {"tea", "wine", "coffee"}),
+        ("en", "I would like a cup of tea , please .", 6, {"tea", "water", "coffee", "wine"}),
         ("zh", "他是一名足球运动员。", 4, {"足"}),
         ("zh", "这部电影很好看。", 2, {"电", "電"}),
         ("zh", "臺灣的首都是台北。", 6, {"台", "臺"}),
@@ -202,7 +218,7 @@ def test_the_command_line_uses_it(capsys, english):
     assert run("embed", "The bank raised rates.") == 0
     assert f"[5 x {english.config.vector_size}]" in capsys.readouterr().out
     assert run("info", "en") == 0
-    assert f"3 layers x {english.config.vector_size}" in capsys.readouterr().out
+    assert f"9 layers x {english.config.vector_size}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", bundled_models())

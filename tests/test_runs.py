@@ -31,6 +31,7 @@ TINY = (
     "--window 8 --workers 1"
 )
 NOUNS = ["bank", "river", "house", "tree", "dog", "Ærø", "日本語"]
+ENGLISH = ("enwiki", "simplewiki", "books", "europarl", "frus")
 VERBS = ["sees", "likes", "finds", "hears"]
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the scripts are bash's")
 
@@ -92,12 +93,12 @@ def check_split(corpora: Path, output: Path, last: str) -> None:
 
 
 @needs_bash
-def test_english_killed_and_gone_on(tmp_path) -> None:
+def test_the_classic_model_killed_and_resumed(tmp_path) -> None:
     corpora = write_corpora(tmp_path / "corpora", "enwiki-a-0", "enwiki-b-1", "books-0")
     output = tmp_path / "my output"
     environment = {"DEVICE": "cpu", "ELMOKIT_CACHE": str(tmp_path / "cache"), "STEPS": "20000"}
     environment["ELMO_TRAIN_OPTIONS"] = f"{TINY.replace('--steps 20 ', '')} --checkpoint-every 5"
-    process = start("en.sh", corpora, output, **environment)
+    process = start("en-lstm.sh", corpora, output, **environment)
     try:
         deadline = time.monotonic() + 600
         while not any((output / "run" / "checkpoints").glob("step-*.safetensors")):
@@ -107,12 +108,12 @@ def test_english_killed_and_gone_on(tmp_path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    assert not (output / "en").exists()
+    assert not (output / "en-lstm").exists()
     reached = max(int(path.stem.removeprefix("step-")) for path in (output / "run/checkpoints").glob("step-*"))
     cut_at = (output / "text" / "books-0.train.txt").stat().st_mtime_ns
 
     environment["STEPS"] = str(reached + 40)
-    status, out, err = run("en.sh", corpora, output, **environment)
+    status, out, err = run("en-lstm.sh", corpora, output, **environment)
     assert status == 0, err
     assert "going on from step" in err
     assert (output / "text" / "books-0.train.txt").stat().st_mtime_ns == cut_at
@@ -121,18 +122,33 @@ def test_english_killed_and_gone_on(tmp_path) -> None:
     used = (output / "run" / "run.json").read_text("utf-8")
     assert "enwiki-a-0.txt.xz" in used
     assert "enwiki-b-1.txt.xz" not in used
-    elmo = Elmo.load(output / "en")
+    elmo = Elmo.load(output / "en-lstm")
     assert elmo.encode(["The river bank"])[0].shape == (3, 16)
     assert elmo.text == {"segment": "english", "split": "line"}
     assert elmo.perplexity([["The", "river"]]) > 1
-    weights, softmax = (load_file(output / "en" / f"{part}.safetensors") for part in ("model", "lm_head"))
+    weights, softmax = (load_file(output / "en-lstm" / f"{part}.safetensors") for part in ("model", "lm_head"))
     assert {value.dtype for value in weights.values()} == {torch.float16}
     assert torch.int8 in {value.dtype for value in softmax.values()}
-    assert f"the model is {output}/en" in out
+    assert f"the model is {output}/en-lstm" in out
     said = (output / "eval.txt").read_text("utf-8")
     assert said in out
     assert " from zero, " in said
     assert (output / "positions.tsv").read_text("utf-8").startswith("position\tpredictions\tforward_zero\t")
+
+
+@needs_bash
+def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
+    corpora = write_corpora(tmp_path / "corpora", *(f"{kind}-0" for kind in ENGLISH))
+    output = tmp_path / "output"
+    options = "--preset tiny --size 16 --blocks 2 --heads 2 --inner-size 16 --softmax-size 8 --filters 1:4,2:4"
+    environment = {"DEVICE": "cpu", "ELMOKIT_CACHE": str(tmp_path / "cache"), "STEPS": "10"}
+    environment["ELMO_TRAIN_OPTIONS"] = f"{options} --character-size 4 --batch-tokens 256 --workers 1"
+    status, out, err = run("en.sh", corpora, output, **environment)
+    assert status == 0, err
+    elmo = Elmo.load(output / "en")
+    assert elmo.encode(["The river bank"], output="layers")[0].shape == (3, 3, 16)
+    assert "masked" in (output / "eval.txt").read_text("utf-8")
+    assert f"the model is {output}/en" in out
 
 
 @needs_bash
@@ -153,7 +169,7 @@ def test_chinese_and_a_second_call(tmp_path) -> None:
 
 
 @needs_bash
-@pytest.mark.parametrize("script", ["en.sh", "zh.sh"])
+@pytest.mark.parametrize("script", ["en.sh", "en-lstm.sh", "zh.sh"])
 def test_mistakes_are_a_sentence_and_status_2(tmp_path, script) -> None:
     corpora, output = tmp_path / "corpora", tmp_path / "output"
     corpora.mkdir()
@@ -178,7 +194,7 @@ def test_mistakes_are_a_sentence_and_status_2(tmp_path, script) -> None:
     assert "CORPORA OUTPUT" in out
 
 
-@pytest.mark.parametrize("name", ["en", "zh"])
+@pytest.mark.parametrize("name", ["en", "en-lstm", "zh"])
 def test_the_recipes_are_options_of_elmo_train(name) -> None:
     given = tomllib.loads((RUNS / f"{name}.toml").read_text("utf-8"))
     recipe = make_recipe(config=RUNS / f"{name}.toml")

@@ -132,6 +132,8 @@ class ContextConfig(ABC):
     """Its name: the key in config.json, and the `context` of `elmo train`."""
     objective: ClassVar[str] = "windows"
     """How it is trained: on `windows` or on `segments` of text (`elmokit.pretrain.objective`)."""
+    default_layer: ClassVar[Literal["mix", "top"]] = "mix"
+    """The layer that `Elmo.encode` gives: the one whose vectors are best for words in context."""
 
     @property
     @abstractmethod
@@ -260,6 +262,7 @@ class TransformerConfig(ContextConfig):
 
     kind: ClassVar[str] = "transformer"
     objective: ClassVar[str] = "segments"
+    default_layer: ClassVar[Literal["mix", "top"]] = "top"
     size: int
     """P: numbers per token, in every layer."""
     n_blocks: int = 8

@@ -168,6 +168,11 @@ class Elmo(nn.Module):
         """How strings become tokens: english, jieba, chars or whitespace."""
         return self.text_policy.name
 
+    @property
+    def default_layer(self) -> Literal["mix", "top"]:
+        """What `encode` gives without `layer`: the mix of an LSTM's layers, the top layer of a Transformer."""
+        return self.config.context.default_layer
+
     def tokenize(self, text: str, *, segment: SegmenterName | None = None) -> list[Token]:
         """The tokens of a string with their character offsets: exactly what `encode` sees.
 
@@ -237,7 +242,7 @@ class Elmo(nn.Module):
         sentences: Sentence | Iterable[Sentence],
         *,
         output: Literal["tokens", "layers"] = "tokens",
-        layer: Layer = "mix",
+        layer: Layer | None = None,
         pool: None = None,
         batch_tokens: int | None = None,
         segment: SegmenterName | None = None,
@@ -249,7 +254,7 @@ class Elmo(nn.Module):
         sentences: Sentence | Iterable[Sentence],
         *,
         output: Literal["sentence"],
-        layer: Layer = "mix",
+        layer: Layer | None = None,
         pool: Pool | None = None,
         batch_tokens: int | None = None,
         segment: SegmenterName | None = None,
@@ -260,7 +265,7 @@ class Elmo(nn.Module):
         sentences: Sentence | Iterable[Sentence],
         *,
         output: Literal["tokens", "layers", "sentence"] = "tokens",
-        layer: Layer = "mix",
+        layer: Layer | None = None,
         pool: Pool | None = None,
         batch_tokens: int | None = None,
         segment: SegmenterName | None = None,
@@ -270,12 +275,14 @@ class Elmo(nn.Module):
         Strings are tokenised as the model's training text was (`tokenize` shows it), or by `segment`. A model of
         characters reads a token of several characters one by one and gives the mean of their vectors.
         `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
-        or a number from 0; `pool` ("mean", the default, "max", "first", "last") never counts padding.
+        or a number from 0, by default `default_layer`; `pool` ("mean", the default, "max", "first", "last") never
+        counts padding.
         """
         if output not in ("tokens", "layers", "sentence"):
             raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
+        layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
         rows = self.text_policy.override(segment).sentences_of(sentences)
         if output != "sentence":
@@ -289,7 +296,7 @@ class Elmo(nn.Module):
         self,
         sentences: Iterable[Sentence],
         *,
-        layer: Layer = "mix",
+        layer: Layer | None = None,
         pool: Pool | None = None,
         batch_tokens: int | None = None,
         segment: SegmenterName | None = None,
@@ -300,6 +307,7 @@ class Elmo(nn.Module):
         `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
         the sentences are one batch, as in one call of the original systems.
         """
+        layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
         check_pool(pool)
         budget = check_batch_tokens(batch_tokens, self.device)
