@@ -277,8 +277,8 @@ def test_the_share_of_nearest_uses_in_the_same_sense():
 def test_the_senses_of_words_in_the_bundled_model_come_apart(capsys):
     two_senses.main([])
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert table[0] == ["word", "layer 0", "layer 1", "layer 2"]
+    assert table[0] == ["word", *(f"layer {number}" for number in range(9))]
     shares = {row[0]: [int(cell.removesuffix(" %")) for cell in row[1:]] for row in table[2:]}
     assert len(shares) == 13
     assert {row[0] for row in shares.values()} == {43}, "by the spelling alone there is nothing but chance"
-    assert shares["all"][2] > shares["all"][0] + 15
+    assert shares["all"][-1] > shares["all"][0] + 30
