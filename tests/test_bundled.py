@@ -178,7 +178,7 @@ def run(*arguments) -> int:
 
 def test_what_a_conversion_loses_is_said(tmp_path, caplog, capsys):
     assert run("convert", "zh", str(tmp_path / "old"), "--to", "bilm") == 0
-    assert "--segment chars" in caplog.text
+    assert "segment='chars'" in caplog.text
     assert run("info", "zh") == 0
     assert "--segment chars --split line" in capsys.readouterr().out
 
