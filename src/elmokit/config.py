@@ -82,10 +82,8 @@ class CharacterConfig:
             _whole("a filter's count", pair[1], 1)
             if pair[0] > self.max_characters:
                 raise ElmoError(f"a filter's width must be at most max_characters {self.max_characters}, got {pair[0]}")
-        _whole("embedding_size", self.embedding_size, 1)
-        _whole("n_highway", self.n_highway, 0)
-        _whole("n_characters", self.n_characters, 2)
-        _whole("padding_character", self.padding_character, 1)
+        for name, least in (("embedding_size", 1), ("n_highway", 0), ("n_characters", 2), ("padding_character", 1)):
+            _whole(name, getattr(self, name), least)
         _choice("activation", self.activation, ("relu", "tanh"))
         _choice("alphabet", self.alphabet, ("bytes", "symbols"))
         if self.alphabet == "bytes" and (self.n_characters, self.padding_character) != (262, 261):
@@ -212,13 +210,12 @@ class LstmConfig(ContextConfig):
     """Added to the forget gate; what the bias in the file leaves out."""
 
     def __post_init__(self) -> None:
-        _whole("cell_size", self.cell_size, 1)
-        _whole("output_size", self.output_size, 1)
-        _whole("n_layers", self.n_layers, 1)
-        _flag("projection", self.projection)
-        _flag("skip_connections", self.skip_connections)
-        _clip("cell_clip", self.cell_clip)
-        _clip("projection_clip", self.projection_clip)
+        for name in ("cell_size", "output_size", "n_layers"):
+            _whole(name, getattr(self, name), 1)
+        for name in ("projection", "skip_connections"):
+            _flag(name, getattr(self, name))
+        for name in ("cell_clip", "projection_clip"):
+            _clip(name, getattr(self, name))
         if self.forget_bias not in (0, 1):
             raise ElmoError(f"forget_bias must be 0 or 1, got {self.forget_bias!r}")
         if not self.projection and self.output_size != self.cell_size:

@@ -34,7 +34,6 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
-from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, head_shell, score
 from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
@@ -88,12 +87,11 @@ class Elmo(nn.Module):
         self.type_cache = TypeCache(type_cache_mb)
         self._fingerprint = Fingerprint(checkpoint.config, checkpoint.vocab, checkpoint.symbols)
         self._carried: State | None = None
-        self.bilm = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
+        self.bilm = checkpoint.network(trainable=trainable)
         if self.state == "carry" and not self.bilm.context.carries_state:
             kind = checkpoint.config.context.kind
             raise ElmoError(f"state='carry' needs an LSTM, and this model has the context encoder {kind}: leave it out")
         self.head = head_shell(checkpoint.head) if checkpoint.head else None
-        fill(self.bilm, checkpoint.weights, trainable=trainable)
         if self.head is not None:
             fill(self.head, checkpoint.head, trainable=trainable)
         self.mixes = nn.ModuleList(saved_mixes(checkpoint.mixes, checkpoint.config.n_outputs, mixes, layer_norm))

@@ -105,7 +105,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _computed(
         self, elmo: Elmo, rows: Mapping[bytes, Sequence[str]], layer: Layer, name: str
     ) -> dict[bytes, Vector]:
-        """The vectors of tokens by key, from the cache where there is one, or computed."""
+        """The vectors of tokens by key, from the cache if there is one, or computed."""
 
         def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
             tokens = (rows[key] for key in keys)

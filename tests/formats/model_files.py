@@ -16,6 +16,7 @@ import torch
 
 from bundle_writer import write_bundle
 from elmokit import Elmo
+from elmokit.cli import main
 from elmokit.errors import ElmoError
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "of", "a", "."]
@@ -308,3 +309,10 @@ def refusal(path: Path | str, *facts: str, **arguments: Any) -> str:
     for fact in facts:
         assert fact in message, message
     return message
+
+
+def run(*arguments: object) -> int:
+    """The exit status of `elmo` with these arguments."""
+    with pytest.raises(SystemExit) as left:
+        main(list(map(str, arguments)))
+    return left.value.code

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from elmokit import Elmo
-from elmokit.cli import main
 from elmokit.compat.fetch import local_path
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats import hub
 from elmokit.formats.bundled import resolved
 from elmokit.formats.hub import Repository, fetched, repository_of
-from model_files import make_bilm, write_tensorflow
+from model_files import make_bilm, run, write_tensorflow
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -73,12 +72,6 @@ def fake(model_folder, monkeypatch):
     fetched.cache_clear()
     yield found
     fetched.cache_clear()
-
-
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return left.value.code
 
 
 def refused(model: str) -> str:

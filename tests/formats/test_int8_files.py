@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
-from elmokit.cli import main
 from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
@@ -19,6 +18,7 @@ from model_files import (
     make_bilm,
     make_manylangs,
     refusal,
+    run,
     write_bilm,
     write_manylangs,
     write_tensorflow,
@@ -36,12 +36,6 @@ SOURCES = {
         write_tensorflow(folder / "from", make_bilm(softmax=True)), folder / "to", to="elmokit"
     ),
 }
-
-
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return left.value.code
 
 
 @pytest.fixture

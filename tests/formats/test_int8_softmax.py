@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
-from elmokit.cli import main
 from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
@@ -18,17 +17,11 @@ from elmokit.model.language_model import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.start import start_from
 from elmokit.text.vocab import Vocabulary
-from model_files import make_bilm, refusal, write_tensorflow
+from model_files import make_bilm, refusal, run, write_tensorflow
 from tiny_models import WORDS, tiny_checkpoint
 
 SENTENCES = [["the", "bank", "of", "money"], ["river"], [], ["a", "bank", "the", "the", ".", "unseen"]]
 HEAD = "lm_head.safetensors"
-
-
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return left.value.code
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from elmokit import Elmo
-from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats.save import stored_in
+from model_files import run
 from tiny_models import tiny_checkpoint
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
@@ -37,12 +37,6 @@ def stored(folder):
         tensors = load_file(path) if path.exists() else {}
         found.append(next((tensors[key].dtype for key in (name, f"{name}.values") if key in tensors), None))
     return tuple(found)
-
-
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return left.value.code
 
 
 @pytest.mark.parametrize(("dtype", "softmax"), TABLE)

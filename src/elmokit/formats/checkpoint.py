@@ -15,6 +15,7 @@ from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM, int8_names
 from elmokit.model.int8 import VALUES, check_int8, dense, quantised
+from elmokit.model.placement import fill
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
 from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import Vocabulary
@@ -143,6 +144,12 @@ class Checkpoint:
     def softmax_int8(self) -> bool:
         """Whether there is a softmax, and it is int8."""
         return f"weight{VALUES}" in self.head
+
+    def network(self, *, trainable: bool = False) -> BiLM:
+        """The network with these weights."""
+        network = BiLM.shell(self.config, int8=self.int8)
+        fill(network, self.weights, trainable=trainable)
+        return network
 
     def indexer(self) -> Indexer:
         """What turns tokens into this model's ids."""

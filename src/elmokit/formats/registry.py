@@ -1,7 +1,7 @@
-"""The registry of model formats: an ordered list of `Format`, asked one after the other what is at a path.
+"""The registry of model formats: an ordered list of `Format`, each of which can detect its models at a path.
 
-Each format of this package is a module with a `FORMAT`, imported when it is first asked: a bundled model opens without
-h5py. `register_format` adds a format from outside the package.
+Each format of this package is a module with a `FORMAT`, imported when it is first needed, so a bundled model opens
+without h5py. `register_format` adds a format from outside the package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILT_IN = {
     "bilm": "bilm",
     "tokens": "token_embeddings",
 }
-"""The modules of our own formats by the formats' names, in the order in which they are asked."""
+"""The modules of our own formats by the formats' names, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ _registered: dict[str, Format | None] = dict.fromkeys(_BUILT_IN)  # None: its mo
 
 
 def register_format(format: Format, *, before: str | None = None) -> None:
-    """Add a format, asked after all others or right before the one named `before`."""
+    """Add a format, tried after all others or right before the one named `before`."""
     if format.name in _registered:
         raise ElmoError(f"a format named {format.name} is registered: unregister_format({format.name!r}) removes it")
     if before is not None:
@@ -105,7 +105,7 @@ def unregister_format(name: str) -> None:
 
 
 def formats() -> Iterator[Format]:
-    """All formats in the order in which they are asked, each imported when its turn comes."""
+    """All formats in the order in which they are tried, each imported when it is reached."""
     for name in list(_registered):
         yield format_named(name)
 
@@ -133,7 +133,7 @@ def find(path: Path) -> ModelFiles | None:
     found = _ask(folder, path.name)
     if found is not None:
         return found
-    if is_zip(path):  # asked last: the pickles of ELMoForManyLangs are zips too
+    if is_zip(path):  # tried last: the pickles of ELMoForManyLangs are zips too
         return _ask(ZipSource(path), None)
     if first_bytes(folder, path.name).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         # A JSON file names the model in its folder, and is its options file if the format has one.
@@ -144,7 +144,7 @@ def find(path: Path) -> ModelFiles | None:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file is a zip, by its contents or else by its name."""
+    """Whether a file is a zip, by its contents or by its name."""
     return first_bytes(FolderSource(path.parent), path.name).startswith(ZIP_MAGIC) or path.suffix.lower() == ".zip"
 
 

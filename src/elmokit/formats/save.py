@@ -66,7 +66,7 @@ def format_to_write(
 
 
 def _refuse_hidden(target: Path, chosen: Format) -> None:
-    """Refuse a folder with a model of a format that is asked first, so that the new one would not be found."""
+    """Refuse a folder with a model of a format that is tried earlier: the new model would not be detected."""
     for format in takewhile(lambda format: format is not chosen, formats()):
         if main := _main_file(format, target):
             raise ElmoError(

@@ -17,8 +17,6 @@ from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, write_datasets
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source
-from elmokit.model.bilm import BiLM
-from elmokit.model.placement import fill
 from elmokit.text.vocab import Vocabulary
 
 
@@ -64,11 +62,9 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
             f"token embeddings need a vocabulary, and {checkpoint.where} has none: name its vocab.txt with vocab",
             "vocab",
         )
-    network = BiLM.shell(checkpoint.config, int8=checkpoint.int8)
-    fill(network, checkpoint.weights, trainable=False)
     ids = checkpoint.indexer()(list(checkpoint.vocab))
     parts = (None if part is None else torch.from_numpy(part) for part in (ids.characters, ids.words))
-    rows = network.eval().encode_types(*parts)  # [V, P]
+    rows = checkpoint.network().eval().encode_types(*parts)  # [V, P]
     write_datasets(path, {"embedding": rows.cpu().numpy()}, {})
 
 

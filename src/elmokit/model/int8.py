@@ -107,7 +107,7 @@ def version(tensor: Tensor) -> int:
 
 
 def quantised(weights: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """The same weights, those of the names as int8."""
+    """The same weights, those in `names` as int8."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name in names:

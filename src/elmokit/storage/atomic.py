@@ -27,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Iterator[None]:
-    """Turn an error of the disk into one sentence with advice, another one where the disk is full."""
+    """Turn an error of the disk into one sentence with advice; `if_full` is the advice if the disk is full."""
     try:
         yield
     except OSError as error:

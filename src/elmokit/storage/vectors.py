@@ -264,7 +264,7 @@ class VectorStore:
 
 
 def _groups(rows: Mapping[bytes, int], most_rows: int, most_sentences: int) -> Iterator[list[bytes]]:
-    """Keys for a file each; a file has more rows than it should only where one sentence alone has."""
+    """Groups of keys, one per file; a group exceeds `most_rows` only if one sentence alone does."""
     group: list[bytes] = []
     total = 0
     for key, count in rows.items():

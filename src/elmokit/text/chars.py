@@ -18,8 +18,6 @@ from elmokit.text.vocab import BEGIN, END, Vocabulary
 
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, PADDING = 256, 257, 258, 259, 260
 """Raw ids beyond the bytes."""
-N_RAW = 261
-"""Rows of `char_embed` in a file: the bytes and the five markers, without the padded token's row."""
 
 Ids = NDArray[np.int64]
 

@@ -1,7 +1,7 @@
-"""Where the tokens of raw English text begin and end, in the Penn Treebank's manner.
+"""The tokenizer for raw English text, which follows the Penn Treebank.
 
 The released models were trained on news text with punctuation and contractions split off: `do n't`, `It 's`, `U.S.`.
-What this tokenizer chooses where the manner leaves a choice:
+What this tokenizer does where the Treebank leaves a choice:
 
 - Nothing is rewritten: quotes and brackets keep their characters, so each token is a slice of the text.
 - `cannot`, `gonna`, `'tis`, `o'clock` and `rock'n'roll` are one token; `can't` is `ca n't`.

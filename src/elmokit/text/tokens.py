@@ -45,7 +45,7 @@ def split_spaces(text: str) -> list[Token]:
 
 
 def split_english(text: str) -> list[Token]:
-    """Split raw English text in the manner of the text that the released models were trained on.
+    """Split raw English text like the text that the released models were trained on.
 
     The rules, and what they choose where there is a choice, are in `elmokit.text.english`.
 
@@ -101,7 +101,7 @@ def segmenter(name: SegmenterName) -> Segmenter:
 
 
 def word_splitter(name: SegmenterName) -> WordSplitter:
-    """Return what `words(segmenter(name)(text))` returns, as one function that is faster where it can be.
+    """Return a function that gives the same as `words(segmenter(name)(text))`, mostly faster.
 
     >>> word_splitter("english")("It's done.")
     ['It', "'s", 'done', '.']

@@ -50,7 +50,7 @@ _DAMAGED = (*DAMAGE, zipfile.BadZipFile, struct.error, RuntimeError, UnicodeDeco
 
 
 class VectorFile:
-    """An open file of word vectors, whatever its format; a context manager.
+    """An open file of word vectors of any format; a context manager.
 
     `size` and `format` are known at once, `n_words` and `n_unreadable` after `rows` has ended.
     """
@@ -118,7 +118,7 @@ class VectorFile:
         return self._open.enter_context(archive.open(members[0]))
 
     def _detect(self) -> tuple[VectorFormat, int, int | None]:
-        """The format, the size of a vector, and the number of words where the file states it."""
+        """The format, the size of a vector, and the number of words if the file states it."""
         head = self._file.peek()
         for start, kind, remedy in _REFUSED:
             if start.match(head):
