@@ -1,0 +1,180 @@
+"""The index that answers a question: one that the user names, or one in the cache, built there the first time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from elmokit.analyse.choice import MAX_OCCURRENCES, Choice
+from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
+from elmokit.analyse.index_builder import BuildProgress, build_index, index_plan, open_if_same
+from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.elmo import Elmo
+from elmokit.errors import ElmoError
+from elmokit.fingerprint import former_fingerprint
+from elmokit.storage.cache import cache_folder
+from elmokit.storage.checksum import name_of
+from elmokit.text.tokens import SegmenterName
+
+if TYPE_CHECKING:
+    from elmokit.corpus.report import Progress
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Which index is used, and how a new one is built."""
+
+    corpus: Sequence[str] = ()
+    """Files, folders or patterns of text; "-" is standard input."""
+    index: Path | None = None
+    """The folder of the index; None: one in the cache."""
+    layer: str | None = None
+    """mix, top or a number; None: the layer of an existing index, top for a new one."""
+    segment: SegmenterName | None = None
+    """None: as the model's training text was tokenised, or at white space if that is not known."""
+    split: str | None = None
+    """How raw text is split into sentences; None: as the model's training text was."""
+    max_tokens: int = 1000
+    """Longer sentences are cut."""
+    words: Sequence[str] | None = None
+    """The words of a new index in a folder of its own, or of all words; None: all."""
+    min_count: int = 1
+    max_occurrences: int = MAX_OCCURRENCES
+    batch_tokens: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class IndexCallbacks:
+    """What is called while an index is found or built; nothing by default."""
+
+    corpus_progress: Callable[[Progress], None] | None = None
+    build_progress: Callable[[BuildProgress], None] | None = None
+    built: Callable[[OccurrenceIndex], None] | None = None
+    """Called with an index that was built, not with one that existed."""
+
+
+def find_index(
+    options: IndexOptions,
+    elmo: Elmo,
+    *,
+    words: Sequence[str] | None,
+    ignore_case: bool = False,
+    callbacks: IndexCallbacks | None = None,
+) -> OccurrenceIndex:
+    """The index in which some words, or with None all words, are searched.
+
+    An index that the user names contains all words, or `options.words`. In the cache an index of the words that are
+    searched is enough, and the index of all words is used if it exists.
+    """
+    layer = _layer_of(options, elmo)  # a mistake must be reported before the corpus is read
+    if not options.corpus:
+        if options.index is None:
+            raise ElmoError("corpus must name the text to search, or index a folder built before", "corpus", "index")
+        return _check_same(OccurrenceIndex.open(options.index), options, elmo)
+    callbacks = callbacks or IndexCallbacks()
+    general = Choice(
+        None if options.words is None else tuple(options.words),
+        min_count=options.min_count,
+        max_occurrences=options.max_occurrences,
+    )
+    with ExitStack() as stack:
+        corpus = _prepared(options, elmo, stack, callbacks)
+        build = _Builder(elmo, corpus, layer, options.batch_tokens, callbacks)
+        if options.index is not None:
+            return build(general, Path(options.index))
+        if words is None:
+            return build(general)
+        index = build.existing(general)
+        if index is not None and all(len(index.rows_of(word, ignore_case=ignore_case)) for word in words):
+            return index
+        return build(Choice(tuple(words), ignore_case, max_occurrences=options.max_occurrences))
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds the indexes of one model, corpus and layer."""
+
+    elmo: Elmo
+    corpus: PreparedCorpus
+    layer: Literal["mix"] | int
+    batch_tokens: int | None
+    callbacks: IndexCallbacks
+
+    def plan(self, choice: Choice) -> dict[str, Any]:
+        return index_plan(self.elmo, self.corpus, layer=self.layer, choice=choice)
+
+    def cached(self, choice: Choice) -> Path:
+        """The folder of an index in the cache."""
+        return cache_folder() / "indexes" / name_of(self.plan(choice))
+
+    def existing(self, choice: Choice) -> OccurrenceIndex | None:
+        """The index of a choice in the cache, None if it has not been built."""
+        return open_if_same(self.cached(choice), self.plan(choice))
+
+    def __call__(self, choice: Choice, folder: Path | None = None) -> OccurrenceIndex:
+        folder = folder or self.cached(choice)
+        new = not (folder / DESCRIPTION).is_file()
+        index = build_index(
+            self.elmo,
+            self.corpus,
+            folder,
+            layer=self.layer,
+            choice=choice,
+            batch_tokens=self.batch_tokens,
+            on_progress=self.callbacks.build_progress,
+        )
+        if new and self.callbacks.built is not None:
+            self.callbacks.built(index)
+        return index
+
+
+def _layer_of(options: IndexOptions, elmo: Elmo) -> Literal["mix"] | int:
+    """The layer as an index stores it: the top one by its number."""
+    layer = options.layer or "top"
+    last = elmo.config.n_outputs - 1
+    if layer == "mix":
+        return "mix"
+    if layer == "top":
+        return last
+    if layer.isascii() and layer.isdigit() and int(layer) <= last:
+        return int(layer)
+    raise ElmoError(f"layer must be mix, top or a number from 0 to {last}, got {layer!r}", "layer")
+
+
+def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> OccurrenceIndex:
+    """The index, refused if it was built with another model or layer."""
+    model, layer = index.description["model"], index.description["layer"]
+    if model != elmo.fingerprint(mixes=layer == "mix") and model != former_fingerprint(elmo.checkpoint()):
+        raise ElmoError(
+            f"{index.folder} was built with another model, whose vectors cannot be compared with those of "
+            f"{elmo.where}: use that model, or give corpus to build an index with this one",
+            "corpus",
+        )
+    if options.layer is not None and layer != _layer_of(options, elmo):
+        raise ElmoError(
+            f"layer must be {layer}, that of the index {index.folder}, got {options.layer}: leave it out, or build "
+            "another index",
+            "layer",
+        )
+    return index
+
+
+def _prepared(options: IndexOptions, elmo: Elmo, stack: ExitStack, callbacks: IndexCallbacks) -> PreparedCorpus:
+    folder = None
+    if "-" in options.corpus:  # standard input cannot be found in the cache again
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-index-"))) / "corpus"
+    return prepare(
+        options.corpus,
+        segment=elmo.text_policy.override(options.segment).name_in_files,
+        split=options.split or elmo.text.get("split", "none"),
+        max_tokens=options.max_tokens,
+        folder=folder,
+        workers=options.workers,
+        on_progress=callbacks.corpus_progress,
+    )
