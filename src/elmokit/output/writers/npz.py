@@ -1,9 +1,11 @@
 """NumPy's .npz: the flat array as `vectors`, `offsets` [N+1] unless pooled, tokens and settings as JSON text.
 
 `np.load(path)["vectors"]` is [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D].
-Sentence i is `vectors[offsets[i]:offsets[i + 1]]`. `np.load(path)["tokens.jsonl"]` gives the bytes of one JSON array a
-sentence, a line each. Members are stored uncompressed, with ZIP64 sizes, and written and read as streams.
+Sentence i is `vectors[offsets[i]:offsets[i + 1]]`. `np.load(path)["tokens.jsonl"]` gives the bytes of one line per
+sentence, a JSON array. Members are stored uncompressed, with ZIP64 sizes, and written and read as streams.
 """
+
+from __future__ import annotations
 
 import itertools
 import json
@@ -17,9 +19,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from elmokit.errors import ElmoError
-from elmokit.output.shape import Shape, Vectors
-from elmokit.output.stored import Stored
-from elmokit.output.strings import as_tokens
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, as_tokens
+from elmokit.output.writers import register_writer
 from elmokit.storage.unpacked import check_zip
 
 VECTORS, OFFSETS, TOKENS, SETTINGS = "vectors.npy", "offsets.npy", "tokens.jsonl", "settings.json"
@@ -27,8 +28,8 @@ FORMAT, VERSION = "elmokit-vectors", 1
 BATCH = 1024
 
 
-def write(stored: Stored, target: Path) -> None:
-    """Write the archive, a member after the other."""
+def write(stored: SentenceVectors, target: Path) -> None:
+    """Write the members of the archive one after the other."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         with _member(archive, SETTINGS) as file:
             head = {"format": FORMAT, "version": VERSION, "settings": stored.settings}
@@ -68,7 +69,7 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
         names = archive.namelist()
         if VECTORS not in names or TOKENS not in names:
             raise ElmoError(
-                f"{path} must hold {VECTORS} and {TOKENS}, got {', '.join(names) or 'nothing'}: "
+                f"{path} must contain {VECTORS} and {TOKENS}, got {', '.join(names) or 'nothing'}: "
                 f"is this a file of vectors?"
             )
         with archive.open(VECTORS) as vectors, archive.open(TOKENS) as lines:
@@ -76,7 +77,7 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
             flat, _, dtype = npy.read_array_header_1_0(vectors)
             if dtype.kind != "f" or len(flat) not in (2, 3) or min(flat) < 0:
                 raise ValueError(f"vectors of {dtype} in the shape {flat}")
-            shape = Shape(OFFSETS not in names, flat[1] if len(flat) == 3 else None, flat[-1])
+            shape = VectorShape(OFFSETS not in names, flat[1] if len(flat) == 3 else None, flat[-1])
             row_bytes = math.prod(shape.row) * dtype.itemsize
             left = archive.getinfo(VECTORS).file_size
             for line in lines:
@@ -87,3 +88,6 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
                     raise EOFError("more tokens than vectors")
                 data = np.frombuffer(vectors.read(rows * row_bytes), dtype).astype(np.float32, copy=False)
                 yield tokens, shape.from_rows(data.reshape(rows, *shape.row))
+
+
+register_writer(".npz", write=write, read=read, magic=b"PK")

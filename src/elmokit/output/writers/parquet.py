@@ -6,8 +6,10 @@
     vectors    list<fixed_size_list<float32>[D]>, pooled fixed_size_list<float32>[D];
                with all layers the columns layer_0 ... layer_L instead, each of that type
 
-The file's metadata hold `elmokit` as JSON: format, version, pooled, settings. Strings have U+FFFD for lone surrogates.
+The file's metadata contain `elmokit` as JSON: format, version, pooled, settings. Lone surrogates become U+FFFD.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator
@@ -17,9 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.output.shape import Shape, Vectors
-from elmokit.output.stored import Stored
-from elmokit.output.strings import as_tokens, without_surrogates
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, as_tokens, without_surrogates
+from elmokit.output.writers import register_writer
 from elmokit.storage.unpacked import check_unpacked
 
 FORMAT, VERSION = "elmokit-vectors", 1
@@ -39,7 +40,7 @@ def load_pyarrow(purpose: str) -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def write(stored: Stored, target: Path) -> None:
+def write(stored: SentenceVectors, target: Path) -> None:
     """Write row groups of bounded size."""
     pa, pq = load_pyarrow("Writing parquet")
     shape = stored.shape
@@ -67,8 +68,8 @@ def write(stored: Stored, target: Path) -> None:
             writer.write_table(pa.table(columns, schema=schema), row_group_size=len(texts))
 
 
-def _groups(stored: Stored) -> Iterator[tuple[int, list[str], list[list[str]], Vectors]]:
-    """Number of the first sentence, texts, tokens and rows of as many sentences as make a row group."""
+def _groups(stored: SentenceVectors) -> Iterator[tuple[int, list[str], list[list[str]], Vectors]]:
+    """For each row group the number of its first sentence, texts, tokens and rows."""
     first, size = 0, 0
     texts: list[str] = []
     tokens: list[list[str]] = []
@@ -106,7 +107,7 @@ def _read(path: Path, file: Any, pa: Any) -> Iterator[tuple[list[str], Vectors]]
     dims = {_vector_size(schema.field(name).type, pooled, pa) for name in names}
     if len(dims) != 1 or schema.field("tokens").type != pa.list_(pa.string()):
         raise ValueError(f"columns of other types: {', '.join(f'{field.name} {field.type}' for field in schema)}")
-    shape = Shape(pooled, layers, dims.pop())
+    shape = VectorShape(pooled, layers, dims.pop())
     _refuse_bomb(path)
     for batch in file.iter_batches(READ_ROWS, columns=["tokens", *names]):
         tokens = [as_tokens(words) for words in batch.column("tokens").to_pylist()]
@@ -116,7 +117,7 @@ def _read(path: Path, file: Any, pa: Any) -> Iterator[tuple[list[str], Vectors]]
             columns.append(vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, shape.dim))
         rows = columns[0] if layers is None else np.stack(columns, axis=1)
         if len(rows) != sum(shape.rows(len(words)) for words in tokens):
-            raise ValueError("as many vectors as tokens must be there")
+            raise ValueError("the numbers of vectors and tokens differ")
         row = 0
         for words in tokens:
             end = row + shape.rows(len(words))
@@ -125,7 +126,7 @@ def _read(path: Path, file: Any, pa: Any) -> Iterator[tuple[list[str], Vectors]]
 
 
 def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
-    """D of a column of vectors, which must be of the type that `write` gives it."""
+    """D of a column of vectors, which must be of the type that `write` uses."""
     if not pooled:
         kind = kind.value_type if pa.types.is_list(kind) else None
     if kind is None or not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float32():
@@ -134,9 +135,9 @@ def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Refuse a file that unpacks to far too much: it is packed, and a value that is repeated is stored once.
+    """Refuse a small file that would unpack to far too much.
 
-    pyarrow gives these numbers too, but ends the process where the footer is damaged.
+    pyarrow gives these numbers too, but crashes the process if the footer is damaged.
     """
     with path.open("rb") as file:
         size = file.seek(-8, 2) + 8
@@ -152,9 +153,9 @@ _STRUCT = 12
 
 
 def _thrift(file: BinaryIO, kind: int, depth: int) -> Any:  # noqa: ANN401 - numbers, bytes, lists, and dicts by field
-    """A value of Thrift's compact protocol, in which parquet's footer is."""
+    """A value of Thrift's compact protocol, in which parquet's footer is written."""
     if depth > 16:
-        raise ValueError("a footer deeper than any")
+        raise ValueError("a footer that is too deep")
     match kind:
         case 3:
             return _byte(file)
@@ -191,3 +192,6 @@ def _varint(file: BinaryIO) -> int:
             return value
         shift += 7
     raise ValueError("a number of more than 64 bits")
+
+
+register_writer(".parquet", write=write, read=read, magic=b"PAR1", check=lambda: load_pyarrow("Writing parquet"))

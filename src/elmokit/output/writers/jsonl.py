@@ -1,9 +1,11 @@
 """JSON lines: {"index", "dim", "tokens", "vectors": [[...], ...]} for each sentence.
 
-With all layers "layers" [L+1][T][D] replaces "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which an
-empty sentence could not show otherwise. Numbers are the shortest that give the same float32 again; NaN is null and an
-infinity 1e999, for JSON has neither. Everything beyond ASCII is escaped, so NUL and lone surrogates survive.
+With all layers "layers" [L+1][T][D] replaces "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which
+an empty sentence does not show. Numbers are the shortest that give the same float32 again; NaN is null and infinity
+1e999, since JSON has neither. Everything beyond ASCII is escaped, which preserves NUL and lone surrogates.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator
@@ -13,9 +15,8 @@ from typing import TextIO
 import numpy as np
 
 from elmokit.errors import ElmoError
-from elmokit.output.shape import Vectors
-from elmokit.output.stored import Stored
-from elmokit.output.strings import as_tokens
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors, as_tokens
+from elmokit.output.writers import register_writer
 
 # The one float32 (and its negative) whose shortest decimal, read as a float64, rounds to a neighbour.
 _TRAP = np.float32(7.0385307e-26)
@@ -28,8 +29,8 @@ _SPECIAL = {
 }
 
 
-def write(stored: Stored, target: Path) -> None:
-    """Write a line for each sentence, a vector at a time."""
+def write(stored: SentenceVectors, target: Path) -> None:
+    """Write a line for each sentence, one vector after the other."""
     shape = stored.shape
     key = "vector" if shape.pooled else "vectors" if shape.layers is None else "layers"
     with target.open("w", encoding="ascii", newline="\n") as file:
@@ -80,3 +81,6 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
             elif vectors.ndim not in (1, 2) or vectors.shape[-1] != dim:
                 raise ValueError(f"a vector in line {number} has the shape {vectors.shape}, not {dim} numbers")
             yield tokens, vectors
+
+
+register_writer(".jsonl", write=write, read=read, magic=b"{")
