@@ -49,89 +49,54 @@ class IndexOptions:
     workers: int | None = None
 
 
-@dataclass(frozen=True)
-class IndexCallbacks:
-    """What is called while an index is found or built; nothing by default."""
-
-    corpus_progress: Callable[[Progress], None] | None = None
-    build_progress: Callable[[BuildProgress], None] | None = None
-    built: Callable[[OccurrenceIndex], None] | None = None
-    """Called with an index that was built, not with one that existed."""
-
-
 def find_index(
     options: IndexOptions,
     elmo: Elmo,
     *,
     words: Sequence[str] | None,
     ignore_case: bool = False,
-    callbacks: IndexCallbacks | None = None,
+    on_corpus: Callable[[Progress], None] | None = None,
+    on_build: Callable[[BuildProgress], None] | None = None,
+    on_built: Callable[[OccurrenceIndex], None] | None = None,
 ) -> OccurrenceIndex:
     """The index in which some words, or with None all words, are searched.
 
     An index that the user names contains all words, or `options.words`. In the cache an index of the words that are
-    searched is enough, and the index of all words is used if it exists.
+    searched is enough, and the index of all words is used if it exists. `on_corpus` and `on_build` report progress;
+    `on_built` gets an index that did not exist before.
     """
     layer = _layer_of(options, elmo)  # a mistake must be reported before the corpus is read
     if not options.corpus:
         if options.index is None:
             raise ElmoError("corpus must name the text to search, or index a folder built before", "corpus", "index")
         return _check_same(OccurrenceIndex.open(options.index), options, elmo)
-    callbacks = callbacks or IndexCallbacks()
-    general = Choice(
-        None if options.words is None else tuple(options.words),
-        min_count=options.min_count,
-        max_occurrences=options.max_occurrences,
-    )
-    with ExitStack() as stack:
-        corpus = _prepared(options, elmo, stack, callbacks)
-        build = _Builder(elmo, corpus, layer, options.batch_tokens, callbacks)
-        if options.index is not None:
-            return build(general, Path(options.index))
-        if words is None:
-            return build(general)
-        index = build.existing(general)
-        if index is not None and all(len(index.rows_of(word, ignore_case=ignore_case)) for word in words):
-            return index
-        return build(Choice(tuple(words), ignore_case, max_occurrences=options.max_occurrences))
 
-
-@dataclass(frozen=True)
-class _Builder:
-    """Builds the indexes of one model, corpus and layer."""
-
-    elmo: Elmo
-    corpus: PreparedCorpus
-    layer: Literal["mix"] | int
-    batch_tokens: int | None
-    callbacks: IndexCallbacks
-
-    def plan(self, choice: Choice) -> dict[str, Any]:
-        return index_plan(self.elmo, self.corpus, layer=self.layer, choice=choice)
-
-    def cached(self, choice: Choice) -> Path:
-        """The folder of an index in the cache."""
-        return cache_folder() / "indexes" / name_of(self.plan(choice))
-
-    def existing(self, choice: Choice) -> OccurrenceIndex | None:
-        """The index of a choice in the cache, None if it has not been built."""
-        return open_if_same(self.cached(choice), self.plan(choice))
-
-    def __call__(self, choice: Choice, folder: Path | None = None) -> OccurrenceIndex:
-        folder = folder or self.cached(choice)
+    def build(choice: Choice, folder: Path) -> OccurrenceIndex:
         new = not (folder / DESCRIPTION).is_file()
         index = build_index(
-            self.elmo,
-            self.corpus,
-            folder,
-            layer=self.layer,
-            choice=choice,
-            batch_tokens=self.batch_tokens,
-            on_progress=self.callbacks.build_progress,
+            elmo, corpus, folder, layer=layer, choice=choice, batch_tokens=options.batch_tokens, on_progress=on_build
         )
-        if new and self.callbacks.built is not None:
-            self.callbacks.built(index)
+        if new and on_built is not None:
+            on_built(index)
         return index
+
+    def plan(choice: Choice) -> dict[str, Any]:
+        return index_plan(elmo, corpus, layer=layer, choice=choice)
+
+    def cached(choice: Choice) -> Path:
+        return cache_folder() / "indexes" / name_of(plan(choice))
+
+    most, chosen = options.max_occurrences, None if options.words is None else tuple(options.words)
+    general = Choice(chosen, min_count=options.min_count, max_occurrences=most)
+    with ExitStack() as stack:
+        corpus = _prepared(options, elmo, stack, on_corpus)
+        if options.index is not None or words is None:
+            return build(general, options.index or cached(general))
+        index = open_if_same(cached(general), plan(general))
+        if index is not None and all(len(index.rows_of(word, ignore_case=ignore_case)) for word in words):
+            return index
+        own = Choice(tuple(words), ignore_case, max_occurrences=most)
+        return build(own, cached(own))
 
 
 def _layer_of(options: IndexOptions, elmo: Elmo) -> Literal["mix"] | int:
@@ -165,7 +130,9 @@ def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> Oc
     return index
 
 
-def _prepared(options: IndexOptions, elmo: Elmo, stack: ExitStack, callbacks: IndexCallbacks) -> PreparedCorpus:
+def _prepared(
+    options: IndexOptions, elmo: Elmo, stack: ExitStack, on_progress: Callable[[Progress], None] | None
+) -> PreparedCorpus:
     folder = None
     if "-" in options.corpus:  # standard input cannot be found in the cache again
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-index-"))) / "corpus"
@@ -176,5 +143,5 @@ def _prepared(options: IndexOptions, elmo: Elmo, stack: ExitStack, callbacks: In
         max_tokens=options.max_tokens,
         folder=folder,
         workers=options.workers,
-        on_progress=callbacks.corpus_progress,
+        on_progress=on_progress,
     )

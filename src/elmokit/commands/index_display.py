@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.index_builder import BuildProgress
-from elmokit.analyse.index_cache import IndexCallbacks, IndexOptions, find_index
+from elmokit.analyse.index_cache import IndexOptions, find_index
 from elmokit.corpus.report import progress_display
 from elmokit.elmo import Elmo
 from elmokit.messages import counted
@@ -45,9 +45,10 @@ def find_index_with_progress(
         if message := unknown.message():
             print(f"elmo: {message}", file=sys.stderr)
 
-    with progress_display("corpus") as corpus_progress, _build_progress() as build_progress:
-        callbacks = IndexCallbacks(corpus_progress, build_progress, built)
-        return find_index(options, elmo, words=words, ignore_case=ignore_case, callbacks=callbacks)
+    with progress_display("corpus") as on_corpus, _build_progress() as on_build:
+        return find_index(
+            options, elmo, words=words, ignore_case=ignore_case, on_corpus=on_corpus, on_build=on_build, on_built=built
+        )
 
 
 @contextmanager

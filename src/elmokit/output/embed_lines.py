@@ -101,8 +101,7 @@ def embed_lines(
                 on_progress(spool.sentences, spool.tokens)
             try:
                 for done in _append_all(spool, source, tokenise, encode):
-                    if done.uncommitted_bytes >= commit_bytes or done.uncommitted_seconds >= commit_seconds:
-                        done.commit()
+                    done.commit_if_due(commit_bytes, commit_seconds)
                     if on_progress:
                         on_progress(done.sentences, done.tokens)
             finally:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -116,12 +115,8 @@ class Spool:
         # Except in a commit, what is not committed counts too: a commit follows.
         resumable = (self._committed if committing else self._state).sentences > 0
         again = f"run it again with resume, which continues from {self.folder}" if resumable else "run it again"
-        return disk_errors(
-            self.output,
-            f"when that is repaired, {again}",
-            if_full=f"free some and {again}",
-            arguments=("resume",),
-        )
+        repair, free = f"when that is repaired, {again}", f"free some and {again}"
+        return disk_errors(self.output, repair, if_full=free, arguments=("resume",))
 
     def _acquire(self) -> ProcessLock:
         while True:
@@ -147,7 +142,9 @@ class Spool:
         earlier = self._read_settings()
         if not earlier:
             self._write_settings()  # before any other file, since it marks the folder
-        self._vectors, self._texts, self._journal = (self._file(name) for name in (VECTORS, TEXTS, JOURNAL))
+        for name in (VECTORS, TEXTS, JOURNAL):
+            self._files.append(OffsetFile(self._work.path / name))
+        self._vectors, self._texts, self._journal = self._files
         last = self._last_record()
         if self.finished and not resume:
             last = None
@@ -172,11 +169,6 @@ class Spool:
             self._write_settings()
         sync(self._work.path)
         sync(self.folder.parent)
-
-    def _file(self, name: str) -> OffsetFile:
-        file = OffsetFile(self._work.path / name)
-        self._files.append(file)
-        return file
 
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
@@ -218,8 +210,7 @@ class Spool:
         now = {"pooled": self.pooled, **self.settings}
         differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
         if differ:
-            said = ", ".join(f"{name} {json.dumps(before.get(name))}" for name in differ)
-            asked = ", ".join(f"{name} {json.dumps(now.get(name))}" for name in differ)
+            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
             raise ElmoError(
                 f"resume needs the settings of the run that it continues, which had {said}, got {asked}: "
                 f"use those again, or delete {self.folder} to start again",
@@ -235,17 +226,6 @@ class Spool:
     def tokens(self) -> int:
         """Tokens appended so far."""
         return self._state.tokens
-
-    @property
-    def uncommitted_bytes(self) -> int:
-        """Bytes of vectors and text that a kill would lose."""
-        now, before = self._state, self._committed
-        return now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
-
-    @property
-    def uncommitted_seconds(self) -> float:
-        """Seconds since the last commit or the start."""
-        return time.monotonic() - self._committed_at
 
     def skip_committed(self, lines: Iterator[str]) -> None:
         """Skip the lines that a resumed run already has, and check that they are the same."""
@@ -294,6 +274,13 @@ class Spool:
             sha256=digest.hexdigest(),
         )
 
+    def commit_if_due(self, most_bytes: int, most_seconds: float) -> None:
+        """Commit if a kill would lose at least `most_bytes`, or if the last commit was `most_seconds` ago."""
+        now, before = self._state, self._committed
+        lost = now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
+        if lost >= most_bytes or time.monotonic() - self._committed_at >= most_seconds:
+            self.commit()
+
     def commit(self) -> None:
         """Flush everything appended so far to the disk, and count it in the journal."""
         if self._state == self._committed:
@@ -337,7 +324,7 @@ class Spool:
 
     def remove(self) -> None:
         """Delete the files of the spool, and its folder if nothing else is in it."""
-        for file in self._files:
+        for file in self._files:  # Windows deletes no open file
             file.close()
         with self._errors():
             remove_leftovers(self._work.path, SETTINGS, alone=True)
@@ -357,9 +344,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._committed.sentences == 0 and not self._removed:
             self.remove()
         else:

@@ -78,11 +78,13 @@ def drawing(
     *,
     purpose: str = "a picture",
     layout: Literal["constrained", "tight"] | None = None,
+    crop: bool = False,
     skip_missing: bool = False,
 ) -> Iterator[Figure]:
     """A new figure of a size in inches, written to the path when the block has ended without an error.
 
     The fonts are chosen by `texts`. A character that no font has is an error; with `skip_missing` it is an empty box.
+    `crop` fits the picture to what is drawn, which may be more or less than the figure.
     """
     _require_matplotlib(purpose)
     from matplotlib import rc_context
@@ -101,7 +103,7 @@ def drawing(
         yield figure
         dates = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]
         with atomic_file(path) as temporary:
-            figure.savefig(temporary, format=suffix, metadata=dates)
+            figure.savefig(temporary, format=suffix, metadata=dates, bbox_inches="tight" if crop else None)
 
 
 def open_panel(axes: Axes) -> None:
