@@ -106,9 +106,7 @@ def index_plan(
 ) -> dict[str, Any]:
     """What an index is made from: two indexes with the same plan are the same."""
     index_files.check_stateless(elmo)
-    last = elmo.config.n_outputs - 1
-    if layer != "mix" and (layer := last if layer == "top" else layer) not in range(last + 1):
-        raise ElmoError(f"layer must be mix, top or a number from 0 to {last}, got {layer!r}", "layer")
+    layer = stored_layer(elmo, layer)
     return {
         "version": index_files.VERSION,
         "model": elmo.fingerprint(mixes=layer == "mix"),
@@ -118,6 +116,16 @@ def index_plan(
         "vector_size": elmo.config.vector_size,
         "choice": asdict(choice),
     }
+
+
+def stored_layer(elmo: Elmo, layer: str | int) -> Literal["mix"] | int:
+    """A layer as an index stores it: "mix" or its number; given as mix, top or a number."""
+    last = elmo.config.n_outputs - 1
+    if layer in ("mix", "top"):
+        return "mix" if layer == "mix" else last
+    if not str(layer).isascii() or not str(layer).isdigit() or int(layer) > last:
+        raise ElmoError(f"layer must be mix, top or a number from 0 to {last}, got {layer!r}", "layer")
+    return int(layer)
 
 
 def open_if_same(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from elmokit.analyse.choice import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
-from elmokit.analyse.index_builder import BuildProgress, build_index, index_plan, open_if_same
+from elmokit.analyse.index_builder import BuildProgress, build_index, index_plan, open_if_same, stored_layer
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.elmo import Elmo
@@ -65,7 +65,7 @@ def find_index(
     searched is enough, and the index of all words is used if it exists. `on_corpus` and `on_build` report progress;
     `on_built` gets an index that did not exist before.
     """
-    layer = _layer_of(options, elmo)  # a mistake must be reported before the corpus is read
+    layer = stored_layer(elmo, options.layer or "top")  # a mistake must be reported before the corpus is read
     if not options.corpus:
         if options.index is None:
             raise ElmoError("corpus must name the text to search, or index a folder built before", "corpus", "index")
@@ -99,19 +99,6 @@ def find_index(
         return build(own, cached(own))
 
 
-def _layer_of(options: IndexOptions, elmo: Elmo) -> Literal["mix"] | int:
-    """The layer as an index stores it: the top one by its number."""
-    layer = options.layer or "top"
-    last = elmo.config.n_outputs - 1
-    if layer == "mix":
-        return "mix"
-    if layer == "top":
-        return last
-    if layer.isascii() and layer.isdigit() and int(layer) <= last:
-        return int(layer)
-    raise ElmoError(f"layer must be mix, top or a number from 0 to {last}, got {layer!r}", "layer")
-
-
 def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> OccurrenceIndex:
     """The index, refused if it was built with another model or layer."""
     model, layer = index.description["model"], index.description["layer"]
@@ -121,7 +108,7 @@ def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> Oc
             f"{elmo.where}: use that model, or give corpus to build an index with this one",
             "corpus",
         )
-    if options.layer is not None and layer != _layer_of(options, elmo):
+    if options.layer is not None and layer != stored_layer(elmo, options.layer):
         raise ElmoError(
             f"layer must be {layer}, that of the index {index.folder}, got {options.layer}: leave it out, or build "
             "another index",

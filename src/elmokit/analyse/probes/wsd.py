@@ -159,7 +159,7 @@ class WordNet:
 
     def first_sense(self, lemma: str, pos: str) -> str | None:
         """The key of the first sense of a lemma as NOUN, VERB, ADJ or ADV; None for a word that is not in WordNet."""
-        lemma = lemma.lower().replace(" ", "_")
+        lemma = _lemma(lemma)
         offset = self._first.get((lemma, pos))
         if offset is None:
             return None
@@ -315,11 +315,10 @@ class _SenseVectors:
 
     def by_nearest(self, layer: int) -> list[str | None]:
         """For each word, the sense of the nearest occurrence; None for an unknown lemma."""
-        answers: list[str | None] = []
-        for place, entry in enumerate(self._entries):
-            found = self._nearest[layer, place]
-            answers.append(max(self._ordered(entry), key=found.__getitem__, default=None))
-        return answers
+        return [
+            max(self._ordered(entry), key=self._nearest[layer, place].__getitem__, default=None)
+            for place, entry in enumerate(self._entries)
+        ]
 
     def most_frequent(self, entry: Entry) -> str | None:
         """The sense that came most often, of equals the first in WordNet; None for an unknown lemma."""

@@ -130,7 +130,7 @@ def _reader_of(path: Path, start: bytes) -> Reader:
     _import_formats()
     readable = [known for known in _formats if known.read is not None]
     by_magic = [known for known in readable if known.magic and start.startswith(known.magic)]
-    # A file without sentences may be empty; then only its ending tells the format.
+    # A file without sentences may be empty; then its format is detected from its ending.
     by_ending = [known for known in readable if path.suffix.lower() in known.endings and not (known.magic and start)]
     if not (found := by_magic or by_ending):
         raise ElmoError(
