@@ -145,9 +145,10 @@ def font_families(texts: Iterable[str]) -> list[str]:
     """The fonts with which texts are drawn; an error where no font has one of their characters."""
     families, missing = _families(texts)
     if missing:
+        shown = "".join(sorted(missing)[:8])
         raise ElmoError(
-            f"no font on this machine has the characters {''.join(sorted(missing)[:8])}: install one that does (for "
-            "Chinese, fonts-noto-cjk), or give the file of one as font",
+            f"none of the fonts on this machine has the characters {shown}: install one that does (for Chinese, "
+            "fonts-noto-cjk), or give its file as font",
             "font",
         )
     return families
