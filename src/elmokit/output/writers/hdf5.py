@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, without_surrogates
 from elmokit.output.writers import register_writer
-from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, whole_number
+from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, has, whole_number
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -129,27 +129,19 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     """The tokens and vectors of each sentence, from any of the three layouts."""
     # The attribute `format` is not read: it is text of variable length, which HDF5 cannot read safely.
     with path.open("rb") as raw, h5py.File(path, "r") as file:
-        parts = [find(file, name) for name in ("vectors", "offsets", "tokens")]
-        if all(part is not None for part in parts):
-            yield from _read_elmokit(file, raw, *parts)
-        else:
-            yield from _read_keys(file, raw)
+        flat = all(has(file, name) for name in ("vectors", "offsets", "tokens"))
+        yield from (_read_elmokit if flat else _read_keys)(file, raw)
 
 
-def _read_elmokit(
-    file: Any,  # noqa: ANN401 - h5py has no types
-    raw: BinaryIO,
-    vectors: Any,  # noqa: ANN401
-    offsets: Any,  # noqa: ANN401
-    token_strings: Any,  # noqa: ANN401
-) -> Iterator[tuple[list[str], Vectors]]:
+def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401 - h5py has no types
     version = whole_number(file, "version")
     if version != VERSION:
         raise ElmoError(f"{file.filename} must be of version {VERSION}, got {version}: update elmokit")
+    vectors, offsets = file["vectors"], file["offsets"]
     size = raw.seek(0, 2)
     check_numbers(vectors, f"{file.filename}: vectors", size)
     check_numbers(offsets, f"{file.filename}: offsets", size)
-    tokens = Strings(token_strings, raw, f"{file.filename}: tokens")
+    tokens = Strings(file["tokens"], raw, f"{file.filename}: tokens")
     layers = vectors.shape[1] if vectors.ndim == 3 else None
     shape = VectorShape(bool(whole_number(file, "pooled")), layers, vectors.shape[-1])
     rows_in_all = len(offsets) - 1 if shape.pooled else len(tokens)
