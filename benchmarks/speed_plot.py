@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from speed.table import times
 
-from elmokit.analyse.figures import LOOKS, check_picture, drawing
 from elmokit.errors import ElmoError
+from elmokit.plots.style import POINT_STYLES, check_picture, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ BARS = {
 """The colour and the pattern of each system, told apart in grey too."""
 OURS = ("packed", "float32", "int8")
 """Columns whose titles do not say that they are elmokit's."""
-LINES = {"loop": LOOKS[0], "cudnn": LOOKS[3], "packed": LOOKS[7], "ours": LOOKS[1]}
+LINES = {"loop": POINT_STYLES[0], "cudnn": POINT_STYLES[3], "packed": POINT_STYLES[7], "ours": POINT_STYLES[1]}
 
 
 def tables_of(path: Path) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
     if cpu is None and gpu is None:
         raise ElmoError("the files hold neither a table of the CPU nor one of the GPU in bfloat16")
     panels = 2 * (cpu is not None) + (gpu is not None)
-    with drawing(path, (5 * panels, 3.4), ["DejaVu Sans"]) as figure:
+    with drawing(path, (5 * panels, 3.4)) as figure:
         widths = [1.0] * panels
         if gpu is not None:
             widths[-1] = 0.9

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from elmokit.analyse.figures import LOOKS, check_groups, check_picture, drawing
-from elmokit.analyse.fonts import families_for
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM
+from elmokit.plots.style import POINT_STYLES, check_groups, check_picture, drawing
 from elmokit.pretrain.curve import perplexity_axis
 from elmokit.pretrain.metrics import read_metrics
 from elmokit.pretrain.progress import perplexity, quantity
@@ -110,7 +109,7 @@ def table(runs: Sequence[Run]) -> str:
 def draw(runs: Sequence[Run], path: Path, panels: Sequence[str] = PANELS) -> None:
     """Held-out perplexity over tokens and over seconds, a line a run."""
     check_groups(len(runs), "runs")
-    with drawing(path, (5 * len(panels) + (len(panels) == 1), 4.6), families_for(run.name for run in runs)) as figure:
+    with drawing(path, (5 * len(panels) + (len(panels) == 1), 4.6), [run.name for run in runs]) as figure:
         grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, over in zip(grid, panels, strict=True):
             draw_panel(axes, runs, over)
@@ -126,7 +125,7 @@ def draw(runs: Sequence[Run], path: Path, panels: Sequence[str] = PANELS) -> Non
 
 def draw_panel(axes: Axes, runs: Sequence[Run], over: str) -> None:
     """One panel of the picture."""
-    for run, look in zip(runs, LOOKS, strict=False):
+    for run, look in zip(runs, POINT_STYLES, strict=False):
         axes.plot(
             [point[over] for point in run.heldout],
             [point["perplexity"] for point in run.heldout],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,37 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return drawn
+
+
+@pytest.fixture
+def font(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A font with two Chinese characters, and none of this machine's that might have them."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib.font_manager import fontManager
+
+    from elmokit.plots import style
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((50, 0))
+    pen.lineTo((950, 0))
+    pen.lineTo((950, 800))
+    pen.closePath()
+    names = [".notdef", "silver", "row", "a"]
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord("银"): "silver", ord("行"): "row", ord("a"): "a"})
+    builder.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (1000, 50)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Two Characters", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "two.ttf")
+    monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if "DejaVu" in font.name])
+    monkeypatch.setattr(style, "_added_fonts", [])
+    yield tmp_path / "two.ttf"
+    fontManager._findfont_cached.cache_clear()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ MODULES = sorted(
 FLOORS = [
     {"errors"},
     {"storage", "config", "messages", "option_fields"},
+    {"plots"},
     {"text"},
     {"corpus"},
     {"ops"},

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from elmokit import Elmo, ElmoError
-from elmokit.analyse.finding import IndexRequest
+from elmokit.analyse.index_cache import IndexOptions
+from elmokit.commands.index_display import terminal_width
 from elmokit.commands.neighbours import NeighboursRequest, find_word, run_neighbours
 from elmokit.fingerprint import former_fingerprint
 from tiny_models import tiny_checkpoint
@@ -26,7 +27,7 @@ LINES = [
 def request_(tmp_path, monkeypatch, model_folder) -> NeighboursRequest:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
+    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
     return NeighboursRequest("bank", "the bank of the river .", model=str(model_folder), where=where, device="cpu")
 
 
@@ -50,7 +51,7 @@ def test_an_index_that_an_earlier_release_built_is_used(request_, model_folder, 
     expected = capsys.readouterr().out
     path = tmp_path / "index" / "index.json"
     described = json.loads(path.read_text())
-    named = replace(request_, where=IndexRequest(index=tmp_path / "index"))
+    named = replace(request_, where=IndexOptions(index=tmp_path / "index"))
     described["model"] = former_fingerprint(Elmo.load(model_folder, device="cpu").checkpoint())
     path.write_text(json.dumps(described))
     run_neighbours(named)
@@ -80,6 +81,10 @@ def test_on_a_terminal(request_, capsys, monkeypatch) -> None:
     assert all(len(line) - len("\033[1m\033[0m") <= 40 for line in lines)
 
 
+def test_without_a_terminal_nothing_is_cut(capsys) -> None:
+    assert terminal_width() is None
+
+
 def test_any_word_and_case(request_, capsys) -> None:
     run_neighbours(replace(request_, any_word=True, json=True, k=4))
     shown = capsys.readouterr()
@@ -96,10 +101,10 @@ def test_a_named_index(request_, capsys, tmp_path) -> None:
     run_neighbours(replace(request_, where=where))
     first = capsys.readouterr()
     assert "built an index of all words" in first.err
-    without_text = IndexRequest(index=tmp_path / "my-index")
+    without_text = IndexOptions(index=tmp_path / "my-index")
     run_neighbours(replace(request_, where=without_text))
     assert capsys.readouterr().out == first.out
-    with pytest.raises(ElmoError, match="is of layer 2, got --layer 1"):
+    with pytest.raises(ElmoError, match=r"layer must be 2, .* got 1"):
         run_neighbours(replace(request_, where=replace(without_text, layer="1")))
     Elmo(tiny_checkpoint(seed=1)).save(tmp_path / "other")
     with pytest.raises(ElmoError, match="was built with another model"):
@@ -115,13 +120,13 @@ def test_layers_have_indexes_of_their_own(request_, capsys) -> None:
     run_neighbours(replace(request_, where=replace(request_.where, layer="2")))
     assert "built" not in capsys.readouterr().err, "the top layer by its number"
     for wrong in ("3", "all", "x"):
-        with pytest.raises(ElmoError, match=f"--layer must be mix, top or a number from 0 to 2, got '{wrong}'"):
+        with pytest.raises(ElmoError, match=f"layer must be mix, top or a number from 0 to 2, got '{wrong}'"):
             run_neighbours(replace(request_, where=replace(request_.where, layer=wrong)))
 
 
 def test_raw_text_is_read_as_asked(request_, capsys, tmp_path) -> None:
     (tmp_path / "raw.txt").write_text("The bank (of the river). Money isn't a bank!\n", encoding="utf-8")
-    where = IndexRequest(corpus=[str(tmp_path / "raw.txt")], segment="english", split="line")
+    where = IndexOptions(corpus=[str(tmp_path / "raw.txt")], segment="english", split="line")
     run_neighbours(replace(request_, context="A bank.", where=where))
     out = capsys.readouterr().out
     assert "The [bank] ( of the river ) ." in out
@@ -143,9 +148,9 @@ def test_which_of_several() -> None:
 
 
 def test_mistakes(request_) -> None:
-    with pytest.raises(ElmoError, match="--corpus is needed"):
-        run_neighbours(replace(request_, where=IndexRequest()))
+    with pytest.raises(ElmoError, match="corpus must name"):
+        run_neighbours(replace(request_, where=IndexOptions()))
     with pytest.raises(ElmoError, match="zebra does not occur"):
         run_neighbours(replace(request_, word="zebra", context="a zebra"))
     with pytest.raises(ElmoError, match=r"none.txt was not found"):
-        run_neighbours(replace(request_, where=IndexRequest(corpus=["none.txt"])))
+        run_neighbours(replace(request_, where=IndexOptions(corpus=["none.txt"])))

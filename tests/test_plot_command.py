@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.finding import IndexRequest
+from elmokit.analyse.index_cache import IndexOptions
 from elmokit.commands.plot import SimilarityRequest, WordsRequest, run_similarity, run_words
 
 
@@ -37,16 +37,16 @@ def test_words_in_sentences(tmp_path, model_folder) -> None:
     assert (tmp_path / "words.svg").read_bytes().startswith(b"<?xml")
     with pytest.raises(ElmoError, match="'zebra' is not a token of any --sentence"):
         run_words(replace(request, words=["bank", "zebra"]))
-    with pytest.raises(ElmoError, match="at most 8 words apart, got 9"):
+    with pytest.raises(ElmoError, match="at most 8 words, got 9"):
         run_words(replace(request, words=list("abcdefghi")))
     with pytest.raises(ElmoError, match="not both"):
-        run_words(replace(request, where=IndexRequest(corpus=["text.txt"])))
+        run_words(replace(request, where=IndexOptions(corpus=["text.txt"])))
 
 
 def test_words_in_a_corpus(tmp_path, model_folder, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("the bank of a river\na bank has money\n" * 20, encoding="utf-8")
-    where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
+    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
     request = WordsRequest(
         ["bank", "river"], tmp_path / "words.png", model=str(model_folder), where=where, occurrences=3, device="cpu"
     )
@@ -57,5 +57,5 @@ def test_words_in_a_corpus(tmp_path, model_folder, monkeypatch, capsys) -> None:
         run_words(replace(request, words=["bank", "zebra"]))
     with pytest.raises(ElmoError, match="--occurrences must be at least 1, got 0"):
         run_words(replace(request, occurrences=0))
-    with pytest.raises(ElmoError, match="--corpus is needed"):
-        run_words(replace(request, where=IndexRequest()))
+    with pytest.raises(ElmoError, match="corpus must name"):
+        run_words(replace(request, where=IndexOptions()))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.probes.linear import LinearOptions
+from elmokit.analyse.probes.pos import LinearOptions
 from elmokit.analyse.probes.wsd import WsdResult, WsdScore
 from elmokit.commands.probe import (
     PosRequest,

@@ -23,7 +23,7 @@ import two_senses  # noqa: E402
 sys.path.remove(str(QUALITY))
 
 from elmokit import Elmo, ElmoError  # noqa: E402
-from elmokit.analyse.probes.linear import LinearOptions  # noqa: E402
+from elmokit.analyse.probes.pos import LinearOptions  # noqa: E402
 from tiny_models import tiny_checkpoint  # noqa: E402
 
 WORDS = ["the", "bank", "river", "money", "of", "a"]

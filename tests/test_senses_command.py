@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.finding import IndexRequest
+from elmokit.analyse.index_cache import IndexOptions
 from elmokit.commands.senses import SensesRequest, run_senses
 
 
@@ -17,7 +17,7 @@ def request_(tmp_path, monkeypatch, model_folder) -> SensesRequest:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     lines = [f"the bank of the river {'.' * (n % 9)}" if n % 2 else f"money {n} bank" for n in range(40)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    where = IndexRequest(corpus=[str(tmp_path / "text.txt")])
+    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
     return SensesRequest("bank", model=str(model_folder), where=where, device="cpu")
 
 
@@ -55,10 +55,10 @@ def test_mistakes(request_, tmp_path) -> None:
         ({"output": tmp_path / "bank.gif"}, r"must end in .png, .svg, .pdf"),
         ({"output": tmp_path / "none" / "bank.png"}, "in a folder that exists"),
         ({"font": tmp_path / "a.ttf"}, "--font is for the picture"),
-        ({"output": tmp_path / "bank.png", "font": tmp_path / "a.ttf"}, "--font must be a font file"),
-        ({"output": tmp_path / "bank.png", "clusters": 9}, "at most 8 clusters apart, got 9"),
-        ({"clusters": 50}, "must lie between 1 and the .* distinct contexts, got 50"),
-        ({"word": "BANK"}, "BANK does not occur .*, but bank does: add --ignore-case"),
+        ({"output": tmp_path / "bank.png", "font": tmp_path / "a.ttf"}, "font must be a file"),
+        ({"output": tmp_path / "bank.png", "clusters": 9}, "at most 8 clusters, got 9"),
+        ({"clusters": 50}, "from 1 to .*, got 50"),
+        ({"word": "BANK"}, "BANK does not occur .*, but bank does: set ignore_case"),
         ({"model": str(tmp_path / "none")}, "none"),
     ):
         with pytest.raises(ElmoError, match=said):

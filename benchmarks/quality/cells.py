@@ -17,11 +17,9 @@ from rows import Row, read_rows
 
 from elmokit import Elmo
 from elmokit.analyse.probes.pos import probe_pos
-from elmokit.analyse.probes.senses import read_evaluation, read_semcor
-from elmokit.analyse.probes.sources import Source, StaticSource, evenly, source_of
+from elmokit.analyse.probes.sources import LayerSource, StaticSource, evenly, source_of
 from elmokit.analyse.probes.wic import probe_wic, read_wic
-from elmokit.analyse.probes.wordnet import WordNet
-from elmokit.analyse.probes.wsd import probe_wsd
+from elmokit.analyse.probes.wsd import WordNet, probe_wsd, read_evaluation, read_semcor
 from elmokit.errors import ElmoError
 from elmokit.tasks.examples import Example, PairExample
 from elmokit.tasks.options import TaskOptions
@@ -91,7 +89,7 @@ Values = list[tuple[Input, int, float, dict[str, Any]]]
 def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
     """One pass gives the scores of all layers."""
     [train], measured = files["train"], files["measured"]
-    source: Source
+    source: LayerSource
     if unit.inputs == ("glove",):
         source = StaticSource(*_glove(setting))
     else:

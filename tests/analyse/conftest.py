@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elmokit.analyse.building import build_index
 from elmokit.analyse.index import OccurrenceIndex
+from elmokit.analyse.index_builder import build_index
 from standing_in import StandIn, prepared
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.position_picture import draw_by_position
+from elmokit.analyse.pictures import draw_by_position
 from elmokit.pretrain.by_position import STARTS, ByPosition
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")

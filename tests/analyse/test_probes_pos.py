@@ -6,8 +6,7 @@ import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.analyse.probes import pos
-from elmokit.analyse.probes.linear import LinearOptions, StoredRows, fit_linear
-from elmokit.analyse.probes.pos import probe_pos
+from elmokit.analyse.probes.pos import LinearOptions, StoredRows, fit_linear, probe_pos
 from elmokit.analyse.probes.sources import ElmoSource, StaticSource, append_mean
 from elmokit.tasks import features
 from elmokit.tasks.examples import TaggedExample
@@ -140,7 +139,7 @@ def test_stored_rows_are_the_layers_and_their_mean(make_elmo, tmp_path):
 
 def test_an_elmo_whose_vectors_depend_on_others_is_refused(make_elmo):
     for arguments in ({"state": "carry"}, {"boundaries": True}):
-        with pytest.raises(ElmoError, match="a vector a token"):
+        with pytest.raises(ElmoError, match="boundaries"):
             ElmoSource(make_elmo(**arguments))
 
 
@@ -152,7 +151,7 @@ def test_static_vectors_are_looked_up_in_lower_case_too():
     assert not exact.any()
     result = probe_pos(source, sentences(by_word, 5), sentences(by_word, 5), options=QUICK)
     assert list(result.accuracy) == ["static"]
-    with pytest.raises(ElmoError, match="a row a word"):
+    with pytest.raises(ElmoError, match="one row per word"):
         StaticSource(["a", "b"], np.ones((1, 2), np.float32))
 
 
@@ -165,8 +164,8 @@ def test_one_layer_is_its_own_mean():
 @pytest.mark.parametrize(
     ("train", "dev", "message"),
     [
-        ([], [TaggedExample(("a",), ("X",))], "training data .* got none"),
-        ([TaggedExample(("a",), ("X",))], [], "development data .* got none"),
+        ([], [TaggedExample(("a",), ("X",))], "train must have tokens"),
+        ([TaggedExample(("a",), ("X",))], [], "dev must have tokens"),
         ([TaggedExample(("a", "b"), ("X",), 7)], [TaggedExample(("a",), ("X",))], "line 7"),
         ([TaggedExample(("a",), None, 3)], [TaggedExample(("a",), ("X",))], "line 3"),
     ],
@@ -177,7 +176,7 @@ def test_data_that_cannot_be_used_are_named(train, dev, message):
 
 
 def test_more_tokens_than_a_block_are_all_seen(monkeypatch):
-    monkeypatch.setattr("elmokit.analyse.probes.linear._BLOCK", 8)
+    monkeypatch.setattr("elmokit.analyse.probes.pos._BLOCK", 8)
     random = np.random.default_rng(0)
     labels = np.arange(30) % 2
     features = (random.normal(0, 0.1, (30, 4)) + labels[:, None] * 2).astype(np.float16)

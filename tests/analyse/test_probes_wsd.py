@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from elmokit import ElmoError
-from elmokit.analyse.probes.senses import Mention, SenseSentence, read_evaluation, read_semcor
 from elmokit.analyse.probes.sources import StaticSource, evenly
-from elmokit.analyse.probes.wordnet import WordNet
-from elmokit.analyse.probes.wsd import WsdScore, probe_wsd
+from elmokit.analyse.probes.wsd import (
+    Mention,
+    SenseSentence,
+    WordNet,
+    WsdScore,
+    probe_wsd,
+    read_evaluation,
+    read_semcor,
+)
 
 MONEY, RIVER = "bank%1:14:00::", "bank%1:17:01::"
 

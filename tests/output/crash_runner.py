@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmokit.output import read_vectors, writer_for
-from elmokit.output.stored import Stored
+from elmokit.output.sentence_vectors import SentenceVectors
 from output_samples import embed, encoder, numbered_lines, vectors_for
 
 
@@ -93,7 +93,7 @@ def die_at(step: int) -> None:
 
     for name in ("write", "fsync", "ftruncate", "replace", "unlink", "rmdir", "mkdir"):
         counted(os, name)
-    counted(Stored, "_read")
+    counted(SentenceVectors, "_read")
 
 
 def kill_at_every_step(output: Path, layout: str) -> int:

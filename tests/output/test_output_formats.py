@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output import Summary, embed_lines, read_vectors, writer_for
-from elmokit.output.strings import without_nul, without_surrogates
+from elmokit.output.sentence_vectors import without_surrogates
+from elmokit.output.writers.hdf5 import without_nul
 from output_samples import AWKWARD, FORMATS, KINDS, LAYERS, SETTINGS, D, embed, encoder, tokenise, vectors_for
 
 
@@ -161,7 +163,7 @@ def test_npz_of_equal_contents_are_equal_files(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parquet_columns_and_row_groups(tmp_path, kind, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("elmokit.output.parquet.GROUP_ROWS", 5)
+    monkeypatch.setattr("elmokit.output.writers.parquet.GROUP_ROWS", 5)
     embed(AWKWARD, tmp_path / "out.parquet", kind)
     vector = f"fixed_size_list<element: float>[{D}]"
     with pq.ParquetFile(tmp_path / "out.parquet") as file:
@@ -198,7 +200,7 @@ def test_jsonl_is_plain_json(tmp_path, kind, key):
 
 
 def test_an_ending_must_be_known(tmp_path):
-    with pytest.raises(ElmoError, match=r"\.h5, \.hdf5, \.npz, \.parquet, \.jsonl, got .*out\.csv"):
+    with pytest.raises(ElmoError, match=r"\.h5, \.hdf5, \.jsonl, \.npz, \.parquet, got .*out\.csv"):
         writer_for(tmp_path / "out.csv")
     with pytest.raises(ElmoError, match=r"got out$"):
         writer_for((tmp_path / "out").relative_to(tmp_path))
@@ -206,10 +208,10 @@ def test_an_ending_must_be_known(tmp_path):
 
 
 def test_a_layout_must_be_known_and_fit_the_ending(tmp_path):
-    with pytest.raises(ElmoError, match="one of elmokit, bilm, allennlp, got keys"):
+    with pytest.raises(ElmoError, match="one of allennlp, bilm, elmokit, got keys"):
         writer_for(tmp_path / "out.h5", "keys")
     for name in ("out.npz", "out.parquet", "out.jsonl"):
-        with pytest.raises(ElmoError, match="--format bilm is a layout of HDF5"):
+        with pytest.raises(ElmoError, match=r"output must end in \.h5, \.hdf5 for the layout bilm"):
             writer_for(tmp_path / name, "bilm")
 
 
@@ -236,14 +238,14 @@ def test_reading_what_is_no_file_of_vectors(tmp_path):
     with pytest.raises(ElmoError, match="cannot read"):
         read_vectors(tmp_path)
     (tmp_path / "text.h5").write_text("hello there", encoding="ascii")
-    with pytest.raises(ElmoError, match="must be HDF5, npz"):
+    with pytest.raises(ElmoError, match="must be of one of the formats"):
         read_vectors(tmp_path / "text.h5")
     (tmp_path / "other.jsonl").write_text('{"text": 1}\n', encoding="ascii")
     with pytest.raises(ElmoError, match=r"line 1 of .* must have tokens"):
         list(read_vectors(tmp_path / "other.jsonl"))
     with zipfile.ZipFile(tmp_path / "other.npz", "w") as archive:
         archive.writestr("x", "y")
-    with pytest.raises(ElmoError, match=r"must hold vectors\.npy"):
+    with pytest.raises(ElmoError, match=r"must contain vectors\.npy"):
         list(read_vectors(tmp_path / "other.npz"))
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["char_embed"] = np.zeros(3)
@@ -256,3 +258,16 @@ def test_many_keys(tmp_path):
     one = np.zeros((1, 2), np.float32)
     embed(map(str, range(count)), tmp_path / "out.h5", layout="bilm", encode=lambda sentences: (one for _ in sentences))
     assert sum(1 for _ in read_vectors(tmp_path / "out.h5")) == count
+
+
+@pytest.mark.parametrize(
+    "name", ["elmokit.h5", "bilm.h5", "allennlp.h5", "vectors.npz", "vectors.parquet", "vectors.jsonl"]
+)
+def test_files_of_an_earlier_release_are_read(name):
+    lines = ["The bank raised rates .", "", "我 爱 茶"]
+    back = list(read_vectors(Path(__file__).parent / "samples" / name))
+    assert [tokens for tokens, _ in back] == ([[]] * 3 if name == "bilm.h5" else [line.split() for line in lines])
+    for number, (line, (_, vectors)) in enumerate(zip(lines, back, strict=True)):
+        count = len(line.split())
+        expected = np.arange(2 * count * 3, dtype=np.float32).reshape(2, count, 3) / 4 + number
+        np.testing.assert_array_equal(vectors, expected, strict=True)

@@ -131,7 +131,7 @@ def test_work_goes_on_after_a_fall_back(tmp_path):
 
 def test_an_earlier_run_needs_resume_or_deletion(tmp_path):
     fill(tmp_path / "o.npz")
-    with pytest.raises(ElmoError, match=r"7 sentences of an earlier run: add --resume .* or delete"):
+    with pytest.raises(ElmoError, match=r"7 sentences of an earlier run: continue it with resume, or delete"):
         embed(LINES, tmp_path / "o.npz")
     assert content(tmp_path / "o.npz") == expected(7)
 
@@ -170,9 +170,7 @@ def test_resume_with_other_settings(tmp_path, change, said):
 )
 def test_resume_with_other_input(tmp_path, lines):
     fill(tmp_path / "o.npz")
-    with pytest.raises(
-        ElmoError, match=r"the same input.* the 7 lines already done: bring it back, or delete .*partial"
-    ):
+    with pytest.raises(ElmoError, match=r"the same input.* the 7 lines already done: restore it, or delete .*partial"):
         embed(lines, tmp_path / "o.npz", resume=True)
     assert content(tmp_path / "o.npz") == expected(7)
 
@@ -296,7 +294,7 @@ def test_disk_full_while_the_output_is_written(tmp_path, name, layout, monkeypat
     for size in (0, 100, 3_000, 9_000):  # in the first bytes, within the data, and for HDF5 on closing
         with (
             disk_of(size, monkeypatch),
-            pytest.raises(ElmoError, match=rf"no space is left .*{name}: free some .* --resume.*partial"),
+            pytest.raises(ElmoError, match=rf"no space is left .*{name}: free some .* resume.*partial"),
         ):
             embed(lines, output, "all", layout=layout, resume=True)
         assert [path.name for path in tmp_path.iterdir()] == [f"{name}.partial"]

@@ -1,14 +1,15 @@
-"""Clusters of vectors: k-means with several starts, and how many clusters there are, one included."""
+"""Clusters of vectors: k-means, how many clusters there are (possibly one), and the plane that shows them best.
+
+Our own k-means and silhouette, since a base install has no scikit-learn.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.analyse.plane import principal_parts
 from elmokit.errors import ElmoError
 
 Values = NDArray[np.float64]
@@ -20,11 +21,11 @@ _ITERATIONS = 60
 _SAMPLE = 800
 _REFERENCES = 5
 _EXCESS = 0.04
-"""By so much the silhouette must pass that of one cloud without clusters."""
+"""How much the silhouette must exceed that of a cloud without clusters."""
 _NEARLY = 0.9
-"""The fewest clusters are taken that come so near to the best number."""
+"""The smallest number of clusters is taken whose excess is at least this share of the best."""
 _SMALLEST = 3
-"""Occurrences in a cluster, where their number is found and not given."""
+"""Occurrences in a cluster, if the number of clusters is not given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Clustering:
     labels: Labels
     """[N] the cluster of each vector, from 0."""
     silhouette: float
-    """From -1 to 1, how much nearer the vectors are to their own cluster than to the next; 0 for one cluster."""
+    """From -1 to 1: how much nearer the vectors are to their own cluster than to the next; 0 for one cluster."""
 
     @property
     def number(self) -> int:
@@ -42,56 +43,51 @@ class Clustering:
         return int(self.labels.max()) + 1
 
 
-class Judged(NamedTuple):
-    """Clusters in a number that was tried."""
-
-    labels: Labels
-    silhouette: float
-    excess: float
-    """How far the silhouette passes that of a cloud without clusters, of the same size and shape."""
-
-
 def cluster(vectors: NDArray[np.float32], number: int | None = None, *, seed: int = 1) -> Clustering:
-    """Put vectors of length 1 [N, D] into clusters, as many as asked for or as there are.
+    """Put vectors of length 1 [N, D] into clusters: the given number, or the number that fits best.
 
-    Where the number is not given, each from 2 to 8 is compared by its silhouette with a cloud of the same shape that
-    has no clusters; where none is clearly better than that, all vectors are one cluster.
+    To find the number, the silhouette of 2 to 8 clusters is compared with that of a cloud of the same shape that has
+    no clusters. If none is clearly better, all vectors are one cluster.
     """
     distinct = len(np.unique(vectors, axis=0))
     if number is not None and not 1 <= number <= distinct:
-        raise ElmoError(f"the number of clusters must lie between 1 and the {distinct} distinct contexts, got {number}")
-    points = principal_parts(vectors.astype(np.float64), _DIMENSIONS)
+        raise ElmoError(
+            f"clusters must be a number from 1 to {distinct}, the number of distinct contexts, got {number}", "clusters"
+        )
+    points = principal_components(vectors.astype(np.float64), _DIMENSIONS)
     if number is not None:
-        labels = k_means(points, number, np.random.default_rng(seed)) if number > 1 else _one(points)
-        return _ordered(labels, silhouette(points, labels, seed))
-    tried = [_judge(points, count, seed) for count in range(2, min(MOST_CLUSTERS, distinct // _SMALLEST) + 1)]
-    usable = [each for each in tried if np.bincount(each.labels).min() >= _SMALLEST]
-    most = max((each.excess for each in usable), default=0.0)
+        labels = k_means(points, number, np.random.default_rng(seed))
+        return _largest_first(labels, silhouette(points, labels, seed))
+    candidates = []
+    for count in range(2, min(MOST_CLUSTERS, distinct // _SMALLEST) + 1):
+        labels = k_means(points, count, np.random.default_rng(seed))
+        if np.bincount(labels).min() >= _SMALLEST:
+            value = silhouette(points, labels, seed)
+            candidates.append((labels, value, value - _silhouette_of_cloud(points, count, seed)))
+    most = max((excess for _, _, excess in candidates), default=0.0)
     if most < _EXCESS:
-        return Clustering(_one(points), 0.0)
-    chosen = next(each for each in usable if each.excess >= _NEARLY * most)
-    return _ordered(chosen.labels, chosen.silhouette)
+        return Clustering(np.zeros(len(points), dtype=np.int64), 0.0)
+    labels, value = next((labels, value) for labels, value, excess in candidates if excess >= _NEARLY * most)
+    return _largest_first(labels, value)
 
 
-def _judge(points: Values, count: int, seed: int) -> Judged:
-    labels = k_means(points, count, np.random.default_rng(seed))
-    value = silhouette(points, labels, seed)
-    spread = points.std(axis=0)
-    references = []
+def _silhouette_of_cloud(points: Values, count: int, seed: int) -> float:
+    """The best silhouette of some clouds without clusters, of the same size and shape as the points [N, D]."""
+    best = -np.inf
     for number in range(_REFERENCES):
         random = np.random.default_rng([seed, count, number])
-        cloud = random.standard_normal((min(len(points), _SAMPLE), points.shape[1])) * spread
-        references.append(silhouette(cloud, k_means(cloud, count, random, starts=2), seed))
-    return Judged(labels, value, value - max(references))
+        cloud = random.standard_normal((min(len(points), _SAMPLE), points.shape[1])) * points.std(axis=0)
+        best = max(best, silhouette(cloud, k_means(cloud, count, random, starts=2), seed))
+    return best
 
 
 def k_means(points: Values, count: int, random: np.random.Generator, *, starts: int = _STARTS) -> Labels:
-    """The best of several starts, [N]; every cluster has a point where there are enough distinct ones."""
+    """The cluster of each point by the best of several starts, [N]; no cluster is empty if enough points differ."""
     squares = np.square(points).sum(axis=1)
-    best_labels, least = _one(points), np.inf
-    for _ in range(starts):
+    best_labels, least = np.zeros(len(points), dtype=np.int64), np.inf
+    for _ in range(starts if count > 1 else 0):
         centres = _spread_centres(points, squares, count, random)
-        labels = _one(points)
+        labels = np.zeros(len(points), dtype=np.int64)
         for turn in range(_ITERATIONS):
             distances = squares[:, None] - 2 * points @ centres.T + np.square(centres).sum(axis=1)
             nearest = distances.argmin(axis=1)
@@ -106,7 +102,7 @@ def k_means(points: Values, count: int, random: np.random.Generator, *, starts: 
 
 
 def _spread_centres(points: Values, squares: Values, count: int, random: np.random.Generator) -> Values:
-    """k-means++: each next centre far from those before it, by chance in proportion to the squared distance."""
+    """k-means++: each centre is a random point, likelier the farther it is from the centres before it."""
     chosen = [int(random.integers(len(points)))]
     nearest = np.full(len(points), np.inf)
     while len(chosen) < count:
@@ -123,13 +119,13 @@ def _means(points: Values, labels: Labels, distances: Values, count: int) -> Val
     sums = np.zeros((count, points.shape[1]))
     np.add.at(sums, labels, points)
     centres = sums / np.maximum(sizes, 1)[:, None]
-    for empty in np.flatnonzero(sizes == 0):  # starts again at the point that is worst served
+    for empty in np.flatnonzero(sizes == 0):  # starts again at the point farthest from its centre
         centres[empty] = points[distances.min(axis=1).argmax()]
     return centres
 
 
 def silhouette(points: Values, labels: Labels, seed: int = 1) -> float:
-    """The mean silhouette of the points, of a sample where they are many; 0 for one cluster."""
+    """The mean silhouette of the points, or of a sample of many; 0 for one cluster."""
     count = int(labels.max()) + 1
     if count < 2:
         return 0.0
@@ -149,13 +145,47 @@ def silhouette(points: Values, labels: Labels, seed: int = 1) -> float:
     return float(np.nan_to_num(values, posinf=0.0, neginf=0.0).mean())
 
 
-def _one(points: Values) -> Labels:
-    return np.zeros(len(points), dtype=np.int64)
-
-
-def _ordered(labels: Labels, value: float) -> Clustering:
+def _largest_first(labels: Labels, value: float) -> Clustering:
     """Clusters numbered from the largest on, without gaps."""
     names, places, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     rank = np.empty(len(names), dtype=np.int64)
     rank[np.argsort(-sizes, kind="stable")] = np.arange(len(names))
     return Clustering(rank[places], value)
+
+
+def principal_components(points: Values, size: int) -> Values:
+    """Points [N, D] in the directions of their largest variance, [N, at most size], centred.
+
+    The sign of each direction is fixed, so that the same points always give the same picture.
+    """
+    centred = points - points.mean(axis=0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    return np.asarray(centred @ _signed(axes[:size]).T)
+
+
+def cluster_plane(points: Values, labels: Labels) -> Values:
+    """Points [N, D] projected onto the plane in which the centres of their clusters are farthest apart, [N, 2].
+
+    A direction that the centres leave free is the one in which the points differ most. Nothing is stretched.
+    """
+    centred = points - points.mean(axis=0)
+    count = int(labels.max()) + 1
+    sizes = np.bincount(labels, minlength=count)
+    centres = np.stack([centred[labels == number].mean(axis=0) for number in range(count)])
+    _, lengths, axes = np.linalg.svd(centres * np.sqrt(sizes)[:, None], full_matrices=False)
+    chosen = axes[: min(count - 1, 2)]
+    chosen = chosen[lengths[: len(chosen)] > 1e-9]
+    if len(chosen) < 2:
+        rest = centred - centred @ chosen.T @ chosen
+        _, _, more = np.linalg.svd(rest, full_matrices=False)
+        chosen = np.concatenate([chosen, more])[:2]
+    flat = centred @ _signed(chosen).T
+    return np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
+
+
+def _signed(axes: Values) -> Values:
+    """The same axes, each turned so that its largest number is positive."""
+    if not axes.size:
+        return axes
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)
+    return axes * np.where(largest < 0, -1.0, 1.0)

@@ -23,7 +23,7 @@ from elmokit.formats.bundled import DEFAULT
 from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
-    from elmokit.analyse.finding import IndexRequest
+    from elmokit.analyse.index_cache import IndexOptions
 
 plot = group("plot", "Pictures of what the layers make of words in sentences.")
 
@@ -73,10 +73,10 @@ def _where(
     min_count: int = 1,
     max_occurrences: int = 1000,
     workers: int | None,
-) -> IndexRequest:
-    from elmokit.analyse.finding import IndexRequest
+) -> IndexOptions:
+    from elmokit.analyse.index_cache import IndexOptions
 
-    return IndexRequest(
+    return IndexOptions(
         corpus=corpus or (),
         index=path_or_none(index),
         layer=layer,

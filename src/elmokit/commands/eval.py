@@ -13,8 +13,7 @@ from typing import Literal
 
 import torch
 
-from elmokit.analyse.figures import SUFFIXES, check_picture
-from elmokit.analyse.position_picture import draw_by_position
+from elmokit.analyse.pictures import draw_by_position
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
@@ -23,6 +22,7 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.language_model import MASKED_SHARE, LmHead
 from elmokit.model.placement import choose_device
+from elmokit.plots.style import SUFFIXES, check_picture
 from elmokit.pretrain.by_position import ByPosition, by_position, write_table
 from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses
 from elmokit.pretrain.network import LanguageModelNetwork
@@ -173,7 +173,7 @@ def _check_outputs(request: EvalRequest) -> None:
             raise ElmoError(f"--by-position must end in .tsv, or in {', '.join(SUFFIXES)} for a picture, got {path}")
         _check_file("--by-position", path, request)
         if path.suffix.lower() != ".tsv":
-            check_picture(path)
+            check_picture(path, "by_position")
     written = [path.absolute() for path in (*request.by_position, request.sentences) if path is not None]
     if len(set(written)) < len(written):
         twice = next(path for path in written if written.count(path) > 1)

@@ -6,11 +6,12 @@ import json
 import sys
 from dataclasses import dataclass, field
 
-from elmokit.analyse.finding import IndexRequest, find_index
-from elmokit.analyse.index_text import in_pieces
-from elmokit.analyse.joining import WordJoiner
-from elmokit.analyse.nearest import Neighbour, neighbours
-from elmokit.analyse.showing import in_context, terminal_width
+from elmokit.analyse.choice import WordJoiner
+from elmokit.analyse.index_builder import split_word_advice
+from elmokit.analyse.index_cache import IndexOptions
+from elmokit.analyse.neighbours import Neighbour, neighbours
+from elmokit.analyse.sentence_display import mark_token
+from elmokit.commands.index_display import find_index_with_progress, terminal_width
 from elmokit.commands.model_request import ModelRequest
 from elmokit.errors import ElmoError
 from elmokit.text.policy import PolicyName
@@ -22,7 +23,7 @@ class NeighboursRequest(ModelRequest):
 
     word: str
     context: str
-    where: IndexRequest = field(default_factory=IndexRequest)
+    where: IndexOptions = field(default_factory=IndexOptions)
     k: int = 10
     any_word: bool = False
     ignore_case: bool = False
@@ -38,7 +39,7 @@ def run_neighbours(request: NeighboursRequest) -> None:
     joiner = WordJoiner(elmo, policy.name, [request.word], ignore_case=request.ignore_case)
     tokens = joiner.join(policy.split(request.context))
     place = find_word(request.word, tokens, request.position, ignore_case=request.ignore_case, segment=policy.name)
-    index = find_index(
+    index = find_index_with_progress(
         request.where,
         elmo,
         words=None if request.any_word else [request.word],
@@ -73,7 +74,7 @@ def find_word(
     ]
     if not places:
         shown = " ".join(map(repr, tokens)) or "none"
-        pieces = in_pieces(word, segment)
+        pieces = split_word_advice(word, segment)
         raise ElmoError(
             f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {pieces}" if pieces else "")
         )
@@ -87,7 +88,7 @@ def find_word(
 
 
 def _line(tokens: list[str] | tuple[str, ...], position: int, width: int | None) -> str:
-    return in_context(tokens, position, width=None if width is None else width - 7, bold=width is not None)
+    return mark_token(tokens, position, width=None if width is None else width - 7, bold=width is not None)
 
 
 def _as_dict(neighbour: Neighbour) -> dict[str, object]:

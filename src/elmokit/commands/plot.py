@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from elmokit.analyse.figures import check_groups, check_picture
-from elmokit.analyse.finding import IndexRequest, find_index
-from elmokit.analyse.fonts import add_font, families_for
+from elmokit.analyse.choice import WordJoiner
 from elmokit.analyse.index import Occurrence
-from elmokit.analyse.index_text import in_pieces
-from elmokit.analyse.joining import WordJoiner
-from elmokit.analyse.similarity_picture import draw_similarity, similarities
-from elmokit.analyse.words_picture import draw_words, place_words
+from elmokit.analyse.index_builder import split_word_advice
+from elmokit.analyse.index_cache import IndexOptions
+from elmokit.analyse.pictures import draw_similarity, draw_words, place_words, similarities
+from elmokit.commands.index_display import find_index_with_progress
 from elmokit.commands.model_request import ModelRequest
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.plots.style import add_font, check_groups, check_picture, font_families
 from elmokit.text.tokens import SegmenterName
 
 
@@ -42,7 +41,7 @@ class WordsRequest(ModelRequest):
     output: Path
     sentences: Sequence[str] = ()
     """The sentences in which the words stand; without any, those of a corpus."""
-    where: IndexRequest = field(default_factory=IndexRequest)
+    where: IndexOptions = field(default_factory=IndexOptions)
     occurrences: int = 8
     """So many of each word are taken from a corpus."""
     ignore_case: bool = False
@@ -54,7 +53,7 @@ def run_similarity(request: SimilarityRequest) -> None:
     check_picture(request.output)
     if request.font is not None:
         add_font(request.font)
-    families_for([request.first, request.second])
+    font_families([request.first, request.second])
     elmo = request.load(request.segment)
     first, second = elmo.text_policy.sentences_of([request.first, request.second])
     if not first or not second:
@@ -68,7 +67,7 @@ def run_words(request: WordsRequest) -> None:
     check_picture(request.output)
     if request.font is not None:
         add_font(request.font)
-    families_for([*request.words, *request.sentences])
+    font_families([*request.words, *request.sentences])
     if request.occurrences < 1:
         raise ElmoError(f"--occurrences must be at least 1, got {request.occurrences}")
     if request.sentences and (request.where.corpus or request.where.index):
@@ -93,7 +92,7 @@ def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> li
                     found.append((group, Occurrence(number, place, tokens)))
     for group, word in enumerate(asked):
         if group not in {number for number, _ in found}:
-            pieces = in_pieces(word, policy.name)
+            pieces = split_word_advice(word, policy.name)
             raise ElmoError(
                 f"{word!r} is not a token of any --sentence: {pieces or 'give one that has it, or leave the word out'}"
             )
@@ -103,12 +102,12 @@ def _in_sentences(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> li
 def _in_corpus(request: WordsRequest, asked: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
     """Some occurrences of each word, spread evenly over the corpus."""
     where = request.where if request.where.index else replace(request.where, max_occurrences=request.occurrences)
-    index = find_index(where, elmo, words=asked, ignore_case=request.ignore_case)
+    index = find_index_with_progress(where, elmo, words=asked, ignore_case=request.ignore_case)
     found = []
     for group, word in enumerate(asked):
         rows = index.rows_of(word, ignore_case=request.ignore_case)
         if not len(rows):
-            pieces = in_pieces(word, index.text.settings.get("segment"))
+            pieces = split_word_advice(word, index.text.settings.get("segment"))
             raise ElmoError(
                 f"{word!r} does not occur in the corpus: {pieces or 'look at its spelling, or leave it out'}"
             )

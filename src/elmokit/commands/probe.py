@@ -12,11 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from elmokit.analyse.probes.pos import PosResult, probe_pos
-from elmokit.analyse.probes.senses import read_evaluation, read_semcor
-from elmokit.analyse.probes.sources import ElmoSource, Source, Tokens, Vectors, evenly
+from elmokit.analyse.probes.sources import ElmoSource, LayerSource, Tokens, Vectors, evenly
 from elmokit.analyse.probes.wic import WicResult, probe_wic, read_wic
-from elmokit.analyse.probes.wordnet import WordNet
-from elmokit.analyse.probes.wsd import WsdResult, probe_wsd
+from elmokit.analyse.probes.wsd import WordNet, WsdResult, probe_wsd, read_evaluation, read_semcor
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
@@ -176,7 +174,7 @@ def _check(request: ProbeRequest) -> None:
         raise ElmoError(f"--output must not be a file that is read, got {output}: it would be written over")
 
 
-def _source(request: ProbeRequest) -> Source:
+def _source(request: ProbeRequest) -> LayerSource:
     elmo = Elmo.load(request.model, options=request.options, vocab=request.vocab, device=request.device)
     return _ShownSource(elmo, request.batch_tokens)
 

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elmokit.analyse.figures import check_groups, check_picture
-from elmokit.analyse.finding import IndexRequest, find_index
-from elmokit.analyse.fonts import add_font, families_for
-from elmokit.analyse.sense_picture import draw_senses
+from elmokit.analyse.index_cache import IndexOptions
+from elmokit.analyse.pictures import draw_senses
 from elmokit.analyse.senses import Senses, find_senses
-from elmokit.analyse.showing import in_context, terminal_width
+from elmokit.analyse.sentence_display import mark_token
+from elmokit.commands.index_display import find_index_with_progress, terminal_width
 from elmokit.commands.model_request import ModelRequest
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
+from elmokit.plots.style import add_font, check_groups, check_picture, font_families
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SensesRequest(ModelRequest):
     """The options of `elmo senses`."""
 
     word: str
-    where: IndexRequest = field(default_factory=IndexRequest)
+    where: IndexOptions = field(default_factory=IndexOptions)
     clusters: int | None = None
     """None: as many as there are, from 1 to 8."""
     examples: int = 4
@@ -41,11 +41,11 @@ def run_senses(request: SensesRequest) -> None:
         check_groups(request.clusters or 1, "clusters")
         if request.font is not None:
             add_font(request.font)
-        families_for([request.word])  # a missing font has to show before anything is read
+        font_families([request.word])  # a missing font has to show before anything is read
     elif request.font is not None:
         raise ElmoError("--font is for the picture: add --output FILE.png")
     elmo = request.load(request.where.segment)
-    index = find_index(request.where, elmo, words=[request.word], ignore_case=request.ignore_case)
+    index = find_index_with_progress(request.where, elmo, words=[request.word], ignore_case=request.ignore_case)
     senses = find_senses(
         index,
         request.word,
@@ -74,7 +74,7 @@ def _print(senses: Senses) -> None:
         print(f"{number}  {sense.size / total:.0%}, {counted(sense.size, 'occurrence')}: {', '.join(sense.typical)}")
         for example in sense.examples:
             room = None if width is None else width - 3
-            print(f"   {in_context(example.tokens, example.position, width=room, bold=width is not None)}")
+            print(f"   {mark_token(example.tokens, example.position, width=room, bold=width is not None)}")
 
 
 def _print_json(senses: Senses) -> None:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from elmokit.compat.allennlp_bilm import WIDTH, ConfigurationError, Words, _ElmoBiLm, _ElmoCharacterEncoder
 from elmokit.model.placement import choose_device
-from elmokit.output.guarded_hdf5 import create
+from elmokit.output.writers.hdf5 import create_hdf5
 from elmokit.storage.atomic import atomic_file
 from elmokit.text import chars, vocab
 
@@ -411,7 +411,7 @@ class ElmoEmbedder:
         _check_lines(lines, unique=use_sentence_keys)
         vectors = self.embed_sentences((line.split() for line in lines), batch_size)
         bar = tqdm(zip(lines, vectors, strict=True), total=len(lines), unit=" sentences", disable=None)
-        with atomic_file(Path(output_file_path)) as temporary, create(temporary) as (file, check):
+        with atomic_file(Path(output_file_path)) as temporary, create_hdf5(temporary) as (file, check):
             for number, (line, layers) in enumerate(bar):
                 chosen = {"all": layers, "top": layers[-1], "average": layers.mean(axis=0)}[output_format]
                 _store(file, line if use_sentence_keys else str(number), chosen)

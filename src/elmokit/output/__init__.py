@@ -1,24 +1,25 @@
-"""Vectors on disk: what `elmo embed --input FILE --output FILE` does with them.
+"""Vectors on disk: what `elmo embed --input FILE --output FILE` writes.
 
-lines → embed_lines → OUTPUT.partial (spool) → writer → OUTPUT → read_vectors
+lines → embed_lines.py → OUTPUT.partial (spool.py) → a writer of sentence_vectors.py → OUTPUT → read_vectors
 
-embed_lines.py   the driver: tokenise, encode, append, commit, write
-spool.py         the crash-safe folder, with journal.py
-stored.py        what is in it, as writers read it; shape.py is the order of its numbers
-writers.py       which writer by the file's ending: hdf5.py (guarded_hdf5.py), npz.py, parquet.py, jsonl.py
-read.py          vectors back from any of these
+embed_lines.py        tokenise, encode, append, commit, write
+spool.py              the crash-safe folder of a run
+sentence_vectors.py   what is in it, as writers read it
+writers/              the registry of formats, and one module per format
 """
 
 from elmokit.output.embed_lines import Summary, check_output, embed_lines
-from elmokit.output.read import read_vectors
-from elmokit.output.writers import ENDINGS, LAYOUTS, writer_for
+from elmokit.output.sentence_vectors import SentenceVectors, VectorShape
+from elmokit.output.writers import read_vectors, register_writer, unregister_writer, writer_for
 
 __all__ = [
-    "ENDINGS",
-    "LAYOUTS",
+    "SentenceVectors",
     "Summary",
+    "VectorShape",
     "check_output",
     "embed_lines",
     "read_vectors",
+    "register_writer",
+    "unregister_writer",
     "writer_for",
 ]

@@ -1,4 +1,6 @@
-"""From lines of text to one finished file of vectors, in a way that a crash can interrupt but not spoil."""
+"""From lines of text to one finished file of vectors; a run that is interrupted can be resumed."""
+
+from __future__ import annotations
 
 import os
 import stat
@@ -8,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
 from elmokit.output.spool import Spool, partial_folder
 from elmokit.output.writers import writer_for
 from elmokit.storage.trusted import follow_links
 
-Encode = Callable[[Iterable[list[str]]], Iterator[npt.NDArray[Any]]]
-"""Takes token lists as it needs them and yields an array for each, in their order; it may read ahead."""
+Encode = Callable[[Iterable[list[str]]], Iterator[NDArray[Any]]]
+"""Takes lists of tokens and yields an array for each, in their order; it may read ahead."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,11 @@ class Summary:
     sentences: int
     tokens: int
     resumed_from: int
-    """How many of the sentences an earlier run had done."""
+    """How many of the sentences were done by an earlier run."""
 
 
 def check_output(output: str | Path) -> Path:
-    """The file to write, links followed; raises an ElmoError for a path that could not be written in the end."""
+    """The file to write, with links followed; an ElmoError for a path that could not be written at the end."""
     try:
         path = follow_links(Path(output))
         mode = _mode(path)
@@ -39,26 +41,24 @@ def check_output(output: str | Path) -> Path:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # before Python 3.13 a loop of links is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ElmoError(f"--output cannot be used, got {output} ({reason}): choose another file") from error
+        raise ElmoError(f"output must be a path that can be used, got {output} ({reason})", "output") from error
     if mode is not None and stat.S_ISDIR(mode):
         raise ElmoError(
-            f"--output must be a file, got the folder {output}: add a file name such as {path / 'vectors.h5'}"
+            f"output must be a file, got the folder {output}: add a name such as {path / 'vectors.h5'}", "output"
         )
     if mode is not None and not stat.S_ISREG(mode):
-        raise ElmoError(
-            f"--output must be an ordinary file, got {output}: the file is built aside and then put in its place"
-        )
+        raise ElmoError(f"output must be an ordinary file, got {output}: choose another", "output")
     if not path.parent.is_dir():
-        raise ElmoError(f"the folder of --output must exist, got {output}: create {path.parent} first")
+        raise ElmoError(f"the folder of output must exist, got {output}: create {path.parent} first", "output")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ElmoError(
-            f"the folder of --output must be writable, got {path.parent}: choose another or change its mode"
+            f"the folder of output must be writable, got {path.parent}: choose another or change its mode", "output"
         )
     return path
 
 
 def _mode(path: Path) -> int | None:
-    """What kind of file this is, None where there is none; other than Path.exists it says what is in the way."""
+    """The type of a file, None if there is none; unlike Path.exists it raises other errors."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -81,10 +81,10 @@ def embed_lines(
 ) -> Summary:
     """Encode each line as a sentence and write all of them to one file, which appears whole or not at all.
 
-    The arrays from encode are [T, D] or [L+1, T, D], or with pooled [D] or [L+1, D]. What is done is kept in
-    OUTPUT.partial, made durable every commit_bytes or commit_seconds and whenever an exception ends the run; resume
-    continues from there, after checking that settings and the lines already done are the same. on_progress is called
-    with all sentences and tokens done so far, those of the earlier run among them.
+    `encode` yields arrays [T, D] or [L+1, T, D], or with `pooled` [D] or [L+1, D]. They are collected in
+    OUTPUT.partial, and flushed to the disk every `commit_bytes` or `commit_seconds` and when an exception ends the run.
+    `resume` continues from there if the settings and the lines already done are the same. `on_progress` is called with
+    the number of sentences and tokens done, including those of the earlier run.
     """
     target = check_output(output)
     writer = writer_for(target, layout)
@@ -101,8 +101,7 @@ def embed_lines(
                 on_progress(spool.sentences, spool.tokens)
             try:
                 for done in _append_all(spool, source, tokenise, encode):
-                    if done.uncommitted_bytes >= commit_bytes or done.uncommitted_seconds >= commit_seconds:
-                        done.commit()
+                    done.commit_if_due(commit_bytes, commit_seconds)
                     if on_progress:
                         on_progress(done.sentences, done.tokens)
             finally:
@@ -114,8 +113,8 @@ def embed_lines(
 def _append_all(
     spool: Spool, source: Iterator[str], tokenise: Callable[[str], list[str]], encode: Encode
 ) -> Iterator[Spool]:
-    """Append the rest of the lines, pausing after each sentence."""
-    waiting: deque[tuple[str, list[str]]] = deque()  # as long as encode reads ahead
+    """Append the remaining lines, and yield after each sentence."""
+    waiting: deque[tuple[str, list[str]]] = deque()  # as many as encode reads ahead
 
     def tokens() -> Iterator[list[str]]:
         for line in source:
@@ -134,4 +133,4 @@ def _append_all(
             raise RuntimeError(f"encode ended after {spool.sentences} sentences, before its input did")
     finally:
         if isinstance(arrays, Generator):
-            arrays.close()  # lets go of its threads and device memory now, not at some collection later
+            arrays.close()  # frees its threads and device memory now

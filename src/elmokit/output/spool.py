@@ -1,36 +1,36 @@
-"""A crash-safe spool: the folder OUTPUT.partial beside the output, where vectors wait until all of them are there.
+"""A crash-safe spool: the folder OUTPUT.partial next to the output, in which the vectors are collected.
 
-    settings.json     what the run was asked for
-    vectors.bin       the flat array of rows (shape.py), little-endian float32
+    settings.json     the settings of the run
+    vectors.bin       the flat array of rows (sentence_vectors.py), little-endian float32
     sentences.jsonl   [text, [token, ...]] for each sentence
-    journal           a line for each commit (journal.py)
-    lock              held while a process works here
+    journal           a line with a checksum for each commit
+    lock              locked while a process works here
 
-Data reach the disk before the journal line that counts them, so a kill or a power cut at any moment leaves a last whole
-line and everything it counts. Bytes beyond that are cut off when the run is resumed. The output is built in the same
-folder from what is there, so for a while the vectors are on the disk twice.
+Data are on the disk before the journal line that counts them, so a kill or a power cut at any moment leaves a last
+whole line and everything it counts. Bytes after that are cut off when the run is resumed. The output is built in the
+same folder from these files, so for a while the vectors are on the disk twice.
 """
+
+from __future__ import annotations
 
 import hashlib
 import itertools
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.output.journal import Record, read_records, to_line
-from elmokit.output.shape import Shape
-from elmokit.output.stored import TEXTS, VECTORS, Stored
+from elmokit.output.sentence_vectors import TEXTS, VECTORS, SentenceVectors, VectorShape
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import disk_errors, sync, write_text
 from elmokit.storage.cache import remove_leftovers
@@ -40,18 +40,18 @@ from elmokit.storage.trusted import WorkFolder, open_file
 FORMAT, VERSION = "elmokit-spool", 1
 SETTINGS, JOURNAL, LOCK, RESULT = "settings.json", "journal", "lock", "result.tmp"
 FORMER_TEMPORARY = "settings.json.tmp"
-"""What a killed run of an earlier release may have left."""
-# Removed in this order: the journal outlives the data it describes, and the settings mark the folder as ours till late.
+"""A file that a killed run of an earlier release may have left."""
+# Removed in this order: the journal after the data that it describes, and late the settings, which mark the folder.
 FILES = (RESULT, VECTORS, TEXTS, JOURNAL, SETTINGS, FORMER_TEMPORARY, LOCK)
 
 
 def partial_folder(output: Path) -> Path:
-    """Where the vectors of an output wait, links in its path already followed."""
+    """The folder in which the vectors of an output are collected; links in its path are already followed."""
     return output.with_name(output.name + ".partial")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What the run was asked for whose vectors wait in a folder; nothing where it is not the folder of a run."""
+    """The settings of the run whose vectors are in a folder; empty if it is not the folder of a run."""
     try:
         fd = open_file(folder / SETTINGS)
     except (FileNotFoundError, NotADirectoryError):
@@ -62,10 +62,30 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return {}
 
 
-class Spool:
-    """Sentences and vectors appended one by one, made durable by commit(), read back through stored().
+@dataclass(frozen=True)
+class Record:
+    """What is on the disk after a commit, counted from the start of the run."""
 
-    As a context manager it closes its files; a spool in which nothing was ever committed is removed.
+    sentences: int = 0
+    tokens: int = 0
+    vector_bytes: int = 0
+    """Length of vectors.bin for these sentences."""
+    text_bytes: int = 0
+    """Length of sentences.jsonl for these sentences."""
+    layers: int | None = None
+    """L+1 if all layers are stored."""
+    dim: int | None = None
+    """Size of a vector; None before the first sentence."""
+    sha256: str = ""
+    """Digest of the input lines read so far."""
+    output_bytes: int | None = None
+    """Only in the last record: the size of the output, which has been written."""
+
+
+class Spool:
+    """Collects sentences and vectors one by one; commit() flushes them to the disk, stored() reads them.
+
+    As a context manager it closes its files; a spool without any commit is removed.
     """
 
     def __init__(
@@ -76,7 +96,7 @@ class Spool:
         self.pooled = pooled
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
         self.finished = False
-        """Whether an earlier run put the output in place and only the clean-up is left."""
+        """Whether an earlier run has written the output, and only the clean-up is missing."""
         self._digest = hashlib.sha256()
         self._state = self._committed = Record()
         self._committed_at = time.monotonic()
@@ -92,14 +112,11 @@ class Spool:
                 raise
 
     def _errors(self, *, committing: bool = False) -> AbstractContextManager[None]:
-        # Sentences that are not committed count where a commit still follows, which is everywhere but in a commit.
+        # Except in a commit, what is not committed counts too: a commit follows.
         resumable = (self._committed if committing else self._state).sentences > 0
-        again = f"with --resume, which continues from what {self.folder} has" if resumable else "again"
-        return disk_errors(
-            self.output,
-            f"once that is mended, run the same command {again}",
-            if_full=f"free some and run the same command {again}",
-        )
+        again = f"run it again with resume, which continues from {self.folder}" if resumable else "run it again"
+        repair, free = f"when that is repaired, {again}", f"free some and {again}"
+        return disk_errors(self.output, repair, if_full=free, arguments=("resume",))
 
     def _acquire(self) -> ProcessLock:
         while True:
@@ -107,7 +124,7 @@ class Spool:
                 self._work = WorkFolder(self.folder)
             except NotADirectoryError:
                 raise ElmoError(
-                    f"{self.folder} must be a folder or absent, got a file: move it away, vectors are collected there"
+                    f"{self.folder} must be a folder or absent, got a file: move it, since vectors are collected there"
                 ) from None
             try:
                 return try_lock(self._work.path / LOCK)
@@ -115,30 +132,34 @@ class Spool:
                 self._work.close()
                 if isinstance(error, BlockingIOError):
                     raise ElmoError(
-                        f"another process is writing {self.output}: wait until it ends or choose another --output"
+                        f"another process is writing {self.output}: wait until it ends or choose another output",
+                        "output",
                     ) from None
-                if not isinstance(error, FileNotFoundError):  # the run before us has removed the folder just now
+                if not isinstance(error, FileNotFoundError):  # the run before has just removed the folder
                     raise
 
     def _open(self, resume: bool) -> None:
         earlier = self._read_settings()
         if not earlier:
-            self._write_settings()  # before any other file: this one marks the folder as ours
-        self._vectors, self._texts, self._journal = (self._file(name) for name in (VECTORS, TEXTS, JOURNAL))
+            self._write_settings()  # before any other file, since it marks the folder
+        for name in (VECTORS, TEXTS, JOURNAL):
+            self._files.append(OffsetFile(self._work.path / name))
+        self._vectors, self._texts, self._journal = self._files
         last = self._last_record()
         if self.finished and not resume:
             last = None
         if last and not resume:
             raise ElmoError(
-                f"{self.folder} has {counted(last.sentences, 'sentence')} of an earlier run: add --resume to "
-                f"continue it, or delete that folder to start again"
+                f"{self.folder} has {counted(last.sentences, 'sentence')} of an earlier run: continue it with resume, "
+                "or delete that folder to start again",
+                "resume",
             )
         if last:
             self._compare(earlier)
         else:
             self._journal_end, self.finished = 0, False
         self._state = self._committed = last or Record()
-        # The journal is cut first: then no line of it can ever count bytes that a later cut takes away.
+        # The journal is cut first, so that no line of it counts bytes that are cut afterwards.
         self._journal.truncate(self._journal_end)
         self._journal.sync()
         if not self.finished:
@@ -149,11 +170,6 @@ class Spool:
         sync(self._work.path)
         sync(self.folder.parent)
 
-    def _file(self, name: str) -> OffsetFile:
-        file = OffsetFile(self._work.path / name)
-        self._files.append(file)
-        return file
-
     def _write_settings(self) -> None:
         whole = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
         write_text(self._work.path / SETTINGS, json.dumps(whole, indent=1), errors=nullcontext)
@@ -163,28 +179,28 @@ class Spool:
             if found.get("version") != VERSION:
                 raise ElmoError(
                     f"{self.folder} must be of version {VERSION}, got {found.get('version')} from another release of "
-                    f"elmokit: finish it with that release or delete the folder"
+                    "elmokit: finish it with that release or delete the folder"
                 )
             return found
         remove_leftovers(self._work.path, SETTINGS, alone=True)
         if any(path.name not in (LOCK, FORMER_TEMPORARY) for path in self._work.path.iterdir()):
             raise ElmoError(
-                f"{self.folder} is not the folder of an unfinished run: move it away, the vectors for {self.output} "
-                f"are collected there"
+                f"{self.folder} is not the folder of an unfinished run: move it, since the vectors for {self.output} "
+                "are collected there"
             )
         return {}
 
     def _last_record(self) -> Record | None:
-        """The last record whose data are all there; sets where the journal goes on, and finished."""
+        """The last record whose data are complete; sets the end of the journal, and `finished`."""
         last = None
-        for record, end in read_records(self._work.path / JOURNAL):
+        for record, end in _read_records(self._work.path / JOURNAL):
             if record.output_bytes is not None:
                 with suppress(OSError):
                     self.finished = self.output.stat().st_size == record.output_bytes
                 if not self.finished:
                     break
             elif record.vector_bytes > self._vectors.size() or record.text_bytes > self._texts.size():
-                # After the finish the data go first and the journal last; otherwise these data were lost.
+                # Lost data, or a finished run, which removes its data before its journal.
                 continue
             last, self._journal_end = record, end
         return last
@@ -194,16 +210,16 @@ class Spool:
         now = {"pooled": self.pooled, **self.settings}
         differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
         if differ:
-            said = ", ".join(f"{name} {json.dumps(before.get(name))}" for name in differ)
-            asked = ", ".join(f"{name} {json.dumps(now.get(name))}" for name in differ)
+            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
             raise ElmoError(
-                f"--resume needs the settings of the run it continues, which had {said}, got {asked}: "
-                f"use those again, or delete {self.folder} to start again"
+                f"resume needs the settings of the run that it continues, which had {said}, got {asked}: "
+                f"use those again, or delete {self.folder} to start again",
+                "resume",
             )
 
     @property
     def sentences(self) -> int:
-        """Sentences appended so far, those of the resumed run among them."""
+        """Sentences appended so far, including those of the resumed run."""
         return self._state.sentences
 
     @property
@@ -211,19 +227,8 @@ class Spool:
         """Tokens appended so far."""
         return self._state.tokens
 
-    @property
-    def uncommitted_bytes(self) -> int:
-        """Bytes of vectors and text that a kill would lose now."""
-        now, before = self._state, self._committed
-        return now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
-
-    @property
-    def uncommitted_seconds(self) -> float:
-        """Seconds since the last commit, or since the start."""
-        return time.monotonic() - self._committed_at
-
     def skip_committed(self, lines: Iterator[str]) -> None:
-        """Read past the lines that a resumed run already has, and check that they are the same ones."""
+        """Skip the lines that a resumed run already has, and check that they are the same."""
         read = 0
         for line in itertools.islice(lines, self.sentences):
             _add_line(self._digest, line)
@@ -232,19 +237,23 @@ class Spool:
             raise self.input_changed()
 
     def input_changed(self) -> ElmoError:
-        """The error for an input that is not the one this spool was filled from."""
+        """The error for an input that differs from the one of the earlier run."""
         return ElmoError(
-            f"--resume needs the same input, but it has changed within or after the {counted(self.sentences, 'line')} "
-            f"already done: bring it back, or delete {self.folder} to start again"
+            f"resume needs the same input, but it has changed within or after the {counted(self.sentences, 'line')} "
+            f"already done: restore it, or delete {self.folder} to start again",
+            "resume",
         )
 
-    def append(self, text: str, tokens: list[str], vectors: npt.NDArray[Any]) -> None:
-        """Add a sentence; vectors is [T, D] or [L+1, T, D], or [D] or [L+1, D] where pooled."""
+    def append(self, text: str, tokens: list[str], vectors: NDArray[Any]) -> None:
+        """Add a sentence; vectors are [T, D] or [L+1, T, D], or [D] or [L+1, D] if pooled."""
         vectors = np.asarray(vectors)
         state = self._state
-        shape = Shape.of(vectors, self.pooled) if state.dim is None else Shape(self.pooled, state.layers, state.dim)
+        if state.dim is None:
+            shape = VectorShape.of(vectors, self.pooled)
+        else:
+            shape = VectorShape(self.pooled, state.layers, state.dim)
         rows = shape.to_rows(vectors, len(tokens))
-        # json escapes everything beyond ASCII, so lone surrogates survive and no text can hold a line end.
+        # JSON escapes everything beyond ASCII, so lone surrogates are preserved and no text contains a line end.
         line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
         digest = self._digest.copy()
         _add_line(digest, text)
@@ -253,7 +262,7 @@ class Spool:
             if rows.size:
                 vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
             text_bytes = self._texts.write(state.text_bytes, line)
-        # An interrupt can strike between any two steps: the sentence counts from the one assignment of _state on.
+        # An interrupt may come between any two steps: the sentence counts after the one assignment of _state.
         self._digest = digest
         self._state = Record(
             sentences=state.sentences + 1,
@@ -265,8 +274,15 @@ class Spool:
             sha256=digest.hexdigest(),
         )
 
+    def commit_if_due(self, most_bytes: int, most_seconds: float) -> None:
+        """Commit if a kill would lose at least `most_bytes`, or if the last commit was `most_seconds` ago."""
+        now, before = self._state, self._committed
+        lost = now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
+        if lost >= most_bytes or time.monotonic() - self._committed_at >= most_seconds:
+            self.commit()
+
     def commit(self) -> None:
-        """Make everything appended so far durable."""
+        """Flush everything appended so far to the disk, and count it in the journal."""
         if self._state == self._committed:
             return
         state = self._state
@@ -278,18 +294,18 @@ class Spool:
         self._committed_at = time.monotonic()
 
     def _note(self, record: Record) -> None:
-        end = self._journal.write(self._journal_end, to_line(record))
+        end = self._journal.write(self._journal_end, _to_line(record))
         self._journal.sync()
         self._journal_end = end
 
-    def stored(self) -> Stored:
+    def stored(self) -> SentenceVectors:
         """The committed sentences, for a writer."""
         record = self._committed
-        shape = Shape(self.pooled, record.layers, record.dim or 0)
-        return Stored(self._work.path, self.folder, record, shape, self.settings)
+        shape = VectorShape(self.pooled, record.layers, record.dim or 0)
+        return SentenceVectors(self._work.path, self.folder, record.sentences, record.tokens, shape, self.settings)
 
-    def publish(self, write: Callable[[Stored, Path], None]) -> None:
-        """Let a writer build the output aside, put it in its place all at once, and remove the spool."""
+    def publish(self, write: Callable[[SentenceVectors, Path], None]) -> None:
+        """Let a writer build the output in the spool, move it to its place, and remove the spool."""
         self.commit()
         result = self._work.path / RESULT
         with self._errors():
@@ -299,7 +315,7 @@ class Spool:
                 size = result.stat().st_size
                 result.replace(self.output)
             except BaseException:
-                result.unlink(missing_ok=True)  # half an output only takes the room that the next try needs
+                result.unlink(missing_ok=True)  # half an output only takes space that the next try needs
                 raise
             sync(self.output.parent)
             if self.sentences:
@@ -307,14 +323,14 @@ class Spool:
         self.remove()
 
     def remove(self) -> None:
-        """Delete the spool's files and, if nothing else is in it, its folder."""
-        for file in self._files:
+        """Delete the files of the spool, and its folder if nothing else is in it."""
+        for file in self._files:  # Windows deletes no open file
             file.close()
         with self._errors():
             remove_leftovers(self._work.path, SETTINGS, alone=True)
             for name in FILES:
                 (self._work.path / name).unlink(missing_ok=True)
-            with suppress(OSError):  # a file of somebody else's keeps the folder
+            with suppress(OSError):  # not empty: it contains a file of somebody else
                 self.folder.rmdir()
         self._removed = True
         self._close()
@@ -325,19 +341,35 @@ class Spool:
         self._lock.release()
         self._work.close()
 
-    def __enter__(self) -> "Spool":
+    def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._committed.sentences == 0 and not self._removed:
             self.remove()
         else:
             self._close()
 
 
-def _add_line(digest: "hashlib._Hash", line: str) -> None:
+def _add_line(digest: hashlib._Hash, line: str) -> None:
     data = line.encode("utf-8", "surrogatepass")
-    digest.update(len(data).to_bytes(8, "little"))  # so that moving a line's end changes the digest
+    digest.update(len(data).to_bytes(8, "little"))  # so that moving the end of a line changes the digest
     digest.update(data)
+
+
+def _to_line(record: Record) -> bytes:
+    """One line of the journal: a checksum, then the record."""
+    body = json.dumps(asdict(record), separators=(",", ":")).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _read_records(path: Path) -> Iterator[tuple[Record, int]]:
+    """Each whole record and the offset after it, up to the first line that is cut or damaged."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            # A line that a crash cut short, or a page that did not reach the disk, has another checksum.
+            if not line.endswith(b"\n") or line[:9] != b"%08x " % zlib.crc32(line[9:-1]):
+                return
+            end += len(line)
+            yield Record(**json.loads(line[9:])), end

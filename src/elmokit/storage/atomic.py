@@ -26,16 +26,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def disk_errors(what: str | Path, advice: str = "", *, if_full: str = "") -> Iterator[None]:
-    """Turn an error of the disk into one sentence with advice; `if_full` is the advice if the disk is full."""
+def disk_errors(
+    what: str | Path, advice: str = "", *, if_full: str = "", arguments: Collection[str] = ()
+) -> Iterator[None]:
+    """Turn an error of the disk into one sentence with advice, another one where the disk is full.
+
+    `arguments` are the Python arguments that the advice names.
+    """
     try:
         yield
     except OSError as error:
         if if_full and error.errno in _FULL:
-            raise ElmoError(f"no space is left on the disk for {what}: {if_full}") from error
+            raise ElmoError(f"no space is left on the disk for {what}: {if_full}", *arguments) from error
         reason = error.strerror or (str(error) or type(error).__name__).splitlines()[0]
         problem = f"cannot be written ({reason}): {advice}" if advice else f"cannot be written: {reason}"
-        raise ElmoError(f"{what} {problem}") from error
+        raise ElmoError(f"{what} {problem}", *arguments) from error
 
 
 def sync(path: Path) -> None:

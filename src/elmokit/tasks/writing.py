@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.output.strings import without_surrogates
+from elmokit.output.sentence_vectors import without_surrogates
 from elmokit.storage.atomic import atomic_file
 from elmokit.tasks.examples import Example, Kind, PairExample, Tokens
 from elmokit.tasks.model import Answer, LabelAnswer, ScoreAnswer, TagAnswer, TaskModel

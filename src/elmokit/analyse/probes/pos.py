@@ -1,20 +1,27 @@
-"""Parts of speech by layer: a linear classifier on each layer, as in the paper's comparison of its two LSTM layers."""
+"""Parts of speech by layer: a linear classifier on each layer, as in the paper's comparison of its two LSTM layers.
+
+The classifier is linear so that it shows what a layer contains, not what a network could compute from it.
+K layers, N tokens, D numbers in a vector, C classes.
+"""
 
 from __future__ import annotations
 
 import secrets
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from elmokit.analyse.probes.linear import Labels, LinearOptions, StoredRows, fit_linear
-from elmokit.analyse.probes.sources import ElmoSource, Source, source_of
+from elmokit.analyse.probes.sources import ElmoSource, LayerSource, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import cache_folder, key_of
@@ -22,13 +29,36 @@ from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.examples import TaggedExample
 from elmokit.tasks.features import frozen_features, rounded
 
+Labels = NDArray[np.int64]
+
+_BLOCK = 16_384
+_LEAST_DEVIATION = 1e-4
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """How the linear classifier is trained."""
+
+    epochs: int = 8
+    """Passes over the tokens; more if they would be fewer than `least_updates`."""
+    least_updates: int = 3000
+    """The fewest updates, however few the tokens."""
+    batch_size: int = 512
+    """Tokens per update."""
+    learning_rate: float = 0.01
+    """Of Adam at the start; it falls linearly to zero."""
+    penalty: float = 4e-4
+    """λ of λ/2·‖w‖², against overfitting of long vectors."""
+    seed: int = 1
+    """For the order of the tokens and the first weights."""
+
 
 @dataclass(frozen=True)
 class PosResult:
-    """How often the tag of a development token was found."""
+    """How often the predicted tag of a development token is right."""
 
     accuracy: dict[str, float]
-    """By layer: "0" …, "mean" of the layers, and "mix", a weighted mean learned with the classifier."""
+    """By layer: "0" …, the "mean" of the layers, and "mix", a weighted mean learned with the classifier."""
     runs: dict[str, tuple[float, ...]]
     """The same for each seed; `accuracy` is their mean."""
     baseline: float
@@ -42,7 +72,7 @@ class PosResult:
 
 
 def probe_pos(
-    source: Elmo | Source,
+    source: Elmo | LayerSource,
     train: Sequence[TaggedExample],
     dev: Sequence[TaggedExample],
     *,
@@ -52,18 +82,18 @@ def probe_pos(
 ) -> PosResult:
     """Train a linear classifier of tags on each layer, once for each seed, and measure it on `dev`.
 
-    The vectors of all layers are computed once and stored as float16 in `folder`, by default features/ in the cache
-    folder. Those of an Elmo stay there for the next probe or task; those of another source are removed at the end.
+    The vectors of all layers are computed once and stored as float16 in `folder`, by default features/ in the cache.
+    Those of an Elmo stay there for the next probe or task; those of another source are removed at the end.
 
     >>> probe_pos(elmo, train, dev).accuracy  # doctest: +SKIP
     {'0': 0.89, '1': 0.94, '2': 0.93, 'mean': 0.95, 'mix': 0.95}
     """
     chosen, options = source_of(source), options or LinearOptions()
-    for name, examples in (("training", train), ("development", dev)):
+    for name, examples in (("train", train), ("dev", dev)):
         if not any(example.tokens for example in examples):
-            raise ElmoError(f"the {name} data of a POS probe must have tokens, got none")
+            raise ElmoError(f"{name} must have tokens to probe parts of speech, got none", name)
     if not seeds:
-        raise ElmoError("a POS probe needs at least one seed, got none")
+        raise ElmoError("seeds must contain at least one seed, got none", "seeds")
     tags = tuple(sorted({tag for example in train for tag in _tags(example)}))
     # Neighbouring sentences are similar; after a fixed shuffle every block contains a bit of everything.
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
@@ -88,22 +118,24 @@ def probe_pos(
     )
 
 
-def _parts(source: Source) -> dict[str, list[Sequence[int]]]:
-    """For each probe the layers that it sees, each a mean of layers of the source."""
+def _parts(source: LayerSource) -> dict[str, list[Sequence[int]]]:
+    """For each probe its layers, each of them the mean of some layers of the source."""
     count = len(source.names)
     alone: list[Sequence[int]] = [(number,) for number in range(count)]
     parts = {name: [layer] for name, layer in zip(source.names, alone, strict=True)}
     return parts if count == 1 else {**parts, "mean": [range(count)], "mix": alone}
 
 
-def _stored(source: Source, examples: Sequence[TaggedExample], folder: Path | None, stack: ExitStack) -> StoredLayers:
-    """The vectors of all tokens; the stack removes those that nobody could find again."""
+def _stored(
+    source: LayerSource, examples: Sequence[TaggedExample], folder: Path | None, stack: ExitStack
+) -> StoredLayers:
+    """The vectors of all tokens; the stack removes those that cannot be used again."""
     sentences = [example.tokens for example in examples]
     if isinstance(source, ElmoSource):
         return frozen_features(
             source.elmo, sentences, cache=folder, batch_tokens=source.batch_tokens, progress=source.progress
         )
-    # A run that is killed leaves them to the bound on the cache's size.
+    # After a kill they stay until the cache exceeds its size.
     place = (folder or cache_folder() / "features") / f"run-{secrets.token_hex(8)}"
     stack.callback(shutil.rmtree, place, ignore_errors=True)
     keys = {key_of(number): number for number in range(len(sentences))}
@@ -129,7 +161,7 @@ def _tags(example: TaggedExample) -> tuple[str, ...]:
 
 
 def _labels(examples: Sequence[TaggedExample], tags: Sequence[str]) -> Labels:
-    """The number of each token's tag; -1, which no prediction equals, for one that the training data lack."""
+    """The number of each token's tag; -1, which no prediction equals, for a tag that is not in the training data."""
     numbers = {tag: number for number, tag in enumerate(tags)}
     return np.array([numbers.get(tag, -1) for example in examples for tag in _tags(example)], np.int64)
 
@@ -147,3 +179,109 @@ def _baseline(train: Sequence[TaggedExample], dev: Sequence[TaggedExample]) -> f
         for token, tag in zip(example.tokens, _tags(example), strict=True)
     ]
     return sum(found == wanted for found, wanted in pairs) / len(pairs)
+
+
+class StoredRows:
+    """The rows of stored sentences, averaged over some layers."""
+
+    def __init__(self, stored: StoredLayers, layers: Sequence[int], size: int) -> None:
+        self._stored, self._layers = stored, layers
+        self.shape = (int(stored.lengths.sum()), size)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """The rows of a slice, [N, D]."""
+        start, end, _ = rows.indices(self.shape[0])
+        found, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
+        if others:
+            found = found.float()
+            for other in others:
+                found += other
+            found /= len(self._layers)
+        return found.numpy()
+
+
+Features = Sequence[StoredRows | NDArray[Any]]
+"""K layers, each [N, D]."""
+
+
+class LinearProbe(nn.Module):
+    """Softmax regression on standardised vectors; of several layers it learns a mix too."""
+
+    centre: Tensor
+    deviation: Tensor
+
+    def __init__(self, centre: Tensor, deviation: Tensor, classes: int, generator: torch.Generator) -> None:
+        """`centre` and `deviation` [K, D] standardise the vectors."""
+        super().__init__()
+        layers, size = centre.shape
+        self.register_buffer("centre", centre)
+        self.register_buffer("deviation", deviation)
+        self.mix = nn.Parameter(torch.zeros(layers))
+        self.weight = nn.Parameter(torch.randn(classes, size, generator=generator) * 0.01)
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[K, N, D] → logits [N, C]."""
+        # The weights are divided instead of the vectors, of which there are many more.
+        weights = self.weight / self.deviation.unsqueeze(1)  # [K, C, D]
+        shifts = torch.einsum("kcd,kd->kc", weights, self.centre)
+        logits = torch.einsum("knd,kcd->knc", vectors, weights) - shifts.unsqueeze(1)
+        return torch.einsum("k,knc->nc", self.mix.softmax(0), logits) + self.bias
+
+    @torch.no_grad()
+    def predict(self, features: Features) -> Labels:
+        """K layers [N, D] → the likeliest class of each token [N]."""
+        found = [self(block).argmax(1).cpu().numpy() for block in _blocks(features, self.bias.device)]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def fit_linear(
+    features: Features, labels: Labels, classes: int, options: LinearOptions, device: torch.device
+) -> LinearProbe:
+    """Train on K layers [N, D] with labels [N] in 0 … C-1.
+
+    The blocks of tokens come in a new order each epoch, and so do the tokens of a block: a disk is read in long runs.
+    """
+    generator = torch.Generator().manual_seed(options.seed)
+    probe = LinearProbe(*_moments(features, device), classes, generator).to(device)
+    optimizer = torch.optim.Adam(probe.parameters(), lr=options.learning_rate, weight_decay=options.penalty)
+    starts = list(range(0, len(labels), _BLOCK))
+    in_epoch = sum(-(-len(labels[start : start + _BLOCK]) // options.batch_size) for start in starts)
+    epochs = max(options.epochs, -(-options.least_updates // in_epoch))
+    updates = epochs * in_epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / updates)
+    for _ in range(epochs):
+        for number in torch.randperm(len(starts), generator=generator).tolist():
+            start = starts[number]
+            block = _block(features, start, device)
+            wanted = torch.from_numpy(labels[start : start + _BLOCK]).to(device)
+            order = torch.randperm(len(wanted), generator=generator).to(device)
+            for chosen in torch.split(order, options.batch_size):
+                optimizer.zero_grad()
+                torch.autograd.backward(F.cross_entropy(probe(block[:, chosen]), wanted[chosen]))
+                optimizer.step()
+                schedule.step()
+    return probe.eval()
+
+
+def _moments(features: Features, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation of the vectors, both [K, D]."""
+    count, size = features[0].shape
+    total, squares = (torch.zeros(len(features), size, dtype=torch.float64, device=device) for _ in range(2))
+    for block in _blocks(features, device):
+        total += block.sum(1)
+        squares += block.square().sum(1)
+    mean = total / max(1, count)
+    variance = (squares / max(1, count) - mean.square()).clamp(min=0)
+    # Not smaller than this: a number that hardly changes must not dominate the others.
+    return mean.float(), variance.sqrt().float().clamp(min=_LEAST_DEVIATION)
+
+
+def _blocks(features: Features, device: torch.device) -> Iterator[Tensor]:
+    for start in range(0, features[0].shape[0], _BLOCK):
+        yield _block(features, start, device)
+
+
+def _block(features: Features, start: int, device: torch.device) -> Tensor:
+    layers = np.stack([layer[start : start + _BLOCK] for layer in features])
+    return torch.from_numpy(layers).to(device).float()

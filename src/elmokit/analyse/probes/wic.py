@@ -1,4 +1,4 @@
-"""Word in context: is a word meant in the same way in two sentences? A threshold on the cosine of its two vectors."""
+"""Word in context: does a word mean the same in two sentences? Decided by a threshold on the cosine of its vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from elmokit.analyse.probes.sources import Source, append_mean, source_of, with_mean
+from elmokit.analyse.probes.sources import LayerSource, append_mean, source_of, with_mean
 from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -19,7 +19,7 @@ from elmokit.errors import ElmoError
 _COLUMNS = ("label", "indices", "sentence1", "sentence2")
 _PENALTY = 1e-3
 
-Likeness = NDArray[np.float64]
+Cosines = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class WicPair:
 
 @dataclass(frozen=True)
 class WicResult:
-    """How often the answer was right."""
+    """The share of right answers."""
 
     accuracy: dict[str, float]
-    """By layer ("0" … and "mean"): likeness at or above the threshold means the same."""
+    """By layer ("0" … and "mean"): a cosine at or above the threshold means the same."""
     thresholds: dict[str, float]
     """Learned on the training pairs."""
     train_accuracy: dict[str, float]
     """By layer, on the pairs that the threshold was learned on."""
     logistic: dict[str, float]
-    """The same by logistic regression on the likeness of each layer, and on those of "all" layers together."""
+    """By logistic regression on the cosine of each layer, and on those of "all" layers together."""
     majority: float
-    """Of the commoner answer of the training pairs."""
+    """For always giving the more frequent answer of the training pairs."""
 
 
 def read_wic(path: str | Path) -> list[WicPair]:
@@ -78,7 +78,7 @@ def _pair(line: str, header: Sequence[str], where: str) -> WicPair:
     return WicPair(first, second, places, row["label"] == "T")
 
 
-def probe_wic(source: Elmo | Source, train: Sequence[WicPair], dev: Sequence[WicPair]) -> WicResult:
+def probe_wic(source: Elmo | LayerSource, train: Sequence[WicPair], dev: Sequence[WicPair]) -> WicResult:
     """Learn a threshold for each layer on `train` and measure it on `dev`.
 
     >>> probe_wic(elmo, read_wic("train.tsv"), read_wic("dev.tsv")).accuracy  # doctest: +SKIP
@@ -88,15 +88,15 @@ def probe_wic(source: Elmo | Source, train: Sequence[WicPair], dev: Sequence[Wic
     if not train or not dev:
         raise ElmoError(f"a word-in-context probe needs pairs, got {len(train)} to train and {len(dev)} to measure on")
     names = with_mean(chosen)
-    train_like, dev_like = (np.array(list(_likeness(chosen, pairs))) for pairs in (train, dev))  # [N, K]
+    train_cosines, dev_cosines = (np.array(list(_cosines(chosen, pairs))) for pairs in (train, dev))  # [N, K]
     train_same, dev_same = (np.array([pair.same for pair in pairs]) for pairs in (train, dev))
-    thresholds = [best_threshold(train_like[:, layer], train_same) for layer in range(len(names))]
-    hits = (dev_like >= thresholds) == dev_same[:, None]
-    train_hits = (train_like >= thresholds) == train_same[:, None]
-    # The mean follows as good as linearly from the layers, so that "all" does not need it.
+    thresholds = [best_threshold(train_cosines[:, layer], train_same) for layer in range(len(names))]
+    hits = (dev_cosines >= thresholds) == dev_same[:, None]
+    train_hits = (train_cosines >= thresholds) == train_same[:, None]
+    # The mean is nearly a linear function of the layers, so "all" does not need it.
     columns = {name: [layer] for layer, name in enumerate(names)} | {"all": list(range(len(chosen.names)))}
     logistic = {
-        name: _logistic(train_like[:, some], train_same, dev_like[:, some]) == dev_same
+        name: _logistic(train_cosines[:, some], train_same, dev_cosines[:, some]) == dev_same
         for name, some in columns.items()
     }
     return WicResult(
@@ -108,11 +108,11 @@ def probe_wic(source: Elmo | Source, train: Sequence[WicPair], dev: Sequence[Wic
     )
 
 
-def best_threshold(likeness: Likeness, same: NDArray[np.bool_]) -> float:
-    """The threshold, half way between two neighbours, at or above which most pairs are the same and below not."""
-    order = np.argsort(likeness, kind="stable")
-    values, truth = likeness[order], same[order]
-    # right[i]: the pairs told rightly when the i least alike count as different
+def best_threshold(cosines: Cosines, same: NDArray[np.bool_]) -> float:
+    """The threshold with the most right answers, half way between two cosines."""
+    order = np.argsort(cosines, kind="stable")
+    values, truth = cosines[order], same[order]
+    # right[i]: the number of right answers if the i smallest cosines count as different
     right = np.concatenate([[0], np.cumsum(~truth)]) + np.concatenate([[truth.sum()], truth.sum() - np.cumsum(truth)])
     possible = np.concatenate([[True], values[1:] > values[:-1], [True]])
     cut = int(np.argmax(np.where(possible, right, -1)))
@@ -121,7 +121,7 @@ def best_threshold(likeness: Likeness, same: NDArray[np.bool_]) -> float:
     return float(np.nextafter(values[-1], np.inf)) if cut == len(values) else float(values[cut - 1 : cut + 1].mean())
 
 
-def _likeness(source: Source, pairs: Sequence[WicPair]) -> Iterator[Likeness]:
+def _cosines(source: LayerSource, pairs: Sequence[WicPair]) -> Iterator[Cosines]:
     """For each pair the cosine of the word's two vectors in every layer and in their mean, [K]."""
     sentences = (tokens for pair in pairs for tokens in (pair.first, pair.second))
     stream = source.stream(sentences)
@@ -131,7 +131,7 @@ def _likeness(source: Source, pairs: Sequence[WicPair]) -> Iterator[Likeness]:
         yield (one * other).sum(-1).astype(np.float64) / np.where(lengths > 0, lengths, 1)
 
 
-def _logistic(train: Likeness, same: NDArray[np.bool_], dev: Likeness) -> NDArray[np.bool_]:
+def _logistic(train: Cosines, same: NDArray[np.bool_], dev: Cosines) -> NDArray[np.bool_]:
     """Logistic regression by L-BFGS on standardised columns → the answers for `dev`."""
     centre, deviation = train.mean(0), np.maximum(train.std(0), 1e-9)
     known, wanted = torch.from_numpy((train - centre) / deviation), torch.from_numpy(same).double()

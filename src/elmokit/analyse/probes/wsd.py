@@ -1,72 +1,235 @@
-"""Word senses by nearest neighbour: a word in context gets the sense whose SemCor contexts are most like it.
+"""Word senses by nearest neighbour: a word in context gets the sense whose SemCor contexts are most similar to it.
 
-For every layer, and for the mean of them: the sense whose contexts' mean vector is nearest by cosine (the paper's way),
-and the sense of the one nearest context; of contexts equally near, as for a static vector all with the same word are,
-the sense that most of them have. Only senses of the same lemma and part of speech are candidates.
+For every layer and for their mean there are two answers. One is the sense whose contexts have the nearest mean vector
+by cosine, as in the paper. The other is the sense of the single nearest context; if several are equally near, as all
+contexts of a word are for a static vector, it is the sense that most of them have. Only senses of the same lemma and
+part of speech are candidates.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.analyse.probes.senses import Mention, SenseSentence
-from elmokit.analyse.probes.sources import Source, Vectors, append_mean, source_of, with_mean
+from elmokit.analyse.probes.sources import LayerSource, Vectors, append_mean, evenly, source_of, with_mean
+from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 
 Entry = tuple[str, str]
 """A lemma and its part of speech."""
 _SAME = 1e-6
-"""Cosines nearer than this are equal: what is between them is rounding."""
+"""Cosines nearer than this are equal: the difference is rounding."""
+_PARTS_OF_SPEECH = {"N": "NOUN", "V": "VERB", "J": "ADJ", "R": "ADV"}
+"""By the first letter of Penn's tags."""
+_MARKER = re.compile(r"\([a-z]+\)")
+_WORDNET_FILES = {"NOUN": "noun", "VERB": "verb", "ADJ": "adj", "ADV": "adv"}
+_SYNSET_TYPES = {"n": 1, "v": 2, "a": 3, "r": 4, "s": 5}
+_SATELLITE = "s"
+_SIMILAR = "&"
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A word, or several that are one entry of WordNet, with its sense."""
+
+    start: int
+    """The position of its first token, from 0."""
+    length: int
+    """Its number of tokens."""
+    lemma: str
+    """As WordNet writes it, "take_place"."""
+    pos: str
+    """NOUN, VERB, ADJ or ADV."""
+    senses: tuple[str, ...]
+    """Sense keys; any of them is right."""
+    rank: int = 0
+    """The number of the sense in WordNet, from 1; 0 if it has none."""
+
+
+@dataclass(frozen=True)
+class SenseSentence:
+    """A sentence and the words in it whose senses are known."""
+
+    tokens: tuple[str, ...]
+    mentions: tuple[Mention, ...]
+
+
+def read_semcor(path: str | Path, limit: int | None = None) -> list[SenseSentence]:
+    """SemCor as JSON lines: tokens, and senses [start, words, lemma, Penn tag, sense key, sense number].
+
+    With `limit`, at most that number of sentences are taken, evenly from the whole file.
+    """
+
+    def mention(row: list[Any]) -> Mention:
+        start, length, lemma, tag, key, number = row
+        rank = int(number) if str(number).isdigit() else 0
+        return Mention(int(start), int(length), _lemma(lemma), _part_of_speech(tag), (sense_key(key),), rank)
+
+    return list(evenly(list(_read(path, "senses", mention)), limit))
+
+
+def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSentence]:
+    """An evaluation set as JSON lines: tokens, and instances [index, id, lemma, pos, [sense keys]]."""
+
+    def mention(row: list[Any]) -> Mention:
+        index, _, lemma, pos, keys = row
+        return Mention(int(index), 1, _lemma(lemma), _part_of_speech(pos), tuple(sense_key(key) for key in keys))
+
+    return list(islice(_read(path, "instances", mention), limit))
+
+
+def sense_key(key: str) -> str:
+    """The key as WordNet writes it, without the marker that some files add: "each%5:00:00:all(a):00"."""
+    return _MARKER.sub("", key)
+
+
+def _lemma(text: str) -> str:
+    """The lemma as WordNet writes it: "New York" is "new_york"."""
+    return text.lower().replace(" ", "_")
+
+
+def _part_of_speech(tag: str) -> str:
+    """The part of speech of an evaluation set's own name or of a Penn tag."""
+    return tag if tag in _WORDNET_FILES else _PARTS_OF_SPEECH[tag[0]]
+
+
+def _read(path: str | Path, field: str, mention: Callable[[list[Any]], Mention]) -> Iterator[SenseSentence]:
+    with InputLines(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                yield _split(tuple(row["tokens"]), [mention(item) for item in row[field]])
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+                raise ElmoError(
+                    f"a line must be a JSON object with tokens and {field}, "
+                    f"got {line[:60]!r} in line {number} of {path} ({type(error).__name__}: {error})"
+                ) from error
+
+
+def _split(tokens: tuple[str, ...], mentions: list[Mention]) -> SenseSentence:
+    """Split tokens of several words ("pointed out") into several tokens, as a model expects them."""
+    words: list[str] = []
+    starts = []
+    for token in tokens:
+        starts.append(len(words))
+        words += token.split() or [token]
+    starts.append(len(words))
+    moved = []
+    for mention in mentions:
+        if not 0 <= mention.start < mention.start + mention.length <= len(tokens):
+            raise ValueError(f"no token {mention.start} in a sentence of {len(tokens)}")
+        start, end = starts[mention.start], starts[mention.start + mention.length]
+        moved.append(replace(mention, start=start, length=end - start))
+    return SenseSentence(tuple(words), tuple(moved))
+
+
+class WordNet:
+    """Looks up first senses in a folder of WordNet 3.0 (Debian: wordnet-base, in /usr/share/wordnet)."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._first: dict[tuple[str, str], int] = {}
+        self._data: dict[str, bytes] = {}
+        for pos, name in _WORDNET_FILES.items():
+            try:
+                lines = (self.folder / f"index.{name}").read_text(encoding="latin-1").splitlines()
+                self._data[pos] = (self.folder / f"data.{name}").read_bytes()
+            except OSError as error:
+                raise ElmoError(
+                    f"a WordNet folder must contain index.noun, data.noun and so on, got {self.folder} "
+                    f"({error.strerror or error}): Debian's package wordnet-base puts them in /usr/share/wordnet"
+                ) from error
+            for line in lines:
+                if not line.startswith(" "):  # the licence is indented
+                    fields = line.split()
+                    # lemma pos senses pointers pointer… senses tagged offset…, the most frequent sense first
+                    self._first[fields[0], pos] = int(fields[6 + int(fields[3])])
+
+    def first_sense(self, lemma: str, pos: str) -> str | None:
+        """The key of the first sense of a lemma as NOUN, VERB, ADJ or ADV; None for a word that is not in WordNet."""
+        lemma = _lemma(lemma)
+        offset = self._first.get((lemma, pos))
+        if offset is None:
+            return None
+        kind, file, words, pointers = self._synset(pos, offset)
+        number = next((number for word, number in words if word == lemma), None)
+        if number is None:
+            raise ElmoError(f"{self.folder} is damaged: the first sense of {lemma} is not at byte {offset}")
+        head = ":"
+        if kind == _SATELLITE:  # the key of such an adjective contains the one that it is similar to
+            similar = next(target for symbol, target in pointers if symbol == _SIMILAR)
+            word, head_number = self._synset(pos, similar)[2][0]
+            head = f"{word}:{head_number:02}"
+        return f"{lemma}%{_SYNSET_TYPES[kind]}:{file}:{number:02}:{head}"
+
+    def _synset(self, pos: str, offset: int) -> tuple[str, str, list[tuple[str, int]], list[tuple[str, int]]]:
+        """The type, the file number, words with their numbers, pointers with their targets."""
+        data = self._data[pos]
+        fields = data[offset : data.index(b"\n", offset)].decode("latin-1").split(" | ")[0].split()
+        kind, count = fields[2], int(fields[3], 16)
+        words = [
+            # a marker such as "(p)" says where an adjective may be used
+            (fields[4 + 2 * i].split("(")[0].lower(), int(fields[5 + 2 * i], 16))
+            for i in range(count)
+        ]
+        start = 5 + 2 * count
+        pointers = [(fields[i], int(fields[i + 1])) for i in range(start, start + 4 * int(fields[start - 1]), 4)]
+        return kind, fields[1], words, pointers
 
 
 @dataclass(frozen=True)
 class WsdScore:
-    """How good one way of choosing senses is."""
+    """The quality of one method of choosing senses."""
 
     f1: float
-    """With the first sense of WordNet for lemmas that the training text lacks, where one is known."""
+    """With the first sense of WordNet for lemmas that are not in the training text, if it is known."""
     unseen_wrong: float
-    """The share of all words that are right when a lemma which the training text lacks counts as wrong."""
+    """The share of right answers if lemmas that are not in the training text count as wrong."""
 
 
 @dataclass(frozen=True)
 class WsdResult:
-    """Scores by layer, and of ways that look at no context."""
+    """Scores by layer, and of methods that ignore the context."""
 
     centroid: dict[str, WsdScore]
     """By layer ("0" … and "mean"): the sense with the nearest mean vector."""
     nearest: dict[str, WsdScore]
-    """By layer: the sense of the nearest single context, or of most of those that are equally near."""
+    """By layer: the sense of the nearest context, or of most contexts that are equally near."""
     most_frequent: WsdScore
     """The lemma's most frequent sense in the training text."""
     first_sense: float | None
     """F1 of WordNet's first sense for every word; None without WordNet."""
     words: int
-    """Words to be told apart."""
+    """Words that were evaluated."""
     seen: int
-    """Those whose lemma and part of speech the training text has."""
+    """Those whose lemma and part of speech are in the training text."""
     answered: int
-    """Those plus the ones for which WordNet's first sense could be given."""
+    """Those, and the ones for which the first sense in WordNet is known."""
 
 
 def probe_wsd(
-    source: Elmo | Source,
+    source: Elmo | LayerSource,
     train: Sequence[SenseSentence],
     evaluation: Sequence[SenseSentence],
     *,
     first_sense: Callable[[str, str], str | None] | None = None,
 ) -> WsdResult:
-    """Tell the senses of the evaluation's words apart by the contexts of the training text.
+    """Predict the senses of the evaluation's words from the contexts of the training text.
 
-    `first_sense(lemma, pos)` gives a sense key for lemmas that the training text lacks, as `WordNet.first_sense` does.
-    The training text is read once, as a stream: memory holds the evaluation's words and a sum for each of their senses.
+    `first_sense(lemma, pos)` gives a sense key for lemmas that are not in the training text (`WordNet.first_sense`).
+    The training text is a stream: in memory are the words of the evaluation and a sum for each of their senses.
 
     >>> probe_wsd(elmo, read_semcor("semcor.jsonl"), read_evaluation("semeval2007.jsonl")).centroid  # doctest: +SKIP
     {'0': WsdScore(f1=0.55, unseen_wrong=0.53), …}
@@ -74,16 +237,16 @@ def probe_wsd(
     chosen = source_of(source)
     words = [mention for sentence in evaluation for mention in sentence.mentions]
     if not words:
-        raise ElmoError("a sense probe needs words with a sense to evaluate on, got none")
+        raise ElmoError("evaluation must contain words with a sense, got none", "evaluation")
     entries = [(word.lemma, word.pos) for word in words]
     names = with_mean(chosen)
     asked = _unit(np.concatenate(list(_mentions(chosen, evaluation)), axis=1))  # [K, W, D]
-    senses = _Senses(asked, entries)
+    senses = _SenseVectors(asked, entries)
     wanted = set(entries)
     used = [
-        SenseSentence(sentence.tokens, kept)
+        SenseSentence(sentence.tokens, mentions)
         for sentence in train
-        if (kept := tuple(m for m in sentence.mentions if (m.lemma, m.pos) in wanted))
+        if (mentions := tuple(m for m in sentence.mentions if (m.lemma, m.pos) in wanted))
     ]
     for sentence, vectors in zip(used, _mentions(chosen, used), strict=True):
         for number, mention in enumerate(sentence.mentions):
@@ -108,11 +271,11 @@ def probe_wsd(
     )
 
 
-class _Senses:
-    """What the training text has said so far about the lemmas that are asked for."""
+class _SenseVectors:
+    """The senses of the evaluation's lemmas, learned from the training text mention by mention."""
 
     def __init__(self, asked: Vectors, entries: Sequence[Entry]) -> None:
-        """`asked` [K, W, D]: the evaluation's words as unit vectors; `entries`: the lemma of each."""
+        """`asked` [K, W, D] are the evaluation's words as unit vectors; `entries` has the lemma of each."""
         self.counts: defaultdict[Entry, Counter[str]] = defaultdict(Counter)
         self._asked, self._entries = asked, entries
         self._ranks: dict[str, int] = {}
@@ -125,24 +288,24 @@ class _Senses:
         self._nearest: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
 
     def add(self, mention: Mention, vectors: Vectors) -> None:
-        """One occurrence, [K, D]."""
+        """Add one mention with its vectors [K, D]."""
         entry, sense = (mention.lemma, mention.pos), mention.senses[0]
         self.counts[entry][sense] += 1
         self._ranks[sense] = mention.rank
         total = self._sums.setdefault((entry, sense), np.zeros(vectors.shape))
         total += vectors
         places = self._places[entry]
-        likeness = np.einsum("kd,kwd->kw", _unit(vectors), self._asked[:, places])
+        similarity = np.einsum("kd,kwd->kw", _unit(vectors), self._asked[:, places])
         before = self._best[:, places]
-        for layer, found in np.argwhere(likeness > before - _SAME).tolist():
+        for layer, found in np.argwhere(similarity > before - _SAME).tolist():
             place = int(places[found])
-            if likeness[layer, found] > before[layer, found] + _SAME:
+            if similarity[layer, found] > before[layer, found] + _SAME:
                 self._nearest[layer, place].clear()
             self._nearest[layer, place][sense] += 1
-        self._best[:, places] = np.maximum(before, likeness)
+        self._best[:, places] = np.maximum(before, similarity)
 
     def by_centroid(self, layer: int) -> list[str | None]:
-        """For each word, the sense with the nearest mean; None for a lemma that never came."""
+        """For each word, the sense with the nearest mean; None for an unknown lemma."""
         answers: list[str | None] = []
         for place, entry in enumerate(self._entries):
             candidates = self._ordered(entry)
@@ -151,15 +314,14 @@ class _Senses:
         return answers
 
     def by_nearest(self, layer: int) -> list[str | None]:
-        """For each word, the sense of the nearest occurrence; None for a lemma that never came."""
-        answers: list[str | None] = []
-        for place, entry in enumerate(self._entries):
-            found = self._nearest[layer, place]
-            answers.append(max(self._ordered(entry), key=found.__getitem__, default=None))
-        return answers
+        """For each word, the sense of the nearest occurrence; None for an unknown lemma."""
+        return [
+            max(self._ordered(entry), key=self._nearest[layer, place].__getitem__, default=None)
+            for place, entry in enumerate(self._entries)
+        ]
 
     def most_frequent(self, entry: Entry) -> str | None:
-        """The sense that came most often, of equals the first in WordNet; None for a lemma that never came."""
+        """The sense that came most often, of equals the first in WordNet; None for an unknown lemma."""
         return next(iter(self._ordered(entry)), None)
 
     def _ordered(self, entry: Entry) -> list[str]:
@@ -167,8 +329,8 @@ class _Senses:
         return sorted(counts, key=lambda sense: (-counts[sense], self._ranks[sense] or np.inf, sense))
 
 
-def _mentions(source: Source, sentences: Sequence[SenseSentence]) -> Iterator[Vectors]:
-    """For each sentence its mentions' vectors [K, M, D], the mean over a mention's tokens; the layers' mean last."""
+def _mentions(source: LayerSource, sentences: Sequence[SenseSentence]) -> Iterator[Vectors]:
+    """For each sentence the vectors of its mentions [K, M, D], averaged over tokens, with the layers' mean last."""
     for sentence, layers in zip(sentences, source.stream(s.tokens for s in sentences), strict=True):
         spans = [slice(mention.start, mention.start + mention.length) for mention in sentence.mentions]
         vectors = np.zeros((len(layers), len(spans), source.size), np.float32)
@@ -178,13 +340,13 @@ def _mentions(source: Source, sentences: Sequence[SenseSentence]) -> Iterator[Ve
 
 
 def _unit(vectors: NDArray[Any]) -> NDArray[Any]:
-    """The same directions with length 1 along the last axis; zeros, which are like nothing, stay."""
+    """The vectors with length 1 along the last axis; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def _f1(answers: Sequence[str | None], gold: Sequence[set[str]]) -> float:
-    """Harmonic mean of the share of right ones among the answers and among all words."""
+    """The harmonic mean of the share of right answers among those given and among all words."""
     right = sum(answer in wanted for answer, wanted in zip(answers, gold, strict=True))
     given = sum(answer is not None for answer in answers)
     return 2 * right / (given + len(gold)) if gold else 0.0

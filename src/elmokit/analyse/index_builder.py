@@ -1,0 +1,423 @@
+"""Builds an index of occurrences in one pass with bounded memory, and resumes a build that was interrupted.
+
+The rows of all occurrences are known before a vector is computed, so each vector is written to its place, and a single
+number says what is done: the number of sentences whose vectors are on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.analyse import index as index_files
+from elmokit.analyse.choice import Choice, WordJoiner, corpus_parts
+from elmokit.analyse.index import DESCRIPTION, Floats, Int8Vectors, OccurrenceIndex, Projection, Rows
+from elmokit.corpus.encoding import EncodedSentences
+from elmokit.corpus.prepared import CorpusBuilder, PreparedCorpus
+from elmokit.corpus.report import Tally
+from elmokit.errors import ElmoError
+from elmokit.messages import counted
+from elmokit.storage import atomic
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import disk_errors, sync
+from elmokit.storage.locks import folder_lock
+from elmokit.storage.trusted import WorkFolder
+from elmokit.text.tokens import SegmenterName, word_splitter
+
+if TYPE_CHECKING:
+    from elmokit.elmo import Elmo
+
+_PLAN, _DONE = "plan.json", "done.json"
+_BUFFER_BYTES = 1 << 25
+_SYNC_SECONDS = 20.0
+_ROWS_AT_ONCE = 1 << 14
+_REPORT_EVERY = 32
+"""Sentences."""
+_SPARE_BYTES = 1 << 26
+"""Left free on the disk beside the index."""
+
+
+class BuildProgress(NamedTuple):
+    """How much of an index has been built."""
+
+    sentences: int
+    total: int
+    rows: int
+    """The vectors of the whole index."""
+
+
+def build_index(
+    elmo: Elmo,
+    corpus: PreparedCorpus,
+    folder: str | Path,
+    *,
+    layer: Literal["mix", "top"] | int = "top",
+    choice: Choice | None = None,
+    batch_tokens: int | None = None,
+    on_progress: Callable[[BuildProgress], None] | None = None,
+) -> OccurrenceIndex:
+    """The index of a corpus in a folder: opened if it is complete, resumed if it is half built, otherwise built.
+
+    Only sentences with a chosen occurrence are encoded. In memory are the list of words and 16 bytes per occurrence.
+
+        corpus = prepare(["texts/"], segment="english", split="line")
+        index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
+    """
+    folder = Path(folder).expanduser().resolve()
+    choice = choice or Choice()
+    plan = index_plan(elmo, corpus, layer=layer, choice=choice)
+    size = plan["vector_size"]
+    if index := open_if_same(folder, plan):
+        return index
+    with folder_lock(folder, "another process is building this index", _index_errors):
+        if index := open_if_same(folder, plan):  # another process has built it while this one waited
+            return index
+        _refuse_other_contents(folder)
+        with _index_errors(folder), _work_folder(folder) as partial:
+            _start(elmo, partial, folder, corpus, choice, plan)
+            text = PreparedCorpus.open(partial / "text")
+            tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
+            _check_space(folder, partial, len(tokens), size)
+            _write_vectors(elmo, partial, text, tokens, plan["layer"], size, batch_tokens, on_progress)
+            description = {
+                **plan,
+                "format": index_files.FORMAT,
+                "rows": len(tokens),
+                "coarse_size": _write_coarse(partial, len(tokens), size),
+                "corpus_tokens": corpus.n_tokens,
+                "corpus_sentences": corpus.n_sentences,
+            }
+            _finish(partial, folder, description)
+    return OccurrenceIndex.open(folder)
+
+
+def index_plan(
+    elmo: Elmo, corpus: PreparedCorpus, *, layer: Literal["mix", "top"] | int = "top", choice: Choice
+) -> dict[str, Any]:
+    """What an index is made from: two indexes with the same plan are the same."""
+    index_files.check_stateless(elmo)
+    layer = stored_layer(elmo, layer)
+    return {
+        "version": index_files.VERSION,
+        "model": elmo.fingerprint(mixes=layer == "mix"),
+        "corpus": corpus.fingerprint,
+        "content": corpus.content,
+        "layer": layer,
+        "vector_size": elmo.config.vector_size,
+        "choice": asdict(choice),
+    }
+
+
+def stored_layer(elmo: Elmo, layer: str | int) -> Literal["mix"] | int:
+    """A layer as an index stores it: "mix" or its number; given as mix, top or a number."""
+    last = elmo.config.n_outputs - 1
+    if layer in ("mix", "top"):
+        return "mix" if layer == "mix" else last
+    if not str(layer).isascii() or not str(layer).isdigit() or int(layer) > last:
+        raise ElmoError(f"layer must be mix, top or a number from 0 to {last}, got {layer!r}", "layer")
+    return int(layer)
+
+
+def open_if_same(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
+    """The index in a folder if it is complete and made by this plan, otherwise None."""
+    if not (folder / DESCRIPTION).is_file():
+        return None
+    try:
+        index = OccurrenceIndex.open(folder)
+    except ElmoError:
+        return None  # damaged or of another version, which is reported when the folder is about to be written
+    same = json.loads(json.dumps(plan))
+    return index if {name: index.description.get(name) for name in same} == same else None
+
+
+def _refuse_other_contents(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ElmoError(f"an index is built in a folder, and {folder} is a file: name another")
+    if folder.is_dir() and any(folder.iterdir()):
+        if (folder / DESCRIPTION).is_file():
+            OccurrenceIndex.open(folder)  # reports damage, if that is why it was not opened before
+            raise ElmoError(
+                f"{folder} is an index of another model, corpus or choice of words: name another folder, or remove it"
+            )
+        raise ElmoError(
+            f"an index is built in a new folder or an empty one, and {folder} has files in it: name another"
+        )
+
+
+def _partial_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    """The folder in which an index is built; it is made if absent, and removed if it stays empty."""
+    partial = _partial_folder(folder)
+    with closing(WorkFolder(partial)) as work:
+        try:
+            yield work.path
+        finally:
+            with suppress(OSError):
+                partial.rmdir()
+
+
+def _start(
+    elmo: Elmo, partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]
+) -> None:
+    """Write the text and the place of every row, unless an interrupted build with the same plan has done it."""
+    text = json.dumps(plan, sort_keys=True)
+    with suppress(OSError, ValueError):
+        if (partial / _PLAN).read_text(encoding="ascii") == text:
+            return
+    joiner = WordJoiner(elmo, corpus.settings.get("segment"), choice.words, ignore_case=choice.ignore_case)
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
+    ) as joined:
+        source = joiner.joined_corpus(corpus, choice, Path(joined) / "text") if joiner else corpus
+        counts = choice.counts(source)
+        if not counts.any():
+            raise _nothing_chosen(choice, corpus)
+        for other in partial.iterdir():  # of another plan
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
+        numbers, tokens = _write_text(partial / "text", folder, source, counts)
+    starts = np.cumsum(counts) - counts
+    words = np.stack([starts[numbers], counts[numbers]], axis=1)
+    words[counts[numbers] == 0] = 0
+    for name, values in (("tokens.bin", tokens), ("words.bin", words)):
+        (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        sync(partial / name)
+    atomic.write_text(partial / _PLAN, text, errors=nullcontext)
+
+
+def _write_text(
+    folder: Path, shown: Path, corpus: PreparedCorpus, counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Write the sentences that have a chosen occurrence.
+
+    Returns the corpus's id of each type that was written [V], and the token of each row [R].
+    """
+    types = list(corpus.type_texts())
+    tokens_of_rows = np.empty(int(counts.sum()), dtype=np.int64)
+    written = 0
+    total = Tally()
+    folder.mkdir()
+    with CorpusBuilder(folder, shown=shown, max_types=1 << 32) as builder:
+        for part in corpus_parts(corpus, counts):
+            lengths = np.diff(part.ends, prepend=0)
+            sentence = np.repeat(np.arange(len(lengths)), lengths)
+            wanted = np.bincount(sentence[part.rows >= 0], minlength=len(lengths)) > 0
+            inside = wanted[sentence]
+            rows, tokens = part.rows[inside], part.tokens[inside]
+            places = np.flatnonzero(rows >= 0)
+            tokens_of_rows[rows[places]] = written + places
+            written += len(tokens)
+            distinct, ids, counted_tokens = np.unique(tokens, return_inverse=True, return_counts=True)
+            tally = Tally()
+            tally.sentences, tally.tokens = int(wanted.sum()), len(tokens)
+            texts = [types[number] for number in distinct.tolist()]
+            builder.add(EncodedSentences(texts, counted_tokens, ids.astype(np.uint32), lengths[wanted], tally), total)
+        builder.finish(total.report(types=builder.n_types), corpus.settings, None)
+    number_of = {text: number for number, text in enumerate(types)}
+    numbers = [number_of[text] for text in PreparedCorpus.open(folder).type_texts()]
+    return np.array(numbers, dtype=np.int64), tokens_of_rows
+
+
+def split_word_advice(word: str, segment: str | None) -> str | None:
+    """Advice for a word that the tokeniser splits; None for one token, and for characters that are joined to one.
+
+    >>> split_word_advice("New York", "english")
+    'the tokeniser english splits it into New, York: ask for one of them'
+    """
+    name = cast(SegmenterName, segment or "none")
+    pieces = word_splitter(name)(word)
+    if len(pieces) < 2 or (name == "chars" and len(word.split()) == 1):
+        return None
+    return f"the tokeniser {name} splits it into {', '.join(pieces)}: ask for one of them"
+
+
+def _nothing_chosen(choice: Choice, corpus: PreparedCorpus) -> ElmoError:
+    """The error for a choice that has no occurrence in a corpus."""
+    size, often = f"{counted(corpus.n_tokens, 'token')} of the text", f"{choice.min_count:,} times or more"
+    if choice.words is None:
+        return ElmoError(f"no word occurs {often} in the {size}: lower min_count", "min_count")
+    shown = ", ".join(choice.words[:5]) + (", …" if len(choice.words) > 5 else "")
+    if choice.min_count > 1:
+        return ElmoError(f"{shown} does not occur {often} in the {size}: lower min_count", "min_count")
+    folded = Choice(choice.words, ignore_case=True)
+    found = [text for text in corpus.type_texts() if folded.matches(text)]
+    said = f"{shown} does not occur in the {size}"
+    if found and not choice.ignore_case:
+        return ElmoError(f"{said}, but {', '.join(found[:5])} does: set ignore_case", "ignore_case")
+    if advice := split_word_advice(choice.words[0], corpus.settings.get("segment")):
+        return ElmoError(f"{choice.words[0]} does not occur in the {size}: {advice}")
+    return ElmoError(f"{said}: check its spelling, and how segment and split tokenise the text", "segment", "split")
+
+
+def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
+    """Refuse a disk that is too small before hours are spent."""
+    coarse_size = index_files.COARSE_SIZE if rows >= index_files.COARSE_FROM_ROWS else 0
+    need = rows * (size + 4 + coarse_size) + _SPARE_BYTES
+    have = sum(file.stat().st_size for file in partial.glob("*.bin")) + shutil.disk_usage(partial).free
+    if need > have:
+        raise ElmoError(
+            f"the index {folder} of {counted(rows, 'occurrence')} needs {need / 1e9:.1f} GB and the disk has "
+            f"{have / 1e9:.1f} GB: lower max_occurrences, raise min_count, or name a folder on another disk",
+            "max_occurrences",
+            "min_count",
+        )
+
+
+def _write_vectors(
+    elmo: Elmo,
+    partial: Path,
+    text: PreparedCorpus,
+    tokens: NDArray[np.int64],
+    layer: Literal["mix", "top"] | int,
+    size: int,
+    batch_tokens: int | None,
+    on_progress: Callable[[BuildProgress], None] | None,
+) -> None:
+    """Encode the sentences that are not done, in order."""
+    rows = np.argsort(tokens)  # [R] in the order of the text
+    places = tokens[rows]
+    bounds = np.searchsorted(places, text.ends)  # [S] the end of each sentence in `rows`
+    done = _sentences_done(partial)
+    types = list(text.type_texts())
+
+    def sentences() -> Iterator[list[str]]:
+        start = int(text.ends[done - 1]) if done else 0
+        for end in text.ends[done:].tolist():
+            # The stream asks for more when it has returned all it had: a build that resumes from here makes the same
+            # batches, and so the same bytes.
+            file.note(number)
+            yield [types[number] for number in text.tokens[start:end].tolist()]
+            start = end
+
+    def report(sentence: int) -> None:
+        if on_progress is not None:
+            on_progress(BuildProgress(sentence, text.n_sentences, len(tokens)))
+
+    report(done)
+    with _RowFile(partial, size) as file:
+        first = int(bounds[done - 1]) if done else 0
+        number = done
+        for number, vectors in enumerate(elmo.stream(sentences(), layer=layer, batch_tokens=batch_tokens), done + 1):
+            last = int(bounds[number - 1])
+            start = int(text.ends[number - 2]) if number > 1 else 0
+            file.add(rows[first:last], vectors[places[first:last] - start])
+            first = last
+            if number % _REPORT_EVERY == 0:
+                report(number)
+        file.note(number, force=True)
+        report(number)
+
+
+def _sentences_done(partial: Path) -> int:
+    """How many sentences of a half-built index are on the disk."""
+    try:
+        return int(json.loads((partial / _DONE).read_text(encoding="ascii"))["sentences"])
+    except (OSError, ValueError):
+        return 0
+
+
+class _RowFile:
+    """Writes vectors that come in any order to their rows, and notes what is on the disk."""
+
+    def __init__(self, partial: Path, size: int) -> None:
+        self._partial, self._size = partial, size
+        self._codes, self._scales = OffsetFile(partial / "vectors.bin"), OffsetFile(partial / "scales.bin")
+        self._waiting: list[tuple[Rows, Floats]] = []
+        self._bytes = 0
+        self._synced = time.monotonic()
+
+    def add(self, rows: Rows, vectors: Floats) -> None:
+        """Take vectors of any length [N, D]; many are written at once."""
+        self._waiting.append((rows, vectors))
+        self._bytes += vectors.nbytes
+        if self._bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def note(self, sentences: int, *, force: bool = False) -> None:
+        """Flush everything to the disk and note the number of sentences done, if the last time was long ago."""
+        if not force and time.monotonic() - self._synced < _SYNC_SECONDS:
+            return
+        self._write()
+        self._codes.sync()
+        self._scales.sync()
+        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=nullcontext)
+        self._synced = time.monotonic()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = np.concatenate([rows for rows, _ in self._waiting])
+        codes, scales = Int8Vectors.quantise(np.concatenate([vectors for _, vectors in self._waiting]))
+        order = np.argsort(rows)
+        rows, codes, scales = rows[order], codes[order], scales[order]
+        # Rows that follow each other are one write; a frequent word has many.
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+            row = int(rows[start])
+            self._codes.write(row * self._size, codes[start:stop].tobytes())
+            self._scales.write(row * 4, scales[start:stop].tobytes())
+        self._waiting, self._bytes = [], 0
+
+    def __enter__(self) -> _RowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._codes.close()
+        self._scales.close()
+
+
+def _write_coarse(partial: Path, rows: int, size: int) -> int:
+    """Write coarse.bin for an index of many rows, and return its numbers per row."""
+    coarse_size = index_files.COARSE_SIZE
+    if rows < index_files.COARSE_FROM_ROWS or size <= coarse_size:
+        return 0
+    codes, scales = partial / "vectors.bin", partial / "scales.bin"
+    mapped = index_files.mapped
+    projection = Projection.fit(Int8Vectors(mapped(codes, "i1", (rows, size)), mapped(scales, "<f4", (rows,))))
+    (partial / "directions.bin").write_bytes(projection.directions.astype("<f4").tobytes())
+    (partial / "steps.bin").write_bytes(projection.steps.astype("<f4").tobytes())
+    # Read as files: what is read through a map stays in this process's memory.
+    with codes.open("rb") as first, scales.open("rb") as second, (partial / "coarse.bin").open("wb") as file:
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            count = min(_ROWS_AT_ONCE, rows - start)
+            block = np.fromfile(first, dtype="i1", count=count * size).reshape(count, size)
+            file.write(projection.project(Int8Vectors(block, np.fromfile(second, dtype="<f4", count=count))).tobytes())
+    return coarse_size
+
+
+def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
+    """Give the folder its name when everything is on the disk."""
+    for file in partial.glob("*.bin"):
+        sync(file)
+    text = json.dumps(description, indent=1, sort_keys=True) + "\n"
+    atomic.write_text(partial / DESCRIPTION, text, errors=nullcontext)
+    sync(partial)
+    if folder.is_dir():
+        folder.rmdir()
+    _partial_folder(folder).rename(folder)
+    sync(folder.parent)
+    # Not before: until the folder has its name they say that nothing is left to do.
+    for name in (_PLAN, _DONE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _index_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain errors of the disk while an index is built."""
+    return disk_errors(
+        f"the index {folder}",
+        "name another folder",
+        if_full="free some and build it again, which resumes where it stopped, or name another folder",
+    )

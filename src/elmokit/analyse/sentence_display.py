@@ -1,0 +1,80 @@
+"""Sentences on a terminal: the word marked, the rest cut to the width of the terminal.
+
+Our own count of columns, since wcwidth would be a dependency for one line of code.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+_BOLD, _PLAIN = "\033[1m", "\033[0m"
+_CUT = "…"
+_JOINERS = "\u200c\u200d"
+"""Invisible, and part of emoji and of the shapes of letters."""
+
+
+def display_width(text: str) -> int:
+    """The number of columns that a text takes on a terminal.
+
+    >>> display_width("bank"), display_width("银行")
+    (4, 4)
+    """
+    return sum(
+        0 if unicodedata.combining(c) or unicodedata.category(c) in ("Mn", "Me", "Cf") else 1 + _is_wide(c)
+        for c in text
+    )
+
+
+def join_tokens(tokens: Sequence[str]) -> str:
+    """Tokens as text: a space between them, but none between Chinese, Japanese or full-width ones.
+
+    >>> join_tokens(["we", "like", "tea"]), join_tokens(["我", "爱", "喝茶", "。"])
+    ('we like tea', '我爱喝茶。')
+    """
+    parts: list[str] = []
+    for token in tokens:
+        if parts and not (parts[-1] and token and _is_wide(parts[-1][-1]) and _is_wide(token[0])):
+            parts.append(" ")
+        parts.append(token)
+    return "".join(parts)
+
+
+def mark_token(tokens: Sequence[str], position: int, *, width: int | None = None, bold: bool = False) -> str:
+    """A sentence with one token marked, cut on both sides to a number of columns.
+
+    >>> mark_token("the boys play in the park".split(), 2)
+    'the boys [play] in the park'
+    >>> mark_token("all the boys play in the old park".split(), 3, width=24)
+    '…he boys [play] in the…'
+    """
+    # The sides with the space towards the word, if there is one.
+    before = join_tokens(tokens[: position + 1])[: -len(tokens[position]) or None]
+    after = join_tokens(tokens[position:])[len(tokens[position]) :]
+    before, word, after = map(_printable, (before, tokens[position], after))
+    marked = f"{_BOLD}{word}{_PLAIN}" if bold else f"[{word}]"
+    if width is not None:
+        free = max(width - display_width(word) - 2 * (not bold), 2)
+        # A short side leaves its columns to the other.
+        left = min(display_width(before), max(free // 2, free - display_width(after)))
+        before, after = _cut_end(before[::-1], left)[::-1], _cut_end(after, free - left)
+    return f"{before}{marked}{after}"
+
+
+def _cut_end(text: str, width: int) -> str:
+    if display_width(text) <= width:
+        return text
+    end, used = 0, 1
+    while end < len(text) and used + display_width(text[end]) <= width:
+        used += display_width(text[end])
+        end += 1
+    return text[:end].rstrip() + _CUT if width > 0 else ""
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in ("W", "F")
+
+
+def _printable(text: str) -> str:
+    """The text without characters that would move the cursor or reverse the line."""
+    return "".join(c if c.isprintable() or c in _JOINERS else "\ufffd" for c in text)

@@ -1,0 +1,147 @@
+"""The sentences and vectors that a writer turns into a file, and the order of their numbers on the disk.
+
+T tokens, L+1 layers, D dimensions. All vectors are rows of one flat array; a row is a token, or a whole sentence if the
+vectors are pooled:
+
+    given for a sentence            rows
+    [T, D]       one layer          [T, D]
+    [L+1, T, D]  all layers         [T, L+1, D]
+    [D]          pooled             [1, D]
+    [L+1, D]     pooled, all        [1, L+1, D]
+
+Tokens come before layers, so that a sentence is one contiguous piece of the flat array whatever its length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+
+Vectors = NDArray[np.float32]
+VECTORS, TEXTS = "vectors.bin", "sentences.jsonl"
+BLOCK_BYTES = 8 << 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """The shape that the vectors of every sentence of one output have in common."""
+
+    pooled: bool
+    """One vector per sentence instead of one per token."""
+    layers: int | None
+    """L+1 if all layers are stored, None for one layer."""
+    dim: int
+    """D, the size of a vector."""
+
+    @classmethod
+    def of(cls, vectors: NDArray[Any], pooled: bool) -> VectorShape:
+        """The shape of one sentence's vectors."""
+        one, every = ("[D]", "[L+1, D]") if pooled else ("[T, D]", "[L+1, T, D]")
+        low = 1 if pooled else 2
+        if vectors.ndim not in (low, low + 1):
+            kind = "pooled vectors" if pooled else "vectors"
+            raise ValueError(f"{kind} must have the shape {one} or {every}, got {vectors.shape}")
+        return cls(pooled, vectors.shape[0] if vectors.ndim > low else None, vectors.shape[-1])
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of one row: (D,) or (L+1, D)."""
+        return (self.dim,) if self.layers is None else (self.layers, self.dim)
+
+    def rows(self, tokens: int) -> int:
+        """The number of rows of a sentence of some tokens."""
+        return 1 if self.pooled else tokens
+
+    def to_rows(self, vectors: NDArray[Any], tokens: int) -> Vectors:
+        """The vectors of one sentence as contiguous little-endian rows."""
+        if VectorShape.of(vectors, self.pooled) != self:
+            raise ValueError(f"vectors of a sentence must be like those before ({self}), got {vectors.shape}")
+        if not self.pooled and vectors.shape[-2] != tokens:
+            raise ValueError(f"a sentence of {tokens} tokens must have as many vectors, got {vectors.shape}")
+        ordered = vectors[np.newaxis] if self.pooled else vectors if self.layers is None else vectors.swapaxes(0, 1)
+        return np.ascontiguousarray(ordered, dtype="<f4")
+
+    def from_rows(self, rows: Vectors) -> Vectors:
+        """The vectors of one sentence in the shape in which they were given."""
+        if self.pooled:
+            return rows.reshape(self.row)
+        return rows if self.layers is None else np.ascontiguousarray(rows.swapaxes(0, 1))
+
+
+@dataclass(frozen=True)
+class SentenceVectors:
+    """All sentences of an output with their vectors, read from the disk in the order of the input."""
+
+    folder: Path
+    shown: Path
+    """The folder's name in messages."""
+    sentences: int
+    tokens: int
+    shape: VectorShape
+    settings: Mapping[str, object]
+    """What the vectors were made with: model, layer and so on."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the flat array: one per token, or one per sentence if pooled."""
+        return self.sentences if self.shape.pooled else self.tokens
+
+    def texts(self) -> Iterator[tuple[str, list[str]]]:
+        """The text and the tokens of each sentence."""
+        with (self.folder / TEXTS).open("rb") as file:
+            for _ in range(self.sentences):
+                line = file.readline()
+                if not line:
+                    raise self._damaged(TEXTS)
+                text, tokens = json.loads(line)
+                yield text, tokens
+
+    def blocks(self) -> Iterator[Vectors]:
+        """The flat array [rows, D] or [rows, L+1, D] in pieces of some megabytes."""
+        step = max(1, BLOCK_BYTES // max(1, 4 * math.prod(self.shape.row)))
+        with (self.folder / VECTORS).open("rb", buffering=0) as file:
+            for start in range(0, self.rows, step):
+                yield self._read(file, min(step, self.rows - start))
+
+    def items(self) -> Iterator[tuple[str, list[str], Vectors]]:
+        """The text, the tokens and the rows of each sentence; `shape.from_rows` gives the vectors in their shape."""
+        with (self.folder / VECTORS).open("rb", buffering=1 << 20) as file:
+            for text, tokens in self.texts():
+                yield text, tokens, self._read(file, self.shape.rows(len(tokens)))
+
+    def _read(self, file: IO[bytes], rows: int) -> Vectors:
+        block = np.empty((rows, *self.shape.row), dtype="<f4")
+        if block.size:
+            view = block.data.cast("B")
+            while view:
+                got = file.readinto(view)  # type: ignore[attr-defined]  # typeshed's IO lacks it, files have it
+                if not got:
+                    raise self._damaged(VECTORS)
+                view = view[got:]
+        return block
+
+    def _damaged(self, name: str) -> ElmoError:
+        return ElmoError(f"{self.shown / name} is shorter than its journal says: delete {self.shown} and start again")
+
+
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate, which UTF-8 cannot encode."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def as_tokens(value: Any) -> list[str]:  # noqa: ANN401 - from a file
+    """A value that was read from a file, refused if it is not a list of words."""
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError(f"tokens must be a list of words, got {type(value).__name__}")
+    return value

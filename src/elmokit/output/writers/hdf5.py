@@ -1,0 +1,273 @@
+"""HDF5 output in three layouts, and reading it back.
+
+elmokit   one flat array, made for slicing:
+            vectors    float32 [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]
+            offsets    int64 [N+1]; sentence i has the tokens, and unless pooled the vectors, offsets[i]:offsets[i+1]
+            tokens     strings [tokens]
+            sentences  strings [N]
+          and the attributes format "elmokit-vectors" and version 1.
+          A sentence is one contiguous read; tokens come before layers for that reason.
+bilm      a dataset for each sentence, named "0", "1", ...: [L+1, T, D], or [T, D] for one layer.
+allennlp  as bilm, and sentence_to_index [1]: JSON {sentence: "index"}, where the last of equal sentences counts.
+          That one string is built in memory, so in this layout alone memory grows with the text of the input.
+
+All have the attributes pooled, and settings as JSON, which readers of the old layouts ignore.
+
+HDF5 strings end at NUL and are UTF-8: stored strings have U+2400 for NUL and U+FFFD for lone surrogates. In
+sentence_to_index JSON escapes preserve both, and sentences are stripped of white space at both ends, as AllenNLP did.
+
+A full disk must not corrupt memory: when a write fails, the HDF5 library loses it in silence (h5py can only print what
+goes wrong while an object is closed) or crashes the process on closing the file. So it writes through a file object
+that records the first error, remembers what could not be written, and reports success. check() raises that error
+between two writes. Ctrl-C waits for check() too: it must not interrupt the library.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from elmokit.errors import ElmoError
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, without_surrogates
+from elmokit.output.writers import register_writer
+from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, has, whole_number
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+FORMAT, VERSION = "elmokit-vectors", 1
+INDEX = "sentence_to_index"
+BATCH = 1024
+"""Sentences written or read together."""
+# Every HDF5 since 1.8 (2008) reads such files, and their groups may have millions of keys.
+LIBVER = ("v108", "v108")
+
+
+def write_elmokit(stored: SentenceVectors, target: Path) -> None:
+    """Write the flat layout."""
+    text = h5py.string_dtype("utf-8")
+    with create_hdf5(target) as (file, check):
+        _describe(file, stored)
+        file.attrs["format"] = FORMAT
+        file.attrs["version"] = VERSION
+        vectors = file.create_dataset("vectors", shape=(stored.rows, *stored.shape.row), dtype="<f4")
+        offsets = file.create_dataset("offsets", shape=(stored.sentences + 1,), dtype="<i8")
+        tokens = file.create_dataset("tokens", shape=(stored.tokens,), dtype=text)
+        sentences = file.create_dataset("sentences", shape=(stored.sentences,), dtype=text)
+        row = 0
+        for block in stored.blocks():
+            vectors[row : row + len(block)] = block
+            row += len(block)
+            check()
+        offsets[0] = 0
+        texts = stored.texts()
+        first = token = 0
+        while batch := list(itertools.islice(texts, BATCH)):
+            last = first + len(batch)
+            ends = token + np.cumsum([len(words) for _, words in batch])
+            offsets[first + 1 : last + 1] = ends
+            sentences[first:last] = _strings(sentence for sentence, _ in batch)
+            if ends[-1] > token:
+                tokens[token : ends[-1]] = _strings(word for _, words in batch for word in words)
+            first, token = last, int(ends[-1])
+            check()
+
+
+def write_bilm(stored: SentenceVectors, target: Path, *, index: bool = False) -> None:
+    """Write a dataset for each sentence; with `index` also sentence_to_index."""
+    places: dict[str, str] = {}
+    with create_hdf5(target) as (file, check):
+        _describe(file, stored)
+        for number, (sentence, _, rows) in enumerate(stored.items()):
+            file.create_dataset(str(number), data=stored.shape.from_rows(rows))
+            check()
+            if index:
+                places[sentence.strip()] = str(number)
+        if index:
+            listing = json.dumps(places)
+            if len(listing) >= 1 << 32:
+                raise ElmoError(
+                    f"the layout allennlp stores all sentences in one HDF5 string of at most 4 GiB, got {len(listing)} "
+                    "bytes: resume with another layout, bilm or elmokit",
+                    "resume",
+                )
+            file.create_dataset(INDEX, shape=(1,), dtype=h5py.string_dtype("utf-8"))[0] = listing
+
+
+def write_allennlp(stored: SentenceVectors, target: Path) -> None:
+    """Write a dataset for each sentence, and AllenNLP's sentence_to_index."""
+    write_bilm(stored, target, index=True)
+
+
+def _describe(file: h5py.File, stored: SentenceVectors) -> None:
+    file.attrs["pooled"] = stored.shape.pooled
+    file.attrs["settings"] = json.dumps(stored.settings)
+
+
+def _strings(texts: Iterable[str]) -> NDArray[np.object_]:
+    return np.array([without_nul(text) for text in texts], dtype=object)
+
+
+def without_nul(text: str) -> str:
+    """The text with U+2400 for NUL, at which HDF5 would end the string, and without surrogates."""
+    return without_surrogates(text).replace("\0", "\u2400")
+
+
+def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
+    """The tokens and vectors of each sentence, from any of the three layouts."""
+    # The attribute `format` is not read: it is text of variable length, which HDF5 cannot read safely.
+    with path.open("rb") as raw, h5py.File(path, "r") as file:
+        flat = all(has(file, name) for name in ("vectors", "offsets", "tokens"))
+        yield from (_read_elmokit if flat else _read_keys)(file, raw)
+
+
+def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401 - h5py has no types
+    version = whole_number(file, "version")
+    if version != VERSION:
+        raise ElmoError(f"{file.filename} must be of version {VERSION}, got {version}: update elmokit")
+    vectors, offsets = file["vectors"], file["offsets"]
+    size = raw.seek(0, 2)
+    check_numbers(vectors, f"{file.filename}: vectors", size)
+    check_numbers(offsets, f"{file.filename}: offsets", size)
+    tokens = Strings(file["tokens"], raw, f"{file.filename}: tokens")
+    layers = vectors.shape[1] if vectors.ndim == 3 else None
+    shape = VectorShape(bool(whole_number(file, "pooled")), layers, vectors.shape[-1])
+    rows_in_all = len(offsets) - 1 if shape.pooled else len(tokens)
+    if len(vectors) < rows_in_all or vectors.ndim not in (2, 3) or offsets.ndim != 1:
+        raise ValueError(f"vectors of the shape {vectors.shape} for {rows_in_all} rows")
+    for first in range(0, len(offsets) - 1, BATCH):
+        bounds = offsets[first : first + BATCH + 1].tolist()
+        if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > len(tokens):
+            raise ValueError(f"offsets of the sentences from {first} on do not fit {len(tokens)} tokens")
+        words = tokens.read(bounds[0], bounds[-1])
+        for number, (start, end) in enumerate(itertools.pairwise(bounds), first):
+            rows = vectors[number : number + 1] if shape.pooled else vectors[start:end]
+            yield words[start - bounds[0] : end - bounds[0]], shape.from_rows(rows.astype(np.float32, copy=False))
+
+
+def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
+    # The file has sentences, not tokens: the words of one are its tokens, as in AllenNLP, if their number is right.
+    sentences: dict[str, str] = {}
+    listing = find(file, INDEX)
+    if listing is not None:
+        [text] = Strings(listing, raw, f"{file.filename}: {INDEX}").read(0, 1)
+        sentences = {place: sentence for sentence, place in json.loads(text).items()}
+    pooled = bool(whole_number(file, "pooled"))
+    size = raw.seek(0, 2)
+    for number in range(len(file) - (listing is not None)):
+        dataset = find(file, str(number))
+        if dataset is None:
+            raise ElmoError(
+                f"the keys of {file.filename} must be sentence numbers from 0, but {number} is missing: "
+                f"is this a file of vectors?"
+            )
+        check_numbers(dataset, f"{file.filename}: {number}", size)
+        vectors = dataset[()].astype(np.float32, copy=False)
+        if vectors.ndim not in (1, 2, 3):
+            raise ValueError(f"vectors of the shape {vectors.shape}")
+        words = sentences.get(str(number), "").split()
+        known = vectors.ndim == 1 or pooled or len(words) == vectors.shape[-2]
+        yield (words if known else []), vectors
+
+
+class _NeverFails(io.FileIO):
+    """A file whose writes always seem to succeed."""
+
+    failure: OSError | None = None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self._unwritten: list[tuple[int, bytes]] = []
+
+    def write(self, data: ReadableBuffer) -> int:
+        view = memoryview(data).cast("B")
+        start, done = self.tell(), 0
+        try:
+            while done < len(view) and self.failure is None:
+                done += super().write(view[done:])
+        except OSError as error:
+            self.failure = error
+        if done < len(view):
+            self._unwritten.append((start, bytes(view)))
+            self.seek(start + len(view))
+        return len(view)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        start = self.tell()
+        got = super().readinto(view) or 0
+        for offset, data in self._unwritten:  # the library may read what it believes to be on the disk
+            low, high = max(start, offset), min(start + len(view), offset + len(data))
+            if low < high:
+                view[low - start : high - start] = data[low - offset : high - offset]
+                got = max(got, high - start)
+        self.seek(start + got)
+        return got
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
+
+
+class _HeldInterrupt:
+    """Delays SIGINT until raise_held() is called, or the block ends."""
+
+    def __init__(self) -> None:
+        self._held: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+
+    def __enter__(self) -> _HeldInterrupt:
+        # Only the main thread is interrupted; a SIGINT that is ignored or kills the process runs no Python code.
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._hold)
+        return self
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._held = number, frame
+
+    def raise_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._handler(*held)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        if kind is None:
+            self.raise_held()
+
+
+@contextmanager
+def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
+    """A new HDF5 file, and check(), which raises the error of earlier writes; call it after each batch."""
+    with _HeldInterrupt() as interrupt, _NeverFails(path) as raw:
+
+        def check() -> None:
+            if raw.failure is not None:
+                raise raw.failure
+            interrupt.raise_held()
+
+        with h5py.File(raw, "w", libver=LIBVER) as file:
+            yield file, check
+        check()
+
+
+for _layout, _write in (("elmokit", write_elmokit), ("bilm", write_bilm), ("allennlp", write_allennlp)):
+    register_writer(".h5", ".hdf5", write=_write, read=read, magic=b"\x89HDF\r\n\x1a\n", layout=_layout)
