@@ -31,15 +31,14 @@ from elmokit.corpus.vocabulary import build_vocabulary
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.pretrain.batches import Batch
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
+from elmokit.pretrain.metrics import Unwatched
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.recipe import Recipe, make_recipe
-from elmokit.pretrain.run_files import RunFolder
-from elmokit.pretrain.setup import data_of
-from elmokit.pretrain.start import new_start
-from elmokit.pretrain.watching import Unwatched
-from elmokit.pretrain.window_batches import WindowBatch
+from elmokit.pretrain.setup import data_of, new_start
+from elmokit.pretrain.windows import WindowBatch
 
 SENTENCES, TYPES = 100_000, 120_000
 

@@ -17,9 +17,8 @@ from elmokit.errors import ElmoError
 from elmokit.pretrain import batch_process, prefetch
 from elmokit.pretrain.batch_process import can_be_started, made_elsewhere
 from elmokit.pretrain.prefetch import batches_ahead
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position, Sentences
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowBatches, WindowPosition
 from elmokit.text.chars import ByteIndexer, SymbolIndexer, TokenIds, WordIndexer
 from elmokit.text.vocab import Vocabulary
 from training_models import corpus_of, random_sentences
@@ -43,7 +42,7 @@ def batches_of(corpus, indexer=None, *, rows=6, shares=((0, 6),), window=5, posi
     types = TypeTable(corpus, VOCAB, indexer or ByteIndexer(50), widest_filter=3, directions=directions)
     sentences = Sentences(corpus, (4, 0), shuffle=indexer is not None, seed=3)
     given = tuple(range(*share) for share in shares)
-    return WindowBatches(types, sentences, rows, given, window, 0.5, 7, position or Position.start(rows))
+    return WindowBatches(types, sentences, rows, given, window, 0.5, 7, position or WindowPosition.start(rows))
 
 
 def assert_same(one, other):

@@ -11,13 +11,13 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain import loop
+from elmokit.pretrain.checkpoints import RunFolder, read_snapshot
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.recipe import make_recipe
-from elmokit.pretrain.run_files import RunFolder, read_snapshot
+from elmokit.pretrain.sentences import Sentences
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position, Sentences
+from elmokit.pretrain.windows import WindowBatches, WindowPosition
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
 from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
@@ -147,7 +147,7 @@ def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) 
     model, corpus = tiny_checkpoint(head=True), corpus_of(random_sentences([3, 5, 2] * 5), tmp_path)
     recipe = make_recipe(changes={"batch_size": 2, "window": 4})
     read = WindowBatches(
-        table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, Position.start(2)
+        table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, WindowPosition.start(2)
     ).here()
     network, cpu = network_of(model), torch.device("cpu")
     updates = Updates(recipe, network, ways=2, device=cpu, processes=Processes(rank=rank))

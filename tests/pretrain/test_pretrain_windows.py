@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.permutation import uniform
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Position, Sentences, WindowReader
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences, uniform
+from elmokit.pretrain.windows import NO_TARGET, WindowPosition, WindowReader
 from training_models import corpus_of
 
 FIELDS = ("inputs", "targets", "keep", "place")
@@ -164,7 +164,7 @@ def test_a_reading_goes_on_from_any_position(corpus, endless, shuffle):
     first, steps = reader(), 0
     while steps < len(whole):
         at = first.position
-        later = reader(Position(at.next_place, at.row_place.copy(), at.row_offset.copy()))
+        later = reader(WindowPosition(at.next_place, at.row_place.copy(), at.row_offset.copy()))
         for expected in whole[steps : steps + 4]:
             assert_equal(later.fill(later.read(), range(3)), expected)
         plan = first.read()

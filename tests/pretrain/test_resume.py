@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 
 from elmokit.errors import ElmoError
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
-from elmokit.pretrain.run_files import RunFolder
 from training_runs import (
     SHAPE,
     TINY,

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.run_files import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
+from elmokit.pretrain.checkpoints import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
 
 
 def snapshot(step):
@@ -288,7 +288,7 @@ def test_a_second_run_in_a_folder_is_refused(folder):
             pass
 
     refusal(again, "another process is training in", str(folder.folder))
-    code = "import sys; from pathlib import Path; from elmokit.pretrain.run_files import RunFolder\n"
+    code = "import sys; from pathlib import Path; from elmokit.pretrain.checkpoints import RunFolder\n"
     code += "with RunFolder(Path(sys.argv[1])).locked(): print('locked')"
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder.folder)], capture_output=True, text=True, check=False

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from elmokit import Elmo
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import SegmentObjective
-from elmokit.pretrain.run_files import RunFolder
 from test_distributed import assert_close, assert_same_curve, torchrun
 from training_runs import assert_same_snapshot, last_snapshot, metrics, stop_at, timeless
 

@@ -16,7 +16,7 @@ from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments
 from elmokit.pretrain.batch_process import made_elsewhere
 from elmokit.pretrain.segments import BACKWARD, FORWARD, MASKED, Pace, SegmentBatches, SegmentPosition, SegmentReader
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
 

@@ -7,7 +7,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import file_name
 from elmokit.pretrain.recipe import make_recipe
-from elmokit.pretrain.start import new_start, start_from
+from elmokit.pretrain.setup import new_start, start_from
 from elmokit.text.vocab import Vocabulary
 from model_files import make_bilm, make_manylangs, slot_of, write_manylangs, write_tensorflow
 from tiny_models import WORDS, tiny_checkpoint, word_config

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.pretrain.tensorboard import TensorBoardLog
+from elmokit.pretrain.metrics import TensorBoardLog
 
 
 @pytest.fixture

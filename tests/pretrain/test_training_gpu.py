@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.pretrain.run_files import read_snapshot
+from elmokit.pretrain.checkpoints import read_snapshot
 from training_runs import last_snapshot, metrics
 
 pytestmark = [

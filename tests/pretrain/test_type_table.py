@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.formats.load import read_checkpoint
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import window_batch
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Windows
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, TypeTable
+from elmokit.pretrain.windows import NO_TARGET, Windows, window_batch
 from elmokit.text.chars import ByteIndexer, WordIndexer, byte_ids
 from elmokit.text.vocab import Vocabulary
 from model_files import make_manylangs, write_manylangs

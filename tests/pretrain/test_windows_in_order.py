@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, InOrderReader, Sentences
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader
 from training_models import corpus_of, random_sentences
 
 LENGTHS = {

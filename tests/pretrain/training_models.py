@@ -13,8 +13,8 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LmHead
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import Sentences, WindowReader
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowReader
 from tiny_models import tiny_checkpoint
 
 WORDS = ["the", "bank", "river", "money", "of", "a", ".", "zebra", "naïve", "日本語", "🙂", "x" * 70]

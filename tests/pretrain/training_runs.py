@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from elmokit.pretrain import loop
+from elmokit.pretrain.checkpoints import RunFolder, Snapshot
 from elmokit.pretrain.evaluate import HeldOut, evaluate
 from elmokit.pretrain.loop import Training
-from elmokit.pretrain.run_files import RunFolder, Snapshot
 
 SHAPE = ("--cell-size", "24", "--output-size", "12", "--filters", "1:4,2:8", "--character-size", "4")
 PACE = ("--batch-size", "4", "--window", "6")

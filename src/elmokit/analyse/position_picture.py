@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from elmokit.analyse.figures import LOOKS, drawing
 from elmokit.analyse.fonts import drawable, families_for
 from elmokit.errors import ElmoError
-from elmokit.pretrain.by_position import ByPosition
 from elmokit.pretrain.curve import perplexity_axis
-from elmokit.pretrain.evaluate import StateUse
+from elmokit.pretrain.evaluate import ByPosition, StateUse
 from elmokit.pretrain.progress import perplexity
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 from elmokit.cli.shared import Device, Model, Options, Split, Vocab, Workers, app, refuse_empty, typed
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import resolved
-from elmokit.pretrain.options import with_recipe_options
-from elmokit.pretrain.recipe import Preset, RecipeName
+from elmokit.pretrain.recipe import Preset, RecipeName, with_recipe_options
 from elmokit.text.tokens import SegmenterName
 
 

@@ -16,17 +16,16 @@ from elmokit.corpus.prepared import PreparedCorpus, read_description
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.placement import choose_device
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine
 from elmokit.pretrain.loop import Training, held_out_state
+from elmokit.pretrain.metrics import RunWatcher, Unwatched
 from elmokit.pretrain.progress import duration, perplexity
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, keep_request, settled
-from elmokit.pretrain.run_files import RunFolder
-from elmokit.pretrain.setup import Say, as_started, corpora, data_of, start_of
-from elmokit.pretrain.start import Start
-from elmokit.pretrain.watching import RunWatcher, Unwatched
+from elmokit.pretrain.setup import Say, Start, as_started, corpora, data_of, start_of
 
 __all__ = ["TrainRequest", "run_train"]
 

@@ -26,7 +26,8 @@ import numpy as np
 
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Arrays, Batch, Batches, Position
+from elmokit.pretrain.batches import Batch, Batches, Position
+from elmokit.pretrain.sentences import Arrays
 
 if TYPE_CHECKING:  # see above
     from torch import Tensor

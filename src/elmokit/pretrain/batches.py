@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
+from elmokit.pretrain.sentences import Arrays
 
 if TYPE_CHECKING:  # a process that only makes batches does not need torch, which takes seconds to start
     import torch
@@ -19,9 +18,6 @@ if TYPE_CHECKING:  # a process that only makes batches does not need torch, whic
 
     from elmokit.model.context import ContextEncoder, State
 
-Ints = NDArray[np.int64]
-Arrays = dict[str, NDArray[Any]]
-"""The parts of a batch by name, those that the model has."""
 Position = Any
 """Where the reading is; each objective has its own."""
 

@@ -6,10 +6,12 @@ of processes, so neither does the result.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,9 +25,9 @@ from elmokit.model.language_model import masked_losses, score
 from elmokit.model.placement import moved
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import window_batch
-from elmokit.pretrain.windows import NO_TARGET, InOrderReader, Ints, Sentences
+from elmokit.pretrain.sentences import Ints, Sentences, TypeTable
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader, window_batch
+from elmokit.storage.atomic import atomic_file
 
 ROWS = 64
 """Rows that are read next to each other where the state is carried."""
@@ -281,3 +283,67 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 def perplexity_of(loss: float) -> float:
     """exp of a mean loss, infinite where that is too large for a number."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+STARTS = (*range(1, 32), 41, 61)
+"""The first position of each bin: 1 to 30 have one each, then come 31-40, 41-60 and the rest."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByPosition:
+    """Summed losses of a text by bins of positions; K bins, D directions."""
+
+    losses: NDArray[np.float64]  # [D, K] −log p, summed
+    counts: Ints  # [K] predictions of each direction
+
+    def between(self, first: int, last: int | None = None) -> HeldOut | None:
+        """Perplexities over the positions first to last, which begin and end with bins; None where no text has them."""
+        stop = len(STARTS) if last is None else STARTS.index(last + 1)
+        bins = slice(STARTS.index(first), stop)
+        count = int(self.counts[bins].sum())
+        return held_out(self.losses[:, bins].sum(axis=1).tolist(), count) if count else None
+
+    def all(self) -> HeldOut:
+        """Perplexities over the whole text."""
+        return held_out(self.losses.sum(axis=1).tolist(), int(self.counts.sum()))
+
+    def bins(self) -> list[tuple[str, HeldOut]]:
+        """The bins that the text reaches, by their names: 1, 2, … 31-40, 41-60, 61+."""
+        lasts = [start - 1 for start in STARTS[1:]]
+        found = []
+        for first, last in zip(STARTS, [*lasts, None], strict=True):
+            name = f"{first}+" if last is None else f"{first}" if first == last else f"{first}-{last}"
+            if (here := self.between(first, last)) is not None:
+                found.append((name, here))
+        return found
+
+
+def by_position(
+    network: LanguageModelNetwork,
+    types: TypeTable,
+    sentences: Sentences,
+    *,
+    state: StateUse = "zero",
+    rows: int = ROWS,
+) -> ByPosition:
+    """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
+    losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
+    for found in scored(network, types, sentences, state, rows=rows):
+        bins = np.searchsorted(STARTS, found.positions, side="right") - 1
+        counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
+        for direction, part in enumerate(found.losses):
+            losses[direction] += np.bincount(bins[direction], part, len(STARTS))
+    return ByPosition(losses, counts)
+
+
+def write_table(path: Path, measured: Mapping[StateUse, ByPosition]) -> None:
+    """A TSV with a line for each bin: its predictions and, for each state, the perplexity of each direction."""
+    binned = {state: found.bins() for state, found in measured.items()}
+    rows = next(iter(binned.values()))
+    ways = ["forward", "backward"][: len(next(iter(measured.values())).losses)]
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, dialect="excel-tab", lineterminator="\n")
+        table.writerow(["position", "predictions", *(f"{way}_{state}" for state in measured for way in ways)])
+        for number, (name, here) in enumerate(rows):
+            values = [getattr(found[number][1], way) for found in binned.values() for way in ways]
+            table.writerow([name, here.predictions, *(f"{value:.2f}" for value in values)])

@@ -13,17 +13,15 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batch, Position
-from elmokit.pretrain.distributed import Processes
+from elmokit.pretrain.checkpoints import RunFolder, Snapshot
+from elmokit.pretrain.distributed import Processes, Stopping
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import OBJECTIVES
 from elmokit.pretrain.prefetch import batches_ahead
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.run_files import RunFolder, Snapshot
-from elmokit.pretrain.stopping import Stopping
-from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.windows import Sentences
 
 MOST_SKIPPED = 20
 """Updates in a row without a finite gradient before a run gives up."""

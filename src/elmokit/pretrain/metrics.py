@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from elmokit.errors import ElmoError
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.pretrain.checkpoints import RunFolder
+from elmokit.pretrain.loop import Progressed
+from elmokit.pretrain.progress import Progress, perplexity
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
 
@@ -115,3 +119,187 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- numbers of numpy and torch amo
 
 def _errors(path: Path) -> AbstractContextManager[None]:
     return disk_errors(f"the metrics {path}", "free some space and resume")
+
+
+# Names before a slash are TensorBoard's groups: what belongs together stands together.
+_TAGS = {
+    "loss": "training/loss",
+    "learning_rate": "training/learning_rate",
+    "gradient_norm": "training/gradient_norm",
+    "tokens_per_second": "training/tokens_per_second",
+    "perplexity": "perplexity/training",
+    "masked_perplexity": "perplexity/training_masked",
+    "forward_perplexity": "perplexity/training_forward",
+    "backward_perplexity": "perplexity/training_backward",
+    "heldout_perplexity": "perplexity/heldout",
+    "heldout_masked": "perplexity/heldout_masked",
+    "heldout_forward": "perplexity/heldout_forward",
+    "heldout_backward": "perplexity/heldout_backward",
+}
+
+
+class TensorBoardLog:
+    """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
+
+    A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
+    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and
+    the log is silent from there on: the run has its metrics.jsonl.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "train", "a TensorBoard log") from error
+        self.folder = folder
+        self._writer: Any = None
+        self._hook_before = threading.excepthook
+        # The writer's thread fails with a traceback of its own besides the error that it hands over to us.
+        threading.excepthook = self._hook = self._without_disk_errors
+        try:
+            with self._failing_once():
+                self._writer = SummaryWriter(str(folder), purge_step=0 if resume_step is None else resume_step + 1)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add the numbers and the event of a line; those that are missing or not finite are left out."""
+        if self._writer is None:
+            return
+        with self._failing_once():
+            for name, tag in _TAGS.items():
+                value = line.get(name)
+                if value is not None and math.isfinite(value):
+                    self._writer.add_scalar(tag, float(value), line["step"])
+            if "event" in line:
+                self._writer.add_text("events", str(line["event"]), line["step"])
+
+    def flush(self) -> None:
+        """Write out what is waiting, for before a checkpoint: a run that resumes there does not write it again."""
+        if self._writer is not None:
+            with self._failing_once():
+                self._writer.flush()
+
+    def close(self) -> None:
+        """Write out what is waiting and close the files; a second call does nothing."""
+        if self._writer is not None:
+            with self._failing_once():
+                self._writer.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._writer = None
+        if threading.excepthook is self._hook:
+            threading.excepthook = self._hook_before
+
+    def _without_disk_errors(self, failure: threading.ExceptHookArgs) -> None:
+        if not (issubclass(failure.exc_type, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            self._hook_before(failure)
+
+    @contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        with disk_errors(f"the TensorBoard log {self.folder}", "resume without it"):
+            try:
+                yield
+            except OSError:
+                self._writer = None  # its thread may still be about to report the error
+                raise
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Unwatched:
+    """For all processes but the first."""
+
+    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
+        """Numbers of the updates since the last call."""
+
+    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
+        """A held-out perplexity."""
+
+    def note(self, step: int, text: str) -> None:
+        """Something a person should know."""
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run goes on from an earlier update, and why."""
+
+    failed: ElmoError | None = None
+    unwritten: ClassVar[list[dict[str, Any]]] = []
+
+
+class RunWatcher:
+    """Shows a run on stderr and records it in its folder; a context manager."""
+
+    def __init__(self, folder: RunFolder, since: Progressed, done: float, *, tensorboard: bool) -> None:
+        self._stack = ExitStack()
+        resume_step = since.step if since.step else None
+        try:
+            self._log = self._stack.enter_context(MetricsLog(folder.metrics, resume_step))
+            self._board = None
+            if tensorboard:
+                board = TensorBoardLog(folder.folder / "tensorboard", resume_step)
+                self._board = self._stack.enter_context(board)
+            self._progress = self._stack.enter_context(
+                Progress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
+            )
+        except BaseException:
+            self._stack.close()
+            raise
+        self._last = (since.seconds, since.predictions)
+        self.failed: ElmoError | None = None
+        self.unwritten: list[dict[str, Any]] = []
+
+    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
+        """Numbers of the updates since the last call."""
+        seconds, tokens = values["seconds"], values["tokens"]
+        speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
+        self._last = (seconds, tokens)
+        line = {**values, "tokens_per_second": round(speed, 1)}
+        self.record(line)
+        self._progress.update(values["step"], done, seconds, tokens, line)
+
+    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
+        """A held-out perplexity."""
+        self.record(values)
+        self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
+        ways = {way: values.get(f"heldout_{way}") for way in ("masked", "forward", "backward")}
+        apart = ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value)
+        mark = ", the best so far" if best else ""
+        self._progress.note(
+            f"step {values['step']:,}: held-out perplexity {perplexity(values['heldout_perplexity'])} ({apart}){mark}"
+        )
+
+    def note(self, step: int, text: str) -> None:
+        """Something a person should know."""
+        self.record({"step": step, "event": text})
+        self._progress.note(f"step {step:,}: {text}")
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run goes on from an earlier update, and why."""
+        self.note(values["step"], text)
+        self._last = (values["seconds"], values["tokens"])
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Write a line to metrics.jsonl and TensorBoard."""
+        # The loop saves its state before it ends with the error.
+        try:
+            self._log.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
+            self.unwritten.append(dict(line))
+        try:
+            if self._board is not None:
+                self._board.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
+
+    def __enter__(self) -> RunWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches, Position
+from elmokit.pretrain.checkpoints import Snapshot
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import HeldOut
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.recipe import Recipe, parse_range
-from elmokit.pretrain.run_files import Snapshot
 from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position as WindowPosition
-from elmokit.pretrain.windows import Sentences
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowBatches, WindowPosition
 
 _FIRST_RATE = 0.05
 """Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_options
+from elmokit.option_fields import shown_value, with_options_of
 from elmokit.text.tokens import name_in_files
 
 Preset = Literal["tiny", "small", "medium", "original"]
@@ -370,3 +371,35 @@ def _checked(name: str, value: object, hint: Any, item: Any) -> object:  # noqa:
         raise ElmoError(f"{name} must be {bounds}, got {value!r}")
     assert item.default is not MISSING
     return hint(value)
+
+
+def with_recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A typer command whose `**changes` are one option for each field of the recipe; None where it was not given."""
+    return with_options_of(Recipe, _preset_values())(command)
+
+
+def _preset_values() -> dict[str, str]:
+    """What each option is by default: one value, or one for each preset, recipe or encoder that differs."""
+    sizes, ways = get_args(Preset), get_args(RecipeName)
+    recipes = {(size, way): make_recipe(preset=size, recipe=way) for size in sizes for way in ways}
+    transformers = {size: make_recipe(preset=size, changes={"context": "transformer"}) for size in sizes}
+    shown = {}
+    for item in fields(Recipe):
+        by_size = {size: getattr(recipes[size, "modern"], item.name) for size in sizes}
+        of_transformer = {size: getattr(transformers[size], item.name) for size in sizes}
+        if item.metadata["only"] == "segments":
+            by_size = of_transformer
+        text = _by_size(by_size)
+        paper = {getattr(recipes[size, "paper"], item.name) for size in sizes}
+        if item.metadata["only"] != "segments" and len(paper) == 1 and paper != set(by_size.values()):
+            text += f"; paper {shown_value(paper.pop())}"
+        if item.metadata["only"] is None and item.name != "context" and of_transformer != by_size:
+            text += f"; transformer {_by_size(of_transformer)}"
+        shown[item.name] = text
+    return shown
+
+
+def _by_size(values: Mapping[str, object]) -> str:
+    if len(set(values.values())) == 1:
+        return shown_value(next(iter(values.values())))
+    return ", ".join(f"{size} {shown_value(value)}" for size, value in values.items())

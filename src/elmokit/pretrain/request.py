@@ -13,8 +13,8 @@ from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.source import FolderSource
+from elmokit.pretrain.checkpoints import VERSION, RunFolder
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
-from elmokit.pretrain.run_files import VERSION, RunFolder
 from elmokit.storage.atomic import write_text
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 

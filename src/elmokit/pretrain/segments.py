@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Arrays, Batch, Batches, Ints
-from elmokit.pretrain.permutation import uniform
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.batches import Batch, Batches
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Arrays, Ints, Sentences, TypeTable, uniform
 
 if TYPE_CHECKING:  # see `elmokit.pretrain.batches`
     from torch import Tensor
@@ -88,7 +86,7 @@ class SegmentPosition:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SegmentPlan:
     """The segments of an update, of all processes."""
 
     places: Ints  # [S] the first sentence's place in the reading
@@ -137,7 +135,7 @@ class SegmentReader:
         self._from = self.position.place
         self._begins, self._words = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def read(self) -> Plan:
+    def read(self) -> SegmentPlan:
         """The segments of the next update: as many as come nearest to its size, and one at least."""
         before, size = self.position, self.pace.size(self.position.tokens)
         read = before.place - self._from
@@ -150,7 +148,7 @@ class SegmentReader:
         count = int(np.argmin(np.abs(ends - size))) + 1
         self.position = SegmentPosition(before.place + count, before.tokens + size)
         places = before.place + np.arange(count)
-        return Plan(places, self._begins[:count], self._words[:count], before, self.position)
+        return SegmentPlan(places, self._begins[:count], self._words[:count], before, self.position)
 
     def spans(self, places: Ints) -> tuple[Ints, Ints]:
         """Where the segments that begin at these places of the reading are in the corpus: first words, and lengths."""
@@ -166,7 +164,7 @@ class SegmentReader:
             words = np.where(joined, ends[np.maximum(last, 0)] - begins, words)
         return begins, np.minimum(words, most)
 
-    def fill(self, plan: Plan) -> Passage:
+    def fill(self, plan: SegmentPlan) -> Passage:
         """The tokens of an update, with the words that are predicted."""
         done = self.pace.done(plan.before.tokens)
         mask, causal = (first + (last - first) * done for first, last in (self.mask, self.causal))

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elmokit.model.bilm import file_name
 from elmokit.model.context import State
 from elmokit.pretrain.batches import Batch
+from elmokit.pretrain.checkpoints import Snapshot, state_dict_of
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.network import LanguageModelNetwork, Negatives
+from elmokit.pretrain.network import LanguageModelNetwork, Negatives, sample_negatives
 from elmokit.pretrain.optimizer import (
     clip_gradients,
     make_optimizers,
@@ -28,10 +29,8 @@ from elmokit.pretrain.optimizer import (
     slots_of,
     start_from_sums,
 )
-from elmokit.pretrain.permutation import mixed
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.run_files import Snapshot, state_dict_of
-from elmokit.pretrain.sampled_softmax import sample_negatives
+from elmokit.pretrain.sentences import mixed
 
 
 @dataclass(frozen=True)

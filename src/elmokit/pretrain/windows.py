@@ -8,76 +8,24 @@ targets, the backward one in its own reading order, so both directions stand at 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.pretrain.permutation import permuted, uniform
+from elmokit.pretrain.batches import Batch, Batches
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Arrays, Ints, Sentences, TypeTable, uniform
 
-BEGIN_TYPE, END_TYPE = 0, 1
-"""The types that stand for the sentence boundaries in a prepared corpus."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elmokit.model.context import ContextEncoder, State
+
 NO_TARGET = -1
-_LOOK_AHEAD, _BLOCK = 4096, 1 << 20
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The sentences of a corpus that are read, and their order in each epoch."""
-
-    corpus: PreparedCorpus
-    chosen: tuple[int, int] | None = None
-    """(n, part): of every n sentences one is held out; part 0 reads the others, part 1 those."""
-    shuffle: bool = False
-    seed: int = 0
-
-    def __len__(self) -> int:
-        total = self.corpus.n_sentences
-        if self.chosen is None:
-            return total
-        n, part = self.chosen
-        return total // n if part else total - total // n
-
-    def at(self, places: Ints) -> Ints:
-        """The sentences at these places of an endless reading, epoch after epoch."""
-        count = len(self)
-        epochs, index = np.divmod(places, count)
-        if self.shuffle:
-            index = permuted(index, count, epochs, self.seed)
-        if self.chosen is None:
-            return index
-        n, part = self.chosen
-        return index * n + (n - 1) if part else index + index // (n - 1)
-
-    def spans(self, sentences: Ints) -> tuple[Ints, Ints]:
-        """Where sentences begin in the corpus, and their lengths."""
-        ends = np.asarray(self.corpus.ends)
-        begins = np.where(sentences > 0, ends[np.maximum(sentences, 1) - 1], 0)
-        return begins, ends[sentences] - begins
-
-    def last_of_run(self, sentences: Ints) -> Ints:
-        """The last sentence of the text that follows each of these without one that is not read in between."""
-        end = self.corpus.n_sentences - 1
-        if self.chosen is None:
-            return np.full_like(sentences, end)
-        n, part = self.chosen
-        return sentences if part else np.minimum(end, sentences // n * n + n - 2)
-
-    @cached_property
-    def n_predictions(self) -> int:
-        """Predictions of one direction in an epoch: every token and one boundary a sentence."""
-        if self.chosen is None:
-            return self.corpus.n_tokens + self.corpus.n_sentences
-        in_order, total = Sentences(self.corpus, self.chosen), 0
-        for start in range(0, len(self), _BLOCK):
-            _, lengths = self.spans(in_order.at(np.arange(start, min(len(self), start + _BLOCK))))
-            total += int(lengths.sum()) + len(lengths)
-        return total
+_LOOK_AHEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -91,7 +39,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Position:
+class WindowPosition:
     """Where the reading stands; all that is needed to go on."""
 
     next_place: int
@@ -100,18 +48,18 @@ class Position:
     row_offset: Ints  # [rows] inputs of it that were read
 
     @classmethod
-    def start(cls, rows: int) -> Position:
+    def start(cls, rows: int) -> WindowPosition:
         """Before the first sentence."""
         return cls(0, np.full(rows, NO_TARGET, np.int64), np.zeros(rows, np.int64))
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """Which piece of which sentence stands where in a window."""
 
     pieces: Ints  # [N, 7]
     """Row, column, tokens; the sentence's place in the reading, inputs of it read before, where it begins, length."""
-    position: Position
+    position: WindowPosition
     """Where the reading stands after this window."""
 
 
@@ -131,17 +79,17 @@ class WindowReader:
         reset: float = 1.0,
         endless: bool = True,
         seed: int = 0,
-        position: Position | None = None,
+        position: WindowPosition | None = None,
     ) -> None:
         if not len(sentences):
             raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
         self.sentences, self.rows, self.window = sentences, rows, window
         self.reset, self.endless, self.seed = reset, endless, seed
-        self.position = position or Position.start(rows)
+        self.position = position or WindowPosition.start(rows)
         self._begin, self._length = sentences.spans(sentences.at(np.maximum(self.position.row_place, 0)))
-        self._coming = _Coming(sentences, self.position.next_place, endless=endless)
+        self._coming = _UpcomingSentences(sentences, self.position.next_place, endless=endless)
 
-    def read(self) -> Plan | None:
+    def read(self) -> WindowPlan | None:
         """The next window, or None where the sentences have ended.
 
         Sentences are taken in order, so those of a window are one run of the reading; only how many each row takes must
@@ -183,10 +131,10 @@ class WindowReader:
         place[fresh], offset[fresh] = old.next_place + last, taken[last]
         self._begin, self._length = self._begin.copy(), self._length.copy()
         self._begin[fresh], self._length[fresh] = begins[last], lengths[last]
-        self.position = Position(old.next_place + at, place, offset)
-        return Plan(np.concatenate([pieces, spans], axis=1)[order], self.position)
+        self.position = WindowPosition(old.next_place + at, place, offset)
+        return WindowPlan(np.concatenate([pieces, spans], axis=1)[order], self.position)
 
-    def fill(self, plan: Plan, rows: range) -> Windows:
+    def fill(self, plan: WindowPlan, rows: range) -> Windows:
         """The tokens of a contiguous range of rows."""
         pieces = plan.pieces
         first, last = np.searchsorted(pieces[:, 0], (rows.start, rows.stop))
@@ -224,9 +172,9 @@ class InOrderReader(WindowReader):
         super().__init__(sentences, rows=rows, window=window, reset=reset, endless=False)
         cuts = _cuts(sentences, rows)
         self._stop = cuts[1:]
-        self.position = Position(len(sentences), cuts[:-1], np.zeros(rows, np.int64))
+        self.position = WindowPosition(len(sentences), cuts[:-1], np.zeros(rows, np.int64))
 
-    def read(self) -> Plan | None:
+    def read(self) -> WindowPlan | None:
         """The next window, or None where all rows have ended."""
         place, offset = self.position.row_place, self.position.row_offset
         # Sentences of a row in a window: each has two inputs or more, but for the rest of the first.
@@ -246,8 +194,8 @@ class InOrderReader(WindowReader):
         pieces = np.stack([row, columns, taken, places, offsets, begins, lengths], axis=-1)[taken > 0]
         ended = (there & (taken == left)).sum(axis=1)
         reached = (offsets + taken)[np.arange(self.rows), ended]
-        self.position = Position(len(self.sentences), place + ended, reached)
-        return Plan(pieces, self.position)
+        self.position = WindowPosition(len(self.sentences), place + ended, reached)
+        return WindowPlan(pieces, self.position)
 
 
 def _cuts(sentences: Sentences, rows: int) -> Ints:
@@ -263,7 +211,7 @@ def _cuts(sentences: Sentences, rows: int) -> Ints:
     return np.array([0, *inside, count], np.int64)
 
 
-class _Coming:
+class _UpcomingSentences:
     """The sentences that come next: where they begin, their lengths, the inputs before each; looked up in blocks."""
 
     def __init__(self, sentences: Sentences, place: int, *, endless: bool) -> None:
@@ -302,3 +250,81 @@ class _Coming:
         self._from = self._start
         self._sums = [0, *np.cumsum(self._lengths + 1).tolist()]
         return True
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatch(Batch):
+    """Windows with their distinct tokens once, and where each occurs."""
+
+    characters: Tensor | None
+    words: Tensor | None
+    inputs: Tensor  # [D, T, B] which of the U
+    targets: Tensor  # [D, T, B]
+    keep: Tensor  # [T, B]
+
+    def read(
+        self, context: ContextEncoder, types: Tensor, state: State | None, *, dropout: float
+    ) -> tuple[Tensor, State | None]:
+        """types [U, P] → what the softmax reads [D, T, B, S], and the state after the windows."""
+        from torch.nn import functional as F
+
+        return context.read_windows(F.embedding(self.inputs, types), self.keep, state, dropout=dropout)
+
+    def row_weight(self) -> float:
+        """The loss is a mean."""
+        return 1 / self.targets.numel()
+
+    def sums(self, losses: Tensor) -> Tensor:
+        """[D, T, B] → [D]."""
+        import torch
+
+        return losses.sum(dim=(1, 2), dtype=torch.float64)
+
+    def counts(self) -> list[int]:
+        """Every token is predicted in each direction."""
+        return [self.targets[0].numel()] * len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatches(Batches):
+    """Windows of `rows` x `window` tokens in the order of the reading; each process fills its own rows."""
+
+    types: TypeTable
+    sentences: Sentences
+    rows: int
+    """Rows of text, over all processes."""
+    shares: tuple[range, ...]
+    """The rows of each of this process's batches."""
+    window: int
+    reset: float
+    seed: int
+    position: WindowPosition
+
+    def arrays(self) -> Iterator[tuple[list[Arrays], WindowPosition]]:
+        """Each update's batches as arrays, and the position after them."""
+        reader = WindowReader(
+            self.sentences,
+            rows=self.rows,
+            window=self.window,
+            reset=self.reset,
+            seed=self.seed,
+            position=self.position,
+        )
+        while plan := reader.read():
+            yield [window_arrays(self.types, reader.fill(plan, share)) for share in self.shares], plan.position
+
+    def batch(self, parts: Mapping[str, Tensor]) -> WindowBatch:
+        """A batch of the tensors that these arrays became."""
+        return WindowBatch.of(parts)
+
+
+def window_arrays(types: TypeTable, windows: Windows) -> Arrays:
+    """Windows → the parts of a batch."""
+    inputs, targets = windows.inputs[: types.directions], windows.targets[: types.directions]
+    wanted = np.where(targets == NO_TARGET, NO_TARGET, types.vocab_index[targets])
+    return {**types.arrays(inputs), "targets": wanted, "keep": windows.keep}
+
+
+def window_batch(types: TypeTable, windows: Windows) -> WindowBatch:
+    """Windows → what the network takes."""
+    return WindowBatch.of_arrays(window_arrays(types, windows))

@@ -1,19 +1,84 @@
-"""What the network needs to know of each distinct token: its characters or its word, and its place in the softmax."""
+"""The sentences of a corpus in the order of reading, and the ids that the network has for their tokens.
+
+Random orders and random numbers are functions of a seed and a number, so nothing of them needs to be stored: an order
+of a billion sentences would not fit in memory, and a run can resume at any place of any epoch.
+"""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.pretrain.batches import Arrays, Ints
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary
+
+Ints = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]
+"""The parts of a batch by name, those that the model has."""
+BEGIN_TYPE, END_TYPE = 0, 1
+"""The types of the sentence boundaries in a prepared corpus."""
+_BLOCK = 1 << 20
+_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a corpus that are read, and their order in each epoch."""
+
+    corpus: PreparedCorpus
+    chosen: tuple[int, int] | None = None
+    """(n, part): of every n sentences one is held out; part 0 reads the others, part 1 those."""
+    shuffle: bool = False
+    seed: int = 0
+
+    def __len__(self) -> int:
+        total = self.corpus.n_sentences
+        if self.chosen is None:
+            return total
+        n, part = self.chosen
+        return total // n if part else total - total // n
+
+    def at(self, places: Ints) -> Ints:
+        """The sentences at these places of an endless reading, epoch after epoch."""
+        count = len(self)
+        epochs, index = np.divmod(places, count)
+        if self.shuffle:
+            index = permuted(index, count, epochs, self.seed)
+        if self.chosen is None:
+            return index
+        n, part = self.chosen
+        return index * n + (n - 1) if part else index + index // (n - 1)
+
+    def spans(self, sentences: Ints) -> tuple[Ints, Ints]:
+        """Where sentences begin in the corpus, and their lengths."""
+        ends = np.asarray(self.corpus.ends)
+        begins = np.where(sentences > 0, ends[np.maximum(sentences, 1) - 1], 0)
+        return begins, ends[sentences] - begins
+
+    def last_of_run(self, sentences: Ints) -> Ints:
+        """The last sentence of the text that follows each of these without one that is not read in between."""
+        end = self.corpus.n_sentences - 1
+        if self.chosen is None:
+            return np.full_like(sentences, end)
+        n, part = self.chosen
+        return sentences if part else np.minimum(end, sentences // n * n + n - 2)
+
+    @cached_property
+    def n_predictions(self) -> int:
+        """Predictions of one direction in an epoch: every token and one boundary a sentence."""
+        if self.chosen is None:
+            return self.corpus.n_tokens + self.corpus.n_sentences
+        in_order, total = Sentences(self.corpus, self.chosen), 0
+        for start in range(0, len(self), _BLOCK):
+            _, lengths = self.spans(in_order.at(np.arange(start, min(len(self), start + _BLOCK))))
+            total += int(lengths.sum()) + len(lengths)
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,3 +196,47 @@ class TypeTable:
         raw[np.arange(len(types)), length + 1] = WORD_END
         raw += 1
         return raw
+
+
+def permuted(index: Ints, count: int, epochs: Ints, seed: int) -> Ints:
+    """Index [N] below `count` → where each lies in its epoch's own random order of `count` things.
+
+    A Feistel network over the next power of two, walked until the result is below `count`.
+    """
+    if count <= 1:
+        return index
+    bits = max(2, int(count - 1).bit_length())
+    keys = [mixed(epochs.astype(np.uint64) * np.uint64(_ROUNDS) + np.uint64(r), seed) for r in range(_ROUNDS)]
+    result = index.astype(np.uint64)
+    outside = np.ones(len(index), dtype=bool)
+    while outside.any():
+        result[outside] = _feistel(result[outside], bits, [key[outside] for key in keys])
+        outside = result >= count
+    return result.astype(np.int64)
+
+
+def uniform(numbers: Ints, seed: int) -> NDArray[np.float64]:
+    """A random number from 0 to below 1 for each number [N], always the same for the same seed."""
+    return (mixed(numbers.astype(np.uint64), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def mixed(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """Values scattered over all 64 bits (the finaliser of splitmix64 over a sequence that the seed chooses)."""
+    with np.errstate(over="ignore"):
+        z = (values + np.uint64(seed % 2**63 + 1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed % 2**31)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def _feistel(values: NDArray[np.uint64], bits: int, keys: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Of the two parts of a number each in turn is changed by the other, which a second pass could undo."""
+    low = np.uint64(bits // 2)
+    low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
+    high, rest = values >> low, values & low_mask
+    for number, key in enumerate(keys):
+        if number % 2:
+            rest = rest ^ (mixed(high ^ key, 1) & low_mask)
+        else:
+            high = high ^ (mixed(rest ^ key, 0) & high_mask)
+    return (high << low) | rest
