@@ -17,7 +17,7 @@ from elmokit.pretrain.loop import Training
 from elmokit.pretrain.recipe import make_recipe
 from elmokit.pretrain.sentences import Sentences
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.windows import WindowBatches, WindowPosition
+from elmokit.pretrain.windows import WindowBatches, WindowReader
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
 from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
@@ -146,9 +146,8 @@ def test_patience_that_has_ended_ends_the_run_and_needs_no_return(elmo, text, tm
 def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) -> None:
     model, corpus = tiny_checkpoint(head=True), corpus_of(random_sentences([3, 5, 2] * 5), tmp_path)
     recipe = make_recipe(changes={"batch_size": 2, "window": 4})
-    read = WindowBatches(
-        table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, WindowPosition.start(2)
-    ).here()
+    reader = WindowReader(Sentences(corpus), rows=2, window=4, reset=0.5)
+    read = WindowBatches(table_of(model, corpus), reader, (range(2),)).here()
     network, cpu = network_of(model), torch.device("cpu")
     updates = Updates(recipe, network, ways=2, device=cpu, processes=Processes(rank=rank))
     updates.update(0, next(read)[0], 1e-3)

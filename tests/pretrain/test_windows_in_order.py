@@ -20,7 +20,7 @@ def read(corpus, *, rows, window, chosen=None, **arguments):
     """Each row's places, inputs and targets of both directions, and what it keeps, end to end."""
     reader = InOrderReader(Sentences(corpus, chosen), rows=rows, window=window, **arguments)
     found = []
-    while plan := reader.read():
+    for plan in reader.plans():
         windows = reader.fill(plan, range(rows))
         assert windows.place.shape == (window, rows)
         found.append(windows)

@@ -47,7 +47,7 @@ def table_of(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
 def windows_of(corpus: PreparedCorpus, *, rows: int, window: int, **arguments):
     """All windows of one reading of a corpus."""
     reader = WindowReader(Sentences(corpus), rows=rows, window=window, endless=False, **arguments)
-    while plan := reader.read():
+    for plan in reader.plans():
         yield reader.fill(plan, range(rows))
 
 

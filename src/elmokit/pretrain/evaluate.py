@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
-from elmokit.errors import ElmoError
 from elmokit.model.language_model import masked_losses, score
 from elmokit.model.placement import moved
 from elmokit.pretrain.distributed import Processes
@@ -174,8 +173,7 @@ def scored(
     rows: int = ROWS,
 ) -> Iterator[Scored]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
-    if not len(sentences):
-        raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
+    sentences.refuse_empty()
     processes = processes or Processes()
     with _evaluating(network):
         if state == "carry":
@@ -215,17 +213,14 @@ def _sentence_batches(
     part = 0
     for start in range(0, len(sentences), WINDOW_SENTENCES):
         places = np.arange(start, min(len(sentences), start + WINDOW_SENTENCES))
-        lengths = sentences.spans(sentences.at(places))[1]
-        for numbers in batches((lengths + 2).tolist(), budget):
+        _, n_words = sentences.spans(sentences.at(places))
+        for numbers in batches((n_words + 2).tolist(), budget):
             if part % processes.count == processes.rank:
-                batch = types.sentences(sentences, places[numbers])
-                ids = (
-                    None if values is None else torch.from_numpy(values) for values in (batch.characters, batch.words)
-                )
-                table = bilm.encode_types(*ids)
-                tokens = nn.functional.embedding(moved(torch.from_numpy(batch.inputs), bilm.device), table)
-                words = torch.from_numpy(batch.vocab_index)
-                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(batch.lengths), words)
+                arrays, words, lengths = types.sentences(sentences, places[numbers])
+                ids = {name: torch.from_numpy(array) for name, array in arrays.items()}
+                table = bilm.encode_types(ids.get("characters"), ids.get("words"))
+                tokens = nn.functional.embedding(moved(ids["inputs"], bilm.device), table)
+                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(lengths), torch.from_numpy(words))
             part += 1
 
 
@@ -240,7 +235,7 @@ def _carried(
         return
     reader = InOrderReader(sentences, rows=rows, window=WINDOW)
     state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
-    while plan := reader.read():
+    for plan in reader.plans():
         windows = reader.fill(plan, own)
         batch = window_batch(types, windows).to(network.bilm.device)
         top, state = network.contextualise(batch, state, torch.float32)

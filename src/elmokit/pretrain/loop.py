@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Batch, Position
+from elmokit.pretrain.batches import Batch, UpdateBatches, batches_ahead
 from elmokit.pretrain.checkpoints import RunFolder, Snapshot
 from elmokit.pretrain.distributed import Processes, Stopping
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import OBJECTIVES
-from elmokit.pretrain.prefetch import batches_ahead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import Updates
@@ -229,7 +228,7 @@ class Training:
             return self.progressed.step % every == 0 or done >= 1
         return math.floor(before * in_all) < math.floor(done * in_all)
 
-    def _batches(self) -> Generator[tuple[list[Batch], Position]]:
+    def _batches(self) -> Generator[UpdateBatches]:
         return batches_ahead(self.objective.batches(), self.device)
 
     def _update(self, batches: list[Batch], rate: float) -> None:

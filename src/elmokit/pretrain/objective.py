@@ -21,9 +21,9 @@ from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import HeldOut
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.recipe import Recipe, parse_range
-from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition
+from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition, SegmentReader
 from elmokit.pretrain.sentences import Sentences, TypeTable
-from elmokit.pretrain.windows import WindowBatches, WindowPosition
+from elmokit.pretrain.windows import WindowBatches, WindowPosition, WindowReader
 
 _FIRST_RATE = 0.05
 """Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
@@ -147,16 +147,11 @@ class WindowObjective(Objective):
         """What the updates from here on read."""
         recipe, size, processes = self.recipe, self.recipe.batch_size, self.processes
         parts = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
-        return WindowBatches(
-            self.types,
-            self.sentences,
-            rows=self.rows,
-            shares=tuple(range(part * size, (part + 1) * size) for part in parts),
-            window=recipe.window,
-            reset=recipe.reset,
-            seed=recipe.seed,
-            position=self.position,
+        reader = WindowReader(
+            self.sentences, self.rows, recipe.window, recipe.reset, recipe.seed, position=self.position
         )
+        shares = tuple(range(part * size, (part + 1) * size) for part in parts)
+        return WindowBatches(self.types, reader, shares)
 
     def save_position(self, snapshot: Snapshot) -> None:
         """Add the position to a checkpoint."""
@@ -246,8 +241,7 @@ class SegmentObjective(Objective):
     def batches(self) -> SegmentBatches:
         """What the updates from here on read."""
         recipe, processes = self.recipe, self.processes
-        return SegmentBatches(
-            self.types,
+        reader = SegmentReader(
             self.sentences,
             self.pace,
             longest=recipe.segment_tokens,
@@ -255,10 +249,14 @@ class SegmentObjective(Objective):
             mask=parse_range("mask", recipe.mask),
             causal=parse_range("causal", recipe.causal),
             seed=recipe.seed,
+            position=self.position,
+        )
+        return SegmentBatches(
+            self.types,
+            reader,
             parts=recipe.accumulate * processes.count,
             rank=processes.rank,
             processes=processes.count,
-            position=self.position,
             attention_window=recipe.attention_window if self.device.type == "cuda" else 0,
         )
 

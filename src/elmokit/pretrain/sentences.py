@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.errors import ElmoError
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, ByteIndexer, Indexer
 from elmokit.text.vocab import Vocabulary
 
@@ -43,6 +44,11 @@ class Sentences:
             return total
         n, part = self.chosen
         return total // n if part else total - total // n
+
+    def refuse_empty(self) -> None:
+        """Raise an error if there is no sentence."""
+        if not len(self):
+            raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
 
     def at(self, places: Ints) -> Ints:
         """The sentences at these places of an endless reading, epoch after epoch."""
@@ -81,17 +87,6 @@ class Sentences:
         return total
 
 
-@dataclass(frozen=True, eq=False)
-class ScoringBatch:
-    """Whole sentences with their boundaries, as arrays: distinct tokens once, and where each occurs."""
-
-    characters: NDArray[np.int32 | np.int64] | None  # [U, M]
-    words: Ints | None  # [U]
-    inputs: Ints  # [B, T] which of the U; past a sentence's end any
-    vocab_index: Ints  # [B, T] rows of the softmax
-    lengths: Ints  # [B] tokens with both boundaries
-
-
 class TypeTable:
     """Types of a prepared corpus → ids of a model and indices of its vocabulary."""
 
@@ -125,16 +120,18 @@ class TypeTable:
         parts = {"characters": characters, "words": words, "inputs": places}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def sentences(self, sentences: Sentences, places: Ints) -> ScoringBatch:
-        """The sentences at some places of a reading."""
+    def sentences(self, sentences: Sentences, places: Ints) -> tuple[Arrays, Ints, Ints]:
+        """Whole sentences at some places of a reading: `arrays` of [B, T], rows of the softmax [B, T], lengths [B].
+
+        The lengths count both boundaries; what is past a sentence's end has no meaning.
+        """
         begins, lengths = sentences.spans(sentences.at(places))
         column = np.arange(int(lengths.max(initial=0)) + 2)
         tokens = np.asarray(self.corpus.tokens)
         found = tokens.take(begins[:, None] + column - 1, mode="clip").astype(np.int64)  # [B, T]
         found[:, 0] = BEGIN_TYPE
         found[column > lengths[:, None]] = END_TYPE
-        types, inputs = self._distinct(found)
-        return ScoringBatch(*self.ids(types), inputs, self.vocab_index[found], lengths + 2)
+        return self.arrays(found), self.vocab_index[found], lengths + 2
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
         """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""
