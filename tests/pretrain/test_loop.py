@@ -138,8 +138,8 @@ def test_patience_that_has_ended_ends_the_run_and_needs_no_return(elmo, text, tm
     assert ended.status == 0
     assert "stopped early" in ended.err
     assert "back to the best" not in ended.err
-    progressed = last_snapshot(tmp_path / "run").facts["progressed"]
-    assert (progressed["step"], progressed["stopped_early"]) == (6, True)
+    progress = last_snapshot(tmp_path / "run").facts["progressed"]
+    assert (progress["step"], progress["stopped_early"]) == (6, True)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

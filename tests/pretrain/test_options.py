@@ -5,7 +5,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from elmokit.pretrain.recipe import Recipe, with_recipe_options
+from elmokit.pretrain.options import with_recipe_options
+from elmokit.pretrain.recipe import Recipe
 
 HINTS = get_type_hints(Recipe)
 RUNNER = CliRunner()

@@ -154,7 +154,7 @@ def slow_save(tensors, path, metadata, save=safetensors.torch.save_file):
 
 def slow_update(self, *arguments, update=Training._update):
     update(self, *arguments)
-    mark(f"update {self.progressed.step}")
+    mark(f"update {self.progress.step}")
 
 def slow_finish(self, *arguments, finish=CorpusBuilder.finish):
     mark("corpus")
@@ -199,7 +199,7 @@ def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number,
     update = Training._update
 
     def signalled(training: Training, *arguments) -> None:
-        if training.progressed.step == 5:
+        if training.progress.step == 5:
             signal.raise_signal(number)
         update(training, *arguments)
 
@@ -218,7 +218,7 @@ def test_a_second_interrupt_does_not_wait(elmo, text, tmp_path, monkeypatch) -> 
     update = Training._update
 
     def signalled(training: Training, *arguments) -> None:
-        if training.progressed.step == 5:
+        if training.progress.step == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         update(training, *arguments)
@@ -308,7 +308,7 @@ def test_metrics_of_a_lost_stretch_are_written_once(elmo, text, tmp_path, monkey
     update = Training._update
 
     def dies(training: Training, *arguments) -> None:
-        if training.progressed.step == 7:
+        if training.progress.step == 7:
             raise KeyboardInterrupt
         update(training, *arguments)
 

@@ -139,7 +139,7 @@ def test_a_run_that_goes_astray_returns_to_its_best(elmo, text, tmp_path, monkey
 
     def evaluate(training: Training) -> bool:
         if next(calls) == 2:  # as if the third value were far worse, and the loss had risen too
-            training.progressed.loss += 10
+            training.progress.loss += 10
             with monkeypatch.context() as patch:
                 patch.setattr(SegmentObjective, "merit", lambda *_: 1e6)
                 return plain(training)

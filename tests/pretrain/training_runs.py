@@ -67,7 +67,7 @@ def stop_at(monkeypatch, *steps: int) -> None:
     left = list(steps)
 
     def stop_requested(training: Training) -> bool:
-        if left and training.progressed.step >= left[0]:
+        if left and training.progress.step >= left[0]:
             del left[0]
             training.stopping.signal = 15
         return bool(training.stopping.signal)
@@ -82,7 +82,7 @@ def best_at(monkeypatch, step: int) -> None:
     def evaluate_at(training: Training) -> bool:
         def spoiled(*arguments: Any, **named: Any) -> HeldOut:
             result = evaluate(*arguments, **named)
-            return result if training.progressed.step == step else replace(result, mean=1e6 * result.mean)
+            return result if training.progress.step == step else replace(result, mean=1e6 * result.mean)
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, "evaluate", spoiled)

@@ -11,7 +11,8 @@ import typer
 from elmokit.cli.shared import Device, Model, Options, Split, Vocab, Workers, app, refuse_empty, typed
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import resolved
-from elmokit.pretrain.recipe import Preset, RecipeName, with_recipe_options
+from elmokit.pretrain.options import with_recipe_options
+from elmokit.pretrain.recipe import Preset, RecipeName
 from elmokit.text.tokens import SegmenterName
 
 

@@ -17,17 +17,19 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.pretrain.checkpoints import RunFolder
-from elmokit.pretrain.loop import Progressed
-from elmokit.pretrain.progress import Progress, perplexity
+from elmokit.pretrain.progress import TrainingProgress, perplexity
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
+
+if TYPE_CHECKING:
+    from elmokit.pretrain.loop import RunProgress
 
 
 class MetricsLog:
@@ -63,11 +65,6 @@ class MetricsLog:
                 with suppress(OSError):
                     self._file.truncate(self._end)
                 raise
-
-    def sync(self) -> None:
-        """Make the lines durable, for before a checkpoint that counts on them."""
-        with _errors(self.path):
-            self._file.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -175,12 +172,6 @@ class TensorBoardLog:
             if "event" in line:
                 self._writer.add_text("events", str(line["event"]), line["step"])
 
-    def flush(self) -> None:
-        """Write out what is waiting, for before a checkpoint: a run that resumes there does not write it again."""
-        if self._writer is not None:
-            with self._failing_once():
-                self._writer.flush()
-
     def close(self) -> None:
         """Write out what is waiting and close the files; a second call does nothing."""
         if self._writer is not None:
@@ -213,8 +204,13 @@ class TensorBoardLog:
         self.close()
 
 
-class Unwatched:
-    """For all processes but the first."""
+class RunObserver:
+    """Is called with what happens in a run, and does nothing: for all processes but the first."""
+
+    failed: ElmoError | None = None
+    """Why nothing can be recorded any more; the run is saved and ends."""
+    unwritten: Sequence[dict[str, Any]] = ()
+    """Lines that could not be recorded, for a checkpoint to store."""
 
     def measured(self, values: Mapping[str, Any], *, done: float) -> None:
         """Numbers of the updates since the last call."""
@@ -223,35 +219,27 @@ class Unwatched:
         """A held-out perplexity."""
 
     def note(self, step: int, text: str) -> None:
-        """Something a person should know."""
+        """A message for the user."""
 
     def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run goes on from an earlier update, and why."""
-
-    failed: ElmoError | None = None
-    unwritten: ClassVar[list[dict[str, Any]]] = []
+        """The run continues from an earlier update, and why."""
 
 
-class RunWatcher:
+class RunRecorder(RunObserver):
     """Shows a run on stderr and records it in its folder; a context manager."""
 
-    def __init__(self, folder: RunFolder, since: Progressed, done: float, *, tensorboard: bool) -> None:
-        self._stack = ExitStack()
-        resume_step = since.step if since.step else None
-        try:
-            self._log = self._stack.enter_context(MetricsLog(folder.metrics, resume_step))
+    def __init__(self, folder: RunFolder, since: RunProgress, done: float, *, tensorboard: bool) -> None:
+        resume_step = since.step or None
+        with ExitStack() as stack:
+            self._log = stack.enter_context(MetricsLog(folder.metrics, resume_step))
             self._board = None
             if tensorboard:
-                board = TensorBoardLog(folder.folder / "tensorboard", resume_step)
-                self._board = self._stack.enter_context(board)
-            self._progress = self._stack.enter_context(
-                Progress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
+                self._board = stack.enter_context(TensorBoardLog(folder.folder / "tensorboard", resume_step))
+            self._progress = stack.enter_context(
+                TrainingProgress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
             )
-        except BaseException:
-            self._stack.close()
-            raise
+            self._stack = stack.pop_all()
         self._last = (since.seconds, since.predictions)
-        self.failed: ElmoError | None = None
         self.unwritten: list[dict[str, Any]] = []
 
     def measured(self, values: Mapping[str, Any], *, done: float) -> None:
@@ -275,12 +263,12 @@ class RunWatcher:
         )
 
     def note(self, step: int, text: str) -> None:
-        """Something a person should know."""
+        """A message for the user."""
         self.record({"step": step, "event": text})
         self._progress.note(f"step {step:,}: {text}")
 
     def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run goes on from an earlier update, and why."""
+        """The run continues from an earlier update, and why."""
         self.note(values["step"], text)
         self._last = (values["seconds"], values["tokens"])
 
@@ -298,7 +286,7 @@ class RunWatcher:
         except ElmoError as error:
             self.failed = self.failed or error
 
-    def __enter__(self) -> RunWatcher:
+    def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:

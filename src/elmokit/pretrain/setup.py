@@ -25,8 +25,8 @@ from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Data
 from elmokit.pretrain.network import LanguageModelNetwork, initialise, start_from_frequencies
-from elmokit.pretrain.recipe import Recipe, parse_filters
-from elmokit.pretrain.request import TrainRequest, vocab_of
+from elmokit.pretrain.recipe import Recipe, character_options, parse_filters
+from elmokit.pretrain.request import TrainRequest, read_vocab_file
 from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import choose_precision, choose_sampled
 from elmokit.text.chars import SymbolTable
@@ -88,7 +88,7 @@ def _opened(folder: Path, content: str) -> PreparedCorpus | None:
 
 def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> Start:
     """The network before its first update: new, with static word vectors, or an existing model."""
-    vocab = None if request.vocab is None else vocab_of(request.vocab)
+    vocab = None if request.vocab is None else read_vocab_file(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
         if model.int8:
@@ -177,15 +177,10 @@ def as_started(
     # What a user wrote in another way stays as it was written: it may be given again when the run is resumed.
     if words and words.embedding_size != (recipe.word_size or config.token_size):
         shape["word_size"] = words.embedding_size
-    if characters and parse_filters(recipe.filters) != characters.filters:
-        shape["filters"] = ",".join(f"{width}:{count}" for width, count in characters.filters)
     if characters:
-        shape |= {
-            "character_size": characters.embedding_size,
-            "max_characters": characters.max_characters,
-            "highways": characters.n_highway,
-            "activation": characters.activation,
-        }
+        shape |= character_options(characters)
+        if parse_filters(recipe.filters) == characters.filters:
+            shape["filters"] = recipe.filters
     return replace(recipe, **shape)
 
 
