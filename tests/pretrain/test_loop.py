@@ -81,7 +81,7 @@ def lift_held_out(monkeypatch, calls) -> None:
         return replace(found, mean=10 * found.mean) if next(count) in calls else found
 
     monkeypatch.setattr(loop, "evaluate", lifted)
-    monkeypatch.setattr(loop, "WORSE", -math.inf)  # as if the loss in training had risen too
+    monkeypatch.setattr(loop, "TRAINING_ROSE", -math.inf)  # as if the loss in training had risen too
 
 
 def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, text, tmp_path, monkeypatch) -> None:
@@ -164,7 +164,7 @@ def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) 
 
 def test_overfitting_is_not_going_astray(elmo, text, tmp_path, monkeypatch) -> None:
     lift_held_out(monkeypatch, {3})
-    monkeypatch.setattr(loop, "WORSE", 0.1)  # it has not: the text is small, and learned
+    monkeypatch.setattr(loop, "TRAINING_ROSE", 0.1)  # it has not: the text is small, and learned
     ended = elmo("train", text, *TINY, "--eval-every", "2", "--steps", "9", *HELD_OUT, "--output", tmp_path / "run")
     assert ended.status == 0
     assert "back to" not in ended.err

@@ -338,6 +338,6 @@ def test_a_damaged_last_checkpoint_is_named(elmo, refused, text, tmp_path) -> No
     elmo(*command)
     last = tmp_path / "run" / "checkpoints" / "step-0000000013.safetensors"
     last.write_bytes(last.read_bytes()[:-100])
-    assert "step-0000000013.safetensors is not a whole checkpoint" in refused(*command, "--resume", after="corpus")
+    assert "step-0000000013.safetensors is not a complete checkpoint" in refused(*command, "--resume", after="corpus")
     last.unlink()
     assert elmo(*command, "--resume").status == 0

@@ -87,7 +87,7 @@ def test_a_leg_from_weights_alone_continues_the_schedules(elmo, refused, text, t
     assert after[1]["learning_rate"] == pytest.approx(before[-1]["learning_rate"], rel=0.25), "... to the schedule"
     assert after[-1]["learning_rate"] < 0.1 * after[1]["learning_rate"]
     assert after[0]["loss"] == pytest.approx(before[-1]["loss"], abs=0.3)
-    assert "--init" in refused("train", text, *SMALL, "--done", "0.5", "--output", tmp_path / "third")
+    assert "init" in refused("train", text, *SMALL, "--done", "0.5", "--output", tmp_path / "third")
 
 
 def test_minutes_end_a_leg_and_never_move_a_schedule(elmo, text, tmp_path, monkeypatch) -> None:

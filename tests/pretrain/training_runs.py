@@ -89,7 +89,7 @@ def best_at(monkeypatch, step: int) -> None:
             return plain(training)
 
     monkeypatch.setattr(Training, "_evaluate", evaluate_at)
-    monkeypatch.setattr(loop, "ASTRAY", math.inf)
+    monkeypatch.setattr(loop, "DIVERGED", math.inf)
 
 
 def last_snapshot(folder: Path) -> Snapshot:

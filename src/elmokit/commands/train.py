@@ -25,7 +25,7 @@ from elmokit.pretrain.metrics import RunObserver, RunRecorder
 from elmokit.pretrain.progress import duration, perplexity
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, resolve_request, store_request
-from elmokit.pretrain.setup import Say, Start, as_started, corpora, data_of, start_of
+from elmokit.pretrain.setup import Say, Start, completed_recipe, corpora, data_of, start_of
 
 __all__ = ["TrainRequest", "run_train"]
 
@@ -71,9 +71,9 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     device = choose_device(_device(request.device, processes))
     corpus, heldout = corpora(request, recipe, folder, processes, say)
     start = start_of(request, recipe, corpus)
-    for line in start.told:
+    for line in start.messages:
         say(line)
-    recipe = as_started(recipe, start, corpus, device, processes.count)
+    recipe = completed_recipe(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
     training = Training(
         recipe, start.network, data, folder, RunObserver(), device=device, processes=processes, slots=start.slots
@@ -181,16 +181,16 @@ def _facts(
     chosen = {
         f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
     }
-    told = "; ".join(start.told)
+    messages = "; ".join(start.messages)
     if request.init and start.where:
-        told = told.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
+        messages = messages.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
     shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
     processes, rate = training.processes.count, f"{recipe.learning_rate:g}"
     if progress.fall_backs:
         rate += f" ({progress.rate_share * recipe.learning_rate:g} after going back to the best checkpoint)"
     facts = {
         "data": f"{sources}; {'; '.join(corpus.report.lines())}",
-        "start": (f"from {request.init.name}; {told}" if request.init else told),
+        "start": (f"from {request.init.name}; {messages}" if request.init else messages),
         "seen": f"{progress.predictions:,} tokens in {progress.step:,} updates, {epochs:.2f} epochs",
         "recipe": f"{shape}, recipe {request.recipe or 'modern'}"
         + "".join(f", {name} {value}" for name, value in chosen.items()),

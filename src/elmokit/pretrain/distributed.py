@@ -1,4 +1,4 @@
-"""One process or many: torchrun starts them, this module knows who is who."""
+"""One process or several, which torchrun starts: their numbers, sums over them, and signals that stop all of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from elmokit.errors import ElmoError
 
 _PATIENCE = timedelta(hours=12)
 """One process may prepare a corpus or write to a slow disk while the others wait."""
-_FIRST_SPEAKS = 3
-"""Seconds in which torchrun ends the others if the first has met the same mistake, so that one of them says it."""
+_FIRST_SPEAKS = 30
+"""Seconds in which torchrun ends the others if the first has the same error, so that one of them reports it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files and talks to the user."""
+        """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
     def agree(self, value: float) -> float:
@@ -68,7 +68,7 @@ class Processes:
         return parts
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.count > 1:
             dist.barrier(group=self.control)
 
@@ -97,13 +97,13 @@ def joined(device: str | None = None) -> Iterator[Processes]:
     except RuntimeError as error:
         if "by peer" not in str(error):
             raise
-        raise ElmoError("another process of this run has ended, and this one with it") from error
+        raise ElmoError("another process of this run has ended, so this one ends too") from error
     finally:
         dist.destroy_process_group()
 
 
 class Stopping:
-    """Listens for signals; `signal` is the one that all processes stop for, 0 for none."""
+    """SIGINT and SIGTERM end a run after the current update, in all processes; `signal` is the one they stop for."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -111,7 +111,7 @@ class Stopping:
         self._asked = 0  # the signal that this process was sent
 
     def ask(self) -> None:
-        """Stop as a polite kill would."""
+        """Stop as if SIGTERM had been sent."""
         self._asked = self._asked or signal.SIGTERM
 
     def agreed(self, late: bool) -> bool:
@@ -119,9 +119,9 @@ class Stopping:
         if self.processes.count == 1:
             self.signal = self._asked
             return late
-        told = torch.stack(self.processes.gathered(torch.tensor([int(late), self._asked])))  # [processes, 2]
-        self.signal = int(told[:, 1].max())
-        return bool(told[0, 0])
+        asked = torch.stack(self.processes.gathered(torch.tensor([int(late), self._asked])))  # [processes, 2]
+        self.signal = int(asked[:, 1].max())
+        return bool(asked[0, 0])
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class Stopping:
 
         try:
             before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs it deals with signals
+        except ValueError:  # not the main thread, which handles signals
             before = {}
         try:
             yield

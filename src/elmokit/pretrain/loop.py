@@ -1,4 +1,4 @@
-"""The training loop: batches in, updates, what is shown and stored on the way."""
+"""The training loop: updates, held-out perplexities, checkpoints, and the return to the best one after divergence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from elmokit.pretrain.updates import Updates
 
 MOST_SKIPPED = 20
 """Updates in a row without a finite gradient before a run gives up."""
-MOST_FALL_BACKS = 3
+MOST_RETURNS = 3
 """Returns to the best checkpoint, each with half the rate, before a run gives up."""
-ASTRAY = 1.5
-"""A held-out perplexity so many times the best is no bad day ..."""
-WORSE = 0.1
-"""... and where the loss in training rose by this too, it is no overfitting: the run has left its way."""
+DIVERGED = 1.5
+"""A held-out perplexity this many times the best is no chance ..."""
+TRAINING_ROSE = 0.1
+"""... and if the training loss rose by this too, it is not overfitting: the run has diverged."""
 _EVALUATIONS, _LOG_LINES = 20, 500
 _READ_PER_HELD_OUT = 5
 """Tokens read in training for each token of a held-out perplexity, at least."""
@@ -38,7 +38,7 @@ _READ_PER_HELD_OUT = 5
 
 @dataclass
 class RunProgress:
-    """How far a run is; all of it is in every checkpoint."""
+    """How far a run is; stored in every checkpoint."""
 
     step: int = 0
     predictions: int = 0
@@ -61,7 +61,7 @@ class RunProgress:
 
     @property
     def rate_share(self) -> float:
-        """What is left of the recipe's rate after them."""
+        """The factor of the learning rate after them."""
         return 0.5**self.fall_backs
 
 
@@ -102,7 +102,7 @@ class Training:
         self.stopping = Stopping(processes)
         self.last: HeldOut | None = None
         self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
-        self._astray = ""  # why the run cannot go on from where it is
+        self._reason_to_go_back = ""  # why the run must go back to the best checkpoint
         self._started = 0.0
         self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
@@ -132,7 +132,7 @@ class Training:
                     and not self._stop_requested()
                     and not self.objective.leg_ended(done, time.monotonic() - begun)
                 ):
-                    if self._astray:
+                    if self._reason_to_go_back:
                         batches.close()
                         progress = self._fall_back()
                         batches = self._batches()
@@ -162,13 +162,13 @@ class Training:
                     due = self.stopping.agreed(bool(late)) or due or better
                     if due:
                         self._report_left_out()
-                    if due and not self._astray:
+                    if due and not self._reason_to_go_back:
                         self.save(best=better)
                         saved_at, saved_step = progress.seconds, progress.step
             finally:
                 batches.close()
         self.ended, self.share = done >= 1 or progress.stopped_early, done
-        if saved_step != progress.step and not self._astray:
+        if saved_step != progress.step and not self._reason_to_go_back:
             self.save(best=False)
         if self.observer.failed:
             raise self.observer.failed
@@ -216,26 +216,30 @@ class Training:
                 f"{left_out.since} update{many} left out: the loss or a gradient was not a finite number",
             )
         if left_out.in_a_row >= MOST_SKIPPED:
-            self._leave_way(f"{left_out.in_a_row} updates in a row gave no finite gradient")
+            self._diverged(f"{left_out.in_a_row} updates in a row gave no finite gradient")
 
-    def _leave_way(self, reason: str) -> None:
-        """Note why the run must fall back, or end it where it cannot."""
+    def _diverged(self, reason: str) -> None:
+        """Note why the run must go back, or end it if it cannot."""
         progress = self.progress
-        if not progress.best_step or progress.fall_backs >= MOST_FALL_BACKS:
+        if not progress.best_step or progress.fall_backs >= MOST_RETURNS:
             raise ElmoError(
-                f"{reason} (learning_rate {progress.rate_share * self.recipe.learning_rate:g}): the last checkpoint "
-                "is whole; go on from it with a lower --learning-rate or a lower --clip-norm"
+                f"{reason} with learning_rate {progress.rate_share * self.recipe.learning_rate:g}: resume with a lower "
+                "one, or with a lower clip_norm",
+                "learning_rate",
+                "clip_norm",
             )
-        self._astray = reason
+        self._reason_to_go_back = reason
 
     def _fall_back(self) -> RunProgress:
-        """Go on from the best checkpoint with half the rate; those after it are dropped."""
-        reason, self._astray = self._astray, ""
+        """Continue from the best checkpoint with half the rate; those after it are removed."""
+        reason, self._reason_to_go_back = self._reason_to_go_back, ""
         seconds, fall_backs = self.progress.seconds, self.progress.fall_backs + 1
         self.processes.wait()  # the first may still be writing it
         best = self.folder.best()
         if best is None:
-            raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: begin anew")
+            raise ElmoError(
+                f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: start a new run"
+            )
         self.restore(best)
         self.progress.seconds, self.progress.fall_backs = seconds, fall_backs
         self.observer.went_back(
@@ -303,9 +307,9 @@ class Training:
             },
             best=better,
         )
-        rose = merit > ASTRAY * progress.best and progress.loss > progress.best_loss + WORSE
+        rose = merit > DIVERGED * progress.best and progress.loss > progress.best_loss + TRAINING_ROSE
         if rose and not progress.stopped_early:
-            self._leave_way(
+            self._diverged(
                 f"the perplexity rose in training and, held out, from {progress.best:.4g} at step "
                 f"{progress.best_step:,} to {merit:.4g} at step {progress.step:,}"
             )
@@ -327,14 +331,14 @@ class Training:
         self.processes.wait()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         facts = snapshot.facts
         self.objective.restore_position(snapshot)
         self.updates.restore(snapshot)
         progress = self.progress = RunProgress(**facts["progressed"])
         if progress.stopped_early:  # a run that is resumed may be given more patience
             progress.stopped_early = 0 < self.recipe.patience <= progress.since_best
-        if facts.get("learning_rate") != self.recipe.learning_rate:  # a rate that was asked for is taken as it is
+        if facts.get("learning_rate") != self.recipe.learning_rate:  # a new rate is used as it was given
             progress.fall_backs = 0
         self.last = HeldOut(**facts["heldout"]) if facts["heldout"] else None
         self.unwritten = facts["unwritten"]

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a training run measured, one JSON object a line, in step with the checkpoints.
+"""metrics.jsonl: what a training run measured, one JSON object per line; and the same for TensorBoard and the user.
 
 | line | keys |
 | --- | --- |
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 
 class MetricsLog:
-    """Appends lines to a metrics.jsonl; a line is in the file, whole, when `write` returns.
+    """Appends lines to a metrics.jsonl; a line is complete in the file when `write` returns.
 
-    With resume_step the lines of later steps and whatever a crash tore are dropped first, without it an existing file
-    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves whole lines behind, so that a
+    With resume_step the lines of later steps and incomplete lines are dropped first, without it an existing file
+    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves complete lines, so that a
     training loop can save its state and stop.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = path
-        kept = b"" if resume_step is None else _kept(path, resume_step)
+        before = b"" if resume_step is None else _lines_up_to(path, resume_step)
         with _errors(path):
-            unchanged = path.exists() and path.stat().st_size == len(kept)
+            unchanged = path.exists() and path.stat().st_size == len(before)
         if not unchanged:
             with atomic_file(path) as temporary:
-                temporary.write_bytes(kept)
+                temporary.write_bytes(before)
         with _errors(path):
-            # Nothing may wait in memory for a run that is killed.
+            # Without a buffer: a run may be killed at any time.
             self._file = OffsetFile(path)
-        self._end = len(kept)
+        self._end = len(before)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line; it has a whole number `step`, and its other values are numbers, text or None."""
@@ -78,7 +78,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, also of a run that goes on: a last line that is not yet whole is left out."""
+    """The lines of a metrics.jsonl, also of a run that continues: an incomplete last line is left out."""
     lines = []
     for number, line in enumerate(_lines(path), 1):
         if (values := _parsed(line)) is not None:
@@ -88,7 +88,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _kept(path: Path, last_step: int) -> bytes:
+def _lines_up_to(path: Path, last_step: int) -> bytes:
     parsed = ((line, _parsed(line)) for line in (_lines(path) if path.exists() else []))
     return b"".join(line for line, values in parsed if values is not None and values["step"] <= last_step)
 
@@ -118,7 +118,7 @@ def _errors(path: Path) -> AbstractContextManager[None]:
     return disk_errors(f"the metrics {path}", "free some space and resume")
 
 
-# Names before a slash are TensorBoard's groups: what belongs together stands together.
+# Names before a slash are TensorBoard's groups.
 _TAGS = {
     "loss": "training/loss",
     "learning_rate": "training/learning_rate",
@@ -140,7 +140,7 @@ class TensorBoardLog:
 
     A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
     wrote, so that no curve is there twice. A write that fails raises ElmoError once, and
-    the log is silent from there on: the run has its metrics.jsonl.
+    nothing is written after that: the run has its metrics.jsonl.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:

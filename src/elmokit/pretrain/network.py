@@ -151,7 +151,7 @@ def sample_negatives(n_words: int, count: int, generator: torch.Generator) -> tu
 
 
 def log_expected(words: Tensor, n_words: int, tries: int) -> Tensor:
-    """log of how often each word is expected in a sample without repeats that took so many draws."""
+    """log of how often each word is expected in a sample without repeats that took `tries` draws."""
     numbers = words.double()
     p = torch.log1p(1 / (numbers + 1)) / math.log(n_words + 1)
     return torch.log(-torch.expm1(tries * torch.log1p(-p))).float()

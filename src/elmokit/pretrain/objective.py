@@ -53,7 +53,7 @@ class Objective(ABC):
 
     @abstractmethod
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many, over all processes."""
+        """Tokens of the update after `tokens`, over all processes."""
 
     @abstractmethod
     def done(self, step: int, tokens: int, seconds: float) -> float:
@@ -172,7 +172,7 @@ class WindowObjective(Objective):
 
     def describe(self) -> str:
         """What an update reads, in words."""
-        return f"{self.rows} rows x {self.recipe.window} tokens an update"
+        return f"{self.rows} rows x {self.recipe.window} tokens per update"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""
@@ -209,7 +209,7 @@ class SegmentObjective(Objective):
         return round(self.recipe.done * self.pace.total)
 
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many, boundaries included, over all processes."""
+        """Tokens of the update after `tokens`, boundaries included, over all processes."""
         return self.pace.size(tokens)
 
     def done(self, step: int, tokens: int, seconds: float) -> float:
@@ -277,7 +277,7 @@ class SegmentObjective(Objective):
     def describe(self) -> str:
         """What an update reads, in words."""
         later = f", twice as many from {self.recipe.grow:.0%} of the run on" if self.recipe.grow < 1 else ""
-        return f"{self.pace.update:,} tokens an update{later}"
+        return f"{self.pace.update:,} tokens per update{later}"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""

@@ -165,7 +165,7 @@ class Recipe:
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
     patience: int = option(0, "Held-out perplexities without a better one after which to stop; 0: never.", least=0)
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
-    checkpoint_every: int = option(0, "Updates between checkpoints; 0: one per held-out perplexity.", least=0)
+    checkpoint_every: int = option(0, "Updates between checkpoints; 0: one at each evaluation.", least=0)
     checkpoint_minutes: float = option(2.0, "Most minutes between checkpoints; 0: no limit.", least=0)
     keep: int = option(2, "Checkpoints to store besides the best.", least=1)
 

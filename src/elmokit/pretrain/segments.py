@@ -47,7 +47,7 @@ class Pace:
 
     @classmethod
     def for_steps(cls, steps: int, update: int, grow: float) -> Pace:
-        """A run of so many updates."""
+        """A run of `steps` updates."""
         total = 2 * steps * update / (1 + grow)
         pace = cls(total, update, grow)
         while pace.n_steps() > steps:
@@ -56,19 +56,19 @@ class Pace:
         return pace
 
     def done(self, tokens: int) -> float:
-        """The share of the run that is done after so many tokens; all schedules follow it."""
+        """The share of the run that is done after `tokens`; all schedules follow it."""
         return min(1.0, tokens / self.total)
 
     def batches(self, tokens: int) -> int:
-        """How many times its first size an update has after so many tokens."""
+        """How many times its first size an update has after `tokens`."""
         return 2 if self.grow < 1 and tokens >= self.grow * self.total else 1
 
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many."""
+        """Tokens of the update after `tokens`."""
         return self.update * self.batches(tokens)
 
     def n_steps(self, tokens: int = 0) -> int:
-        """Updates from so many tokens to the end of the run."""
+        """Updates from `tokens` to the end of the run."""
         small = max(0, -int((tokens - min(1.0, self.grow) * self.total) // self.update))
         left = self.total - tokens - small * self.update
         return small + max(0, -int(-left // (2 * self.update)))

@@ -77,7 +77,7 @@ class Sentences:
 
     @cached_property
     def n_predictions(self) -> int:
-        """Predictions of one direction in an epoch: every token and one boundary a sentence."""
+        """Predictions of one direction in an epoch: every token and one boundary per sentence."""
         if self.chosen is None:
             return self.corpus.n_tokens + self.corpus.n_sentences
         in_order, total = Sentences(self.corpus, self.chosen), 0
@@ -196,7 +196,7 @@ class TypeTable:
 
 
 def permuted(index: Ints, count: int, epochs: Ints, seed: int) -> Ints:
-    """Index [N] below `count` → where each lies in its epoch's own random order of `count` things.
+    """Index [N] below `count` → the place of each in its epoch's own random order.
 
     A Feistel network over the next power of two, walked until the result is below `count`.
     """
@@ -227,7 +227,7 @@ def mixed(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Of the two parts of a number each in turn is changed by the other, which a second pass could undo."""
+    """Change each of the two parts of a number in turn by the other; a second pass could undo it."""
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
     high, rest = values >> low, values & low_mask

@@ -138,7 +138,7 @@ class Updates:
         """The updates that were left out; a GPU has to be waited for."""
         found = LeftOut(int(self._in_a_row), int(self._since))
         self._since.zero_()
-        if found.since:  # of one size, or nearly: on a GPU nobody waits to know which they were
+        if found.since:  # their counts: nearly all are of one size, and a GPU is not waited for to know which they were
             self._counts = self._counts / self._counted * (self._counted - found.since)
             self._counted -= found.since
         return found
