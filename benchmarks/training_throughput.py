@@ -26,8 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.vocabulary import build_vocabulary
+from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.pretrain.batches import Batch

@@ -158,7 +158,7 @@ def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) 
         network.head.bias.fill_(math.nan)
     updates.update(2, next(read)[0], 1e-3)
     updates.restore(snapshot)
-    assert updates.left_out().since == 0
+    assert updates.left_out() == (0, 0)
     assert (updates.losses()[0] > 0) == (rank == 0), "the first has the sums of all processes"
 
 

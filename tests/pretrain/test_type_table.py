@@ -155,7 +155,7 @@ def test_two_threads_may_make_batches_at_once(tmp_path):
 def test_an_ended_row_reads_a_boundary_and_predicts_nothing(tmp_path):
     corpus = corpus_of([["the"]], tmp_path)
     nothing = np.full((1, 2, 1, 1), NO_TARGET)[0]
-    windows = Windows(np.full((2, 1, 1), BEGIN_TYPE), nothing, np.ones((1, 1), np.float32), nothing[0])
+    windows = Windows(np.full((2, 1, 1), BEGIN_TYPE), nothing, np.ones((1, 1), np.float32), nothing[0], nothing[0])
     batch = window_batch(byte_table(corpus), windows)
     assert batch.targets.unique().tolist() == [NO_TARGET]
     assert batch.characters[0, :3].tolist() == [259, 257, 260]

@@ -1,4 +1,4 @@
-"""Perplexity with the full softmax over text the model has not seen, in all or sentence by sentence.
+"""Perplexity with the full softmax over text the model has not seen: in all, by sentence, by position in the sentence.
 
 Sentences are scored by the same function as in `Elmo.perplexity`. How the text is divided does not depend on the number
 of processes, so neither does the result.
@@ -74,7 +74,7 @@ class SentenceLoss:
     backward: float | None
 
 
-class Scored(NamedTuple):
+class ScoredPredictions(NamedTuple):
     """Some predictions of a text with their losses; D directions, N predictions in each."""
 
     losses: NDArray[np.float64]  # [D, N] −log p
@@ -171,7 +171,7 @@ def scored(
     *,
     processes: Processes | None = None,
     rows: int = ROWS,
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
     sentences.refuse_empty()
     processes = processes or Processes()
@@ -185,7 +185,7 @@ def scored(
 @torch.no_grad()
 def _from_zero(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """Whole sentences, in batches of similar length."""
     for part, places, batch in _sentence_batches(network, types, sentences, processes):
         found = score(network.bilm, network.losses, *batch)
@@ -193,7 +193,7 @@ def _from_zero(
         ends, number = np.repeat(np.cumsum(counts), counts), np.arange(counts.sum())
         backward = ends - number
         positions = np.stack([np.repeat(counts, counts) + 1 - backward, backward][: types.directions])
-        yield Scored(losses, np.repeat(places, counts), positions, np.full(len(number), part))
+        yield ScoredPredictions(losses, np.repeat(places, counts), positions, np.full(len(number), part))
 
 
 class _SentenceBatch(NamedTuple):
@@ -227,14 +227,14 @@ def _sentence_batches(
 @torch.no_grad()
 def _carried(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes, rows: int
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """Windows of running text as in training: a sentence's state is that in which the one before left it."""
     rows = max(1, min(rows, sentences.n_predictions // LEAST_STRETCH))
     own = range(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
     if not own:
         return
     reader = InOrderReader(sentences, rows=rows, window=WINDOW)
-    state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
+    state = network.bilm.context.zero_state(len(own))
     for plan in reader.plans():
         windows = reader.fill(plan, own)
         batch = window_batch(types, windows).to(network.bilm.device)
@@ -242,26 +242,9 @@ def _carried(
         there = torch.from_numpy(windows.place != NO_TARGET)
         losses = [network.losses(part[there], words[there]) for part, words in zip(top, batch.targets, strict=True)]
         time, row = np.nonzero(there.numpy())
-        positions = np.stack([read.next(windows.place)[time, row]] * types.directions)
+        positions = np.stack([windows.read[time, row] + 1] * types.directions)
         parts = row + own.start
-        yield Scored(torch.stack(losses).double().cpu().numpy(), windows.place[time, row], positions, parts)
-
-
-class _Positions:
-    """Counts the tokens of each row's sentence from its first one, window after window."""
-
-    def __init__(self, rows: int) -> None:
-        self._place = np.full(rows, NO_TARGET, np.int64)
-        self._read = np.zeros(rows, np.int64)  # inputs of it in earlier windows
-
-    def next(self, places: Ints) -> Ints:
-        """The sentences of the next window [T, B] → the position of each token in its own, from 1."""
-        time = np.arange(len(places))[:, None]
-        new = places != np.concatenate([self._place[None], places[:-1]])
-        began = np.maximum.accumulate(np.where(new, time, -self._read), axis=0)
-        self._place, self._read = places[-1], len(places) - began[-1]
-        found: Ints = time - began + 1
-        return found
+        yield ScoredPredictions(torch.stack(losses).double().cpu().numpy(), windows.place[time, row], positions, parts)
 
 
 @contextmanager

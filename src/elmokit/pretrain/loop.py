@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.messages import counted
 from elmokit.pretrain.batches import Batch, UpdateBatches, batches_ahead
 from elmokit.pretrain.checkpoints import RunFolder, Snapshot
 from elmokit.pretrain.distributed import Processes, Stopping
@@ -207,16 +208,13 @@ class Training:
 
     def _report_left_out(self) -> None:
         """Count updates that were left out, say so, and give up where there are too many in a row."""
-        left_out = self.updates.left_out()
-        self.progress.skipped += left_out.since
-        if left_out.since:
-            many = "s" if left_out.since > 1 else ""
-            self.observer.note(
-                self.progress.step,
-                f"{left_out.since} update{many} left out: the loss or a gradient was not a finite number",
-            )
-        if left_out.in_a_row >= MOST_SKIPPED:
-            self._diverged(f"{left_out.in_a_row} updates in a row gave no finite gradient")
+        in_a_row, since = self.updates.left_out()
+        self.progress.skipped += since
+        if since:
+            text = f"{counted(since, 'update')} left out: the loss or a gradient was not a finite number"
+            self.observer.note(self.progress.step, text)
+        if in_a_row >= MOST_SKIPPED:
+            self._diverged(f"{in_a_row} updates in a row gave no finite gradient")
 
     def _diverged(self, reason: str) -> None:
         """Note why the run must go back, or end it if it cannot."""

@@ -1,4 +1,4 @@
-"""The network in training: a batch of text in, the loss and the carried state out."""
+"""The network in training: its first weights, and a batch of text in, the loss and the carried state out."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class LanguageModelNetwork(nn.Module):
 
 
 _CARRY_BIAS = -2.0
-"""A highway begins by passing most of its input on."""
+"""A highway starts by passing on most of its input."""
 
 
 @torch.no_grad()
 def initialise(bilm: BiLM) -> None:
-    """Draw all weights; the words of a table are as large as the outputs of the layers above it."""
+    """Draw all weights from bilm-tf's distributions; the rows of a word table are as large as the layers' outputs."""
     encoder = bilm.token_encoder
     if encoder.words is not None:
         nn.init.normal_(encoder.words.weight, std=bilm.config.token_size**-0.5)
@@ -118,10 +118,10 @@ def _initialise_characters(char_cnn: CharCnn) -> None:
 
 @torch.no_grad()
 def start_from_frequencies(head: LmHead, vocab: Vocabulary, corpus: PreparedCorpus) -> None:
-    """Let a new softmax begin by expecting each word as often as the corpus has it."""
+    """Let a new softmax start with each word as likely as it is frequent in the corpus."""
     counts = np.ones(len(vocab))
     np.add.at(counts, np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types), corpus.counts)
-    # Each boundary is expected by one direction alone.
+    # Each boundary is predicted in one direction only.
     counts[[vocab.begin, vocab.end]] = corpus.n_sentences / 2
     head.bias.copy_(torch.from_numpy(np.log(counts / counts.sum() * len(vocab))))
 
@@ -131,9 +131,12 @@ _HIDDEN = -1e30
 
 
 def sample_negatives(n_words: int, count: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Distinct words [count] drawn log-uniformly, and how many draws it took."""
+    """Distinct words [count] drawn log-uniformly, as in bilm-tf, and how many draws it took.
+
+    The vocabulary is in the order of falling counts: p(k) = log((k + 2) / (k + 1)) / log(V + 1).
+    """
     count = min(count, n_words)
-    if count == n_words:  # every word is drawn sooner or later
+    if count == n_words:  # as if there were enough draws for every word
         return torch.arange(n_words), 2**31
     found = torch.zeros(0, dtype=torch.int64)
     drawn: list[Tensor] = []
@@ -162,7 +165,8 @@ def sampled_softmax_loss(
 ) -> Tensor:
     """top [N, P], weight [V, P], bias [V], targets [N], negatives [S] → −log p [N] among the target and the sample.
 
-    The products are in top's number type, the softmax in float32.
+    The scores are corrected by how often a word is expected in the sample, and a sampled word that is the target is not
+    counted against itself. The products are in top's dtype, the softmax in float32.
     """
     n_words = len(bias)
     # Not weight[targets], whose gradient several threads sum in no fixed order.

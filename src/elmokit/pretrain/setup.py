@@ -12,9 +12,8 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary, coverage
 from elmokit.corpus.report import progress_display
-from elmokit.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint

@@ -35,6 +35,7 @@ class Windows:
     targets: Ints  # [D, T, B] types, NO_TARGET where a row has ended
     keep: NDArray[np.float32]  # [T, B] 0 where a token starts from a zero state
     place: Ints  # [T, B] the sentence's place in the reading, NO_TARGET where a row has ended
+    read: Ints  # [T, B] inputs of the sentence before this one
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,9 @@ class WindowReader:
         targets[1][at] = np.where(k == n, BEGIN_TYPE, tokens[last_token - np.minimum(k, n - 1)])
         keep = np.ones(shape, np.float32)
         keep[at] = (k > 0) | (uniform(place, self.seed) >= self.reset)[which]
-        places = np.full(shape, NO_TARGET, np.int64)
-        places[at] = place[which]
-        return Windows(inputs, targets, keep, places)
+        places, read = np.full(shape, NO_TARGET, np.int64), np.zeros(shape, np.int64)
+        places[at], read[at] = place[which], k
+        return Windows(inputs, targets, keep, places, read)
 
 
 @dataclass(frozen=True)
