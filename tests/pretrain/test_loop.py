@@ -63,7 +63,7 @@ def test_a_run_without_finite_updates_gives_up(elmo, refused, text, tmp_path, po
         poison(set(range(5, 100)))
         sentence = refused(*command, after="step 8: 1 update left out")
     assert "4 updates in a row" in sentence
-    assert "--learning-rate" in sentence
+    assert "resume with a lower one" in sentence
     assert RunFolder(tmp_path / "run").steps() == [3, 6]
     monkeypatch.undo()
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
@@ -186,7 +186,7 @@ def test_a_run_that_goes_astray_again_and_again_gives_up(elmo, refused, text, tm
     often = ("--eval-every", "2", "--steps", "9", "--output", tmp_path / "run")
     sentence = refused("train", text, *TINY, *often, *HELD_OUT, after="0.125 of the rate")
     assert "the perplexity rose in training" in sentence
-    assert "--learning-rate" in sentence
+    assert "resume with a lower one" in sentence
     assert RunFolder(tmp_path / "run").steps() == [2]
 
 
