@@ -10,7 +10,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -32,7 +32,7 @@ def option(
     most: float | None = None,
     only: str | None = None,
 ) -> Any:  # noqa: ANN401
-    """A field with its help, the bounds of its value and the one objective that it belongs to."""
+    """A field with the sentence that `--help` shows, the bounds of its numbers and the one objective it belongs to."""
     return field(default=default, metadata={"help": help, "least": least, "most": most, "only": only})
 
 
@@ -357,25 +357,27 @@ def _presets() -> dict[str, Any]:
 
 
 def _checked(name: str, value: object, hint: Any, item: Any) -> object:  # noqa: ANN401 - a type and a field
-    """The value in the type of its field, or an error that says what the option takes."""
-    rule = ""
+    """The value in its own type, or a sentence that says what the option takes."""
     if get_origin(hint) is Literal:
-        rule = "" if value in get_args(hint) else f"one of {', '.join(get_args(hint))}"
-    elif hint is bool:
-        rule = "" if isinstance(value, bool) else "true or false"
-    elif hint is str:
+        if value not in get_args(hint):
+            raise ElmoError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ElmoError(f"{name} must be true or false, got {value!r}")
+        return value
+    if hint is str:
         if name in ("mask", "causal") and isinstance(value, int | float):
             return str(value)
-        rule = "" if isinstance(value, str) else "a text"
-    else:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        least, most = item.metadata["least"], item.metadata["most"]
-        if not number or (hint is int and value != int(value)):  # type: ignore[call-overload]
-            rule = f"a {'whole ' if hint is int else ''}number"
-        elif (least is not None and value < least) or (most is not None and value > most):
-            rule = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
-        else:
-            return hint(value)
-    if rule:
-        raise ElmoError(f"{name} must be {rule}, got {value!r}", name)
-    return value
+        if not isinstance(value, str):
+            raise ElmoError(f"{name} must be a text, got {value!r}")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if not number or (hint is int and value != int(value)):  # type: ignore[call-overload]
+        raise ElmoError(f"{name} must be a {'whole ' if hint is int else ''}number, got {value!r}")
+    least, most = item.metadata["least"], item.metadata["most"]
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        raise ElmoError(f"{name} must be {bounds}, got {value!r}")
+    assert item.default is not MISSING
+    return hint(value)
