@@ -108,7 +108,7 @@ def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, tex
         (tmp_path / "run" / "checkpoints" / f"step-{step:010d}.safetensors").unlink()
     before = read_snapshot(tmp_path / "run" / "checkpoints" / "best.safetensors")
     again = elmo("train", text, *TINY, *often, *level, *HELD_OUT, "--output", tmp_path / "run", "--resume")
-    assert "going on from step 4" in again.err
+    assert "continuing from step 4" in again.err
     after = last_snapshot(tmp_path / "run")
     assert after.facts["progressed"]["fall_backs"] == 1, "the checkpoint after the return knows of it"
     assert before.facts["progressed"]["step"] >= 4
@@ -198,7 +198,7 @@ def test_a_run_with_a_bad_update_resumes_exactly(elmo, text, tmp_path, poison) -
     elmo(*command, "--output", tmp_path / "again")
     for step in (6, 9):
         (tmp_path / "again" / "checkpoints" / f"step-{step:010d}.safetensors").unlink()
-    assert "going on from step 3" in elmo(*command, "--output", tmp_path / "again", "--resume").err
+    assert "continuing from step 3" in elmo(*command, "--output", tmp_path / "again", "--resume").err
     assert_same_run(tmp_path / "whole", tmp_path / "again")
 
 

@@ -65,7 +65,7 @@ def test_every_moment_to_stop_is_as_good(elmo, text, tmp_path, monkeypatch, step
     assert not (tmp_path / "stopped" / "model.safetensors").exists()
     ended = elmo("train", "--output", tmp_path / "stopped", "--resume")
     assert ended.status == 0
-    assert f"going on from step {step}" in ended.err
+    assert f"continuing from step {step}" in ended.err
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -208,7 +208,7 @@ def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number,
         patch.setattr(Training, "_update", signalled)
         ended = elmo(*command, "--output", tmp_path / "run")
     assert ended.status == status
-    assert "stopped at step 6; the same command with --resume goes on from here" in ended.err
+    assert "stopped at step 6; resume to continue from here" in ended.err
     assert signal.getsignal(number) is before
     assert elmo(*command, "--output", tmp_path / "run", "--resume").status == 0
     assert_same_run(tmp_path / "whole", tmp_path / "run")

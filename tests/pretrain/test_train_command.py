@@ -242,11 +242,11 @@ def test_text_is_read_as_that_of_the_model_was(elmo, tmp_path) -> None:
     more = ("train", text, *PACE, "--steps", "1", "--init", tmp_path / "old")
     ended = elmo(*more, "--output", tmp_path / "new")
     assert ended.status == 0, ended.err
-    assert "text: read as that of old was, --segment chars --split line" in ended.err
+    assert "text: read as the text of old was: segment chars, split line" in ended.err
     assert "kept 24 sentences, 192 tokens" in ended.err
     assert read_checkpoint(tmp_path / "new").text == {"segment": "chars", "split": "line"}
     ended = elmo(*more, "--output", tmp_path / "other", "--split", "none")
-    assert "text: read as that of old was, --segment chars\n" in ended.err
+    assert "text: read as the text of old was: segment chars\n" in ended.err
     assert "kept 12 sentences, 192 tokens" in ended.err
 
 

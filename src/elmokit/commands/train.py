@@ -44,12 +44,12 @@ def run_train(request: TrainRequest) -> int:
         for item in fields(recipe) if before else ():
             if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
                 say(f"changed: {item.name} {old} → {new}")
-        processes.wait()  # nobody looks into the folder after the first has begun to write
+        processes.wait()  # no process may read the folder after the first has begun to write
         return _train(request, recipe, folder, processes, say)
 
 
 def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
-    """Read text as a prepared corpus was read, or as that of --init's model but for what the user named."""
+    """Read text as a prepared corpus was read, or as the text of the model to start from, but for what was given."""
     text: Mapping[str, Any]
     named: Mapping[str, Any] = {}
     if prepared := find_prepared(request.corpus):
@@ -62,8 +62,8 @@ def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
     usual = {name: text[name] for name in ("segment", "split") if name in text and name not in named}
     changed: dict[str, Any] = {name: value for name, value in usual.items() if value != getattr(recipe, name)}
     if changed:
-        shown = " ".join(f"--{name} {value}" for name, value in changed.items())
-        say(f"text: read as that of {name} was, {shown}")
+        shown = ", ".join(f"{name} {value}" for name, value in changed.items())
+        say(f"text: read as the text of {name} was: {shown}")
     return replace(recipe, **changed)
 
 
@@ -81,14 +81,16 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     snapshot = folder.latest()
     if snapshot is not None:
         training.restore(snapshot)
-        say(f"going on from step {training.progress.step:,}")
+        say(f"continuing from step {training.progress.step:,}")
         if training.n_steps and training.n_steps < training.progress.step:
             raise ElmoError(
                 f"the run is at update {training.progress.step:,} already, and {training.n_steps:,} were asked for: "
-                "give more --steps or --epochs"
+                "give more steps or epochs",
+                "steps",
+                "epochs",
             )
     if processes.agree(training.progress.step) != training.progress.step:
-        raise ElmoError(f"--output {folder.folder} must be a folder that all machines share, with the same files in it")
+        raise ElmoError(f"output {folder.folder} must be one folder that all machines share", "output")
     if processes.first:
         store_request(request, recipe, folder, corpus, heldout, start.vocab)
     _describe(training, say)
@@ -102,7 +104,7 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     else:
         stopped = training.run()
     if stopped:
-        say(f"stopped at step {training.progress.step:,}; the same command with --resume goes on from here")
+        say(f"stopped at step {training.progress.step:,}; resume to continue from here")
         return 128 + stopped
     if processes.first:
         _finish(request, training, start, corpus, heldout, say)
@@ -132,7 +134,7 @@ def _describe(training: Training, say: Say) -> None:
     )
     say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
-        say("no text is held out, so no perplexity on unseen text is measured: --heldout FILE gives some")
+        say("no text is held out, so no perplexity on unseen text is measured; heldout would name some")
 
 
 def _finish(
@@ -161,7 +163,7 @@ def _finish(
     result = f"held-out perplexity {perplexity(measured['mean'])} at step {progress.best_step:,}" if measured else ""
     if measured and measured.get("masked"):
         result += f", masked words {perplexity(measured['masked'])}"
-    end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run, --resume continues it"
+    end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
     say(f"{end}: {progress.step:,} updates in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}")
 
 
