@@ -114,7 +114,7 @@ def test_english_killed_and_gone_on(tmp_path) -> None:
     environment["STEPS"] = str(reached + 40)
     status, out, err = run("en.sh", corpora, output, **environment)
     assert status == 0, err
-    assert "going on from step" in err
+    assert "continuing from step" in err
     assert (output / "text" / "books-0.train.txt").stat().st_mtime_ns == cut_at
     for last in ("enwiki-b-1", "books-0"):
         check_split(corpora, output, last)

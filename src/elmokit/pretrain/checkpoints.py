@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -49,6 +50,35 @@ class Snapshot:
         return {
             key.removeprefix(f"{name}."): value for key, value in self.tensors.items() if key.startswith(f"{name}.")
         }
+
+
+@dataclass
+class RunProgress:
+    """How far a run is; stored in every checkpoint."""
+
+    step: int = 0
+    predictions: int = 0
+    """Tokens that were read, over all processes; in windows the predictions of one direction."""
+    seconds: float = 0.0
+    best: float = math.inf
+    """The lowest held-out perplexity."""
+    best_step: int = 0
+    best_loss: float = math.inf
+    """The loss in training at that time."""
+    loss: float = math.inf
+    """The last one that was measured."""
+    since_best: int = 0
+    """Held-out perplexities since then."""
+    skipped: int = 0
+    """Updates that were left out because a gradient was not finite."""
+    stopped_early: bool = False
+    fall_backs: int = 0
+    """Returns to the best checkpoint."""
+
+    @property
+    def rate_share(self) -> float:
+        """The factor of the learning rate after them."""
+        return 0.5**self.fall_backs
 
 
 class RunFolder:

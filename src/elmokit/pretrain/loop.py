@@ -14,7 +14,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.pretrain.batches import Batch, UpdateBatches, batches_ahead
-from elmokit.pretrain.checkpoints import RunFolder, Snapshot
+from elmokit.pretrain.checkpoints import RunFolder, RunProgress, Snapshot
 from elmokit.pretrain.distributed import Processes, Stopping
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
 from elmokit.pretrain.metrics import RunObserver
@@ -35,35 +35,6 @@ TRAINING_ROSE = 0.1
 _EVALUATIONS, _LOG_LINES = 20, 500
 _READ_PER_HELD_OUT = 5
 """Tokens read in training for each token of a held-out perplexity, at least."""
-
-
-@dataclass
-class RunProgress:
-    """How far a run is; stored in every checkpoint."""
-
-    step: int = 0
-    predictions: int = 0
-    """Tokens that were read, over all processes; in windows the predictions of one direction."""
-    seconds: float = 0.0
-    best: float = math.inf
-    """The lowest held-out perplexity."""
-    best_step: int = 0
-    best_loss: float = math.inf
-    """The loss in training at that time."""
-    loss: float = math.inf
-    """The last one that was measured."""
-    since_best: int = 0
-    """Held-out perplexities since then."""
-    skipped: int = 0
-    """Updates that were left out because a gradient was not finite."""
-    stopped_early: bool = False
-    fall_backs: int = 0
-    """Returns to the best checkpoint."""
-
-    @property
-    def rate_share(self) -> float:
-        """The factor of the learning rate after them."""
-        return 0.5**self.fall_backs
 
 
 @dataclass(frozen=True)

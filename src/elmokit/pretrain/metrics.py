@@ -20,16 +20,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.pretrain.checkpoints import RunFolder
+from elmokit.pretrain.checkpoints import RunFolder, RunProgress
 from elmokit.pretrain.progress import TrainingProgress, perplexity
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
-
-if TYPE_CHECKING:
-    from elmokit.pretrain.loop import RunProgress
 
 
 class MetricsLog:
