@@ -26,20 +26,18 @@ import torch
 from torch.nn import functional as F
 
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.vocabulary import build_vocabulary
+from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.pretrain.batches import Batch
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
+from elmokit.pretrain.metrics import RunObserver
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.recipe import Recipe, make_recipe
-from elmokit.pretrain.run_files import RunFolder
-from elmokit.pretrain.setup import data_of
-from elmokit.pretrain.start import new_start
-from elmokit.pretrain.watching import Unwatched
-from elmokit.pretrain.window_batches import WindowBatch
+from elmokit.pretrain.setup import data_of, new_start
+from elmokit.pretrain.windows import WindowBatch
 
 SENTENCES, TYPES = 100_000, 120_000
 
@@ -60,7 +58,7 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
     vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=1)
     start = new_start(recipe, vocab)
     data = data_of(recipe, start, corpus, None)
-    return Training(recipe, start.network, data, RunFolder(folder), Unwatched(), device=device, processes=Processes())
+    return Training(recipe, start.network, data, RunFolder(folder), RunObserver(), device=device, processes=Processes())
 
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:

@@ -115,7 +115,7 @@ def test_the_classic_model_killed_and_resumed(tmp_path) -> None:
     environment["STEPS"] = str(reached + 40)
     status, out, err = run("en-lstm.sh", corpora, output, **environment)
     assert status == 0, err
-    assert "going on from step" in err
+    assert "continuing from step" in err
     assert (output / "text" / "books-0.train.txt").stat().st_mtime_ns == cut_at
     for last in ("enwiki-b-1", "books-0"):
         check_split(corpora, output, last)

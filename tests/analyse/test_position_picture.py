@@ -5,7 +5,7 @@ import pytest
 
 from elmokit import ElmoError
 from elmokit.analyse.pictures import draw_by_position
-from elmokit.pretrain.by_position import STARTS, ByPosition
+from elmokit.pretrain.evaluate import STARTS, ByPosition
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 

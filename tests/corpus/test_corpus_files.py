@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elmokit.corpus.files import find_inputs
+from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.reading import read_sentences
+from elmokit.corpus.reading import find_inputs
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
 
@@ -109,9 +109,9 @@ def test_files_that_are_not_text_are_left_out_unless_they_are_named(tree):
     (tree / "d/empty").touch()
     assert found("d")[0] == ["d/empty", "d/latin1.txt", "d/stray.txt"]
     with pytest.raises(ElmoError, match=r"got a zip archive in d/archive\.zip: unpack it first"):
-        list(read_sentences(["d/archive.zip"]))
+        prepare(["d/archive.zip"], folder=tree / "out")
     with pytest.raises(ElmoError, match="got UTF-16 text"):
-        list(read_sentences(["d/utf16.txt"]))
+        prepare(["d/utf16.txt"], folder=tree / "out")
 
 
 def test_what_is_no_file_is_left_out(tree):

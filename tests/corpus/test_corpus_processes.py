@@ -179,24 +179,25 @@ def chunk(number):
 
 def test_a_worker_that_dies_is_an_error_and_not_a_hang(monkeypatch):
     made = []
-    plain = encoding._Worker.__init__
 
-    def remember(self, how):
-        plain(self, how)
-        made.append(self)
+    class Remembered(encoding.WorkerProcess):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self.process)
 
-    monkeypatch.setattr(encoding._Worker, "__init__", remember)
+    monkeypatch.setattr(encoding, "WorkerProcess", Remembered)
     results = encoding.encode_all((chunk(number) for number in range(1000)), ReadingOptions(), 2)
     assert next(results).types == ["some", "words"]
-    made[0]._process.kill()
+    made[0].kill()
     with pytest.raises(ElmoError, match=r"a worker process .* ended with status -9.*workers=1"):
         list(results)
-    assert all(worker._process.poll() is not None for worker in made)
+    assert all(process.poll() is not None for process in made)
 
 
 def test_an_error_in_a_worker_comes_with_its_traceback():
-    with pytest.raises(RuntimeError, match="a worker process that prepares the corpus failed:\nTraceback"):
+    with pytest.raises(AttributeError) as caught:
         list(encoding.encode_all(iter([[("not", "a piece")]]), ReadingOptions(), 2))
+    assert "sentences_of" in caught.value.__notes__[0]
 
 
 def test_too_few_workers():

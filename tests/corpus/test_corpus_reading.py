@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import reading
-from elmokit.corpus.files import find_inputs
-from elmokit.corpus.reading import ReadingOptions, read_pieces, read_sentences, sentences_of
+from elmokit.corpus.reading import ReadingOptions, find_inputs, read_pieces, sentences_of
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text.tokens import word_splitter
@@ -42,8 +41,13 @@ PACKERS = {
 
 
 def read(*sources, **settings):
-    tally = Tally()
-    sentences = list(read_sentences([str(source) for source in sources], report=tally, **settings))
+    """The sentences of some files, and the report."""
+    tally, options = Tally(), ReadingOptions(**settings)
+    inputs = find_inputs([str(source) for source in sources], tally)
+    tally.files, tally.max_tokens = len(inputs), options.max_tokens
+    tokenise = word_splitter(options.segment)
+    pieces = read_pieces(inputs, paragraphs=options.paragraphs)
+    sentences = [tokens for piece in pieces for tokens in sentences_of(piece, options, tokenise, tally)]
     return sentences, tally.report()
 
 
@@ -142,10 +146,9 @@ def test_segmenters(tmp_path, segment, text, tokens):
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
     ],
 )
-def test_settings_that_are_refused(tmp_path, settings, said):
-    (tmp_path / "t").write_text("a\n")
+def test_settings_that_are_refused(settings, said):
     with pytest.raises(ElmoError, match=said):
-        read_sentences([str(tmp_path / "t")], **settings)
+        ReadingOptions(**settings)
 
 
 text_files = st.lists(st.sampled_from([b"a", b"b c", b"", b" ", b"\n", b"\r\n", b"\n\n", b"\xff", b"d. E"])).map(

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmokit.commands.vocab import VocabRequest, run_vocab
-from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
+from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
 from elmokit.text.vocab import Vocabulary
 

@@ -15,7 +15,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.language_model import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.start import start_from
+from elmokit.pretrain.setup import start_from
 from elmokit.text.vocab import Vocabulary
 from model_files import make_bilm, refusal, run, write_tensorflow
 from tiny_models import WORDS, tiny_checkpoint

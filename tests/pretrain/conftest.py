@@ -62,7 +62,7 @@ def poison(monkeypatch):
         left = iter(range(times))
 
         def update_with(training: Training, batches, rate: float) -> None:
-            current[:] = [training.progressed.step + 1, len(batches)]
+            current[:] = [training.progress.step + 1, len(batches)]
             update(training, batches, rate)
 
         def forward_with(network: LanguageModelNetwork, *arguments):

@@ -10,8 +10,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain import evaluate as evaluating
-from elmokit.pretrain.by_position import STARTS, by_position, write_table
-from elmokit.pretrain.evaluate import evaluate
+from elmokit.pretrain.evaluate import STARTS, by_position, evaluate, write_table
 from tiny_models import tiny_config, word_config
 from training_models import evaluation_parts
 

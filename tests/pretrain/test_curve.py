@@ -125,7 +125,7 @@ def test_a_run_that_measured_nothing(tmp_path):
         with MetricsLog(tmp_path / "m") as log:
             for line in lines:
                 log.write(line)
-        with pytest.raises(ElmoError, match="holds no perplexity to draw"):
+        with pytest.raises(ElmoError, match="has no perplexity to draw"):
             draw_curve(tmp_path / "m", tmp_path / "curve.png")
         assert not (tmp_path / "curve.png").exists()
 

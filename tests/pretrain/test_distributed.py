@@ -98,7 +98,7 @@ def test_a_run_of_one_process_goes_on_in_two_that_are_interrupted(elmo, text, tm
     two = (*command, "--batch-size", "2", "--output", tmp_path / "two", "--resume")
     _, err, status = torchrun(tmp_path, *two, interrupt_at=" %, step 6")
     assert status
-    assert err.count("the same command with --resume goes on from here") == 1
+    assert err.count("resume to continue from here") == 1
     stopped = last_snapshot(tmp_path / "two")
     step = stopped.facts["progressed"]["step"]
     assert step > 5

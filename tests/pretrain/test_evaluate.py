@@ -8,7 +8,7 @@ from elmokit import Elmo
 from elmokit.pretrain import evaluate as evaluating
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import evaluate, held_out, sentence_losses
-from elmokit.pretrain.windows import Sentences
+from elmokit.pretrain.sentences import Sentences
 from tiny_models import tiny_config, word_config
 from training_models import evaluation_parts
 

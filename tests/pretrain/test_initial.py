@@ -7,8 +7,7 @@ import torch
 from elmokit import BiLM, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.model.language_model import LmHead
-from elmokit.pretrain.initial import initialise, start_from_frequencies
-from elmokit.pretrain.sampled_softmax import sampled_softmax_loss
+from elmokit.pretrain.network import initialise, sampled_softmax_loss, start_from_frequencies
 from elmokit.text.vocab import Vocabulary
 from training_models import corpus_of
 

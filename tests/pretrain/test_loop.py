@@ -11,13 +11,13 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain import loop
+from elmokit.pretrain.checkpoints import RunFolder, read_snapshot
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.recipe import make_recipe
-from elmokit.pretrain.run_files import RunFolder, read_snapshot
+from elmokit.pretrain.sentences import Sentences
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position, Sentences
+from elmokit.pretrain.windows import WindowBatches, WindowReader
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
 from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
@@ -63,7 +63,7 @@ def test_a_run_without_finite_updates_gives_up(elmo, refused, text, tmp_path, po
         poison(set(range(5, 100)))
         sentence = refused(*command, after="step 8: 1 update left out")
     assert "4 updates in a row" in sentence
-    assert "--learning-rate" in sentence
+    assert "resume with a lower one" in sentence
     assert RunFolder(tmp_path / "run").steps() == [3, 6]
     monkeypatch.undo()
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
@@ -81,7 +81,7 @@ def lift_held_out(monkeypatch, calls) -> None:
         return replace(found, mean=10 * found.mean) if next(count) in calls else found
 
     monkeypatch.setattr(loop, "evaluate", lifted)
-    monkeypatch.setattr(loop, "WORSE", -math.inf)  # as if the loss in training had risen too
+    monkeypatch.setattr(loop, "TRAINING_ROSE", -math.inf)  # as if the loss in training had risen too
 
 
 def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, text, tmp_path, monkeypatch) -> None:
@@ -108,7 +108,7 @@ def test_a_run_that_leaves_its_way_goes_back_and_on_with_half_the_rate(elmo, tex
         (tmp_path / "run" / "checkpoints" / f"step-{step:010d}.safetensors").unlink()
     before = read_snapshot(tmp_path / "run" / "checkpoints" / "best.safetensors")
     again = elmo("train", text, *TINY, *often, *level, *HELD_OUT, "--output", tmp_path / "run", "--resume")
-    assert "going on from step 4" in again.err
+    assert "continuing from step 4" in again.err
     after = last_snapshot(tmp_path / "run")
     assert after.facts["progressed"]["fall_backs"] == 1, "the checkpoint after the return knows of it"
     assert before.facts["progressed"]["step"] >= 4
@@ -138,17 +138,16 @@ def test_patience_that_has_ended_ends_the_run_and_needs_no_return(elmo, text, tm
     assert ended.status == 0
     assert "stopped early" in ended.err
     assert "back to the best" not in ended.err
-    progressed = last_snapshot(tmp_path / "run").facts["progressed"]
-    assert (progressed["step"], progressed["stopped_early"]) == (6, True)
+    progress = last_snapshot(tmp_path / "run").facts["progressed"]
+    assert (progress["step"], progress["stopped_early"]) == (6, True)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) -> None:
     model, corpus = tiny_checkpoint(head=True), corpus_of(random_sentences([3, 5, 2] * 5), tmp_path)
     recipe = make_recipe(changes={"batch_size": 2, "window": 4})
-    read = WindowBatches(
-        table_of(model, corpus), Sentences(corpus), 2, (range(2),), 4, 0.5, 0, Position.start(2)
-    ).here()
+    reader = WindowReader(Sentences(corpus), rows=2, window=4, reset=0.5)
+    read = WindowBatches(table_of(model, corpus), reader, (range(2),)).here()
     network, cpu = network_of(model), torch.device("cpu")
     updates = Updates(recipe, network, ways=2, device=cpu, processes=Processes(rank=rank))
     updates.update(0, next(read)[0], 1e-3)
@@ -159,13 +158,13 @@ def test_a_return_forgets_what_was_counted_after_the_checkpoint(tmp_path, rank) 
         network.head.bias.fill_(math.nan)
     updates.update(2, next(read)[0], 1e-3)
     updates.restore(snapshot)
-    assert updates.left_out().since == 0
+    assert updates.left_out() == (0, 0)
     assert (updates.losses()[0] > 0) == (rank == 0), "the first has the sums of all processes"
 
 
 def test_overfitting_is_not_going_astray(elmo, text, tmp_path, monkeypatch) -> None:
     lift_held_out(monkeypatch, {3})
-    monkeypatch.setattr(loop, "WORSE", 0.1)  # it has not: the text is small, and learned
+    monkeypatch.setattr(loop, "TRAINING_ROSE", 0.1)  # it has not: the text is small, and learned
     ended = elmo("train", text, *TINY, "--eval-every", "2", "--steps", "9", *HELD_OUT, "--output", tmp_path / "run")
     assert ended.status == 0
     assert "back to" not in ended.err
@@ -187,7 +186,7 @@ def test_a_run_that_goes_astray_again_and_again_gives_up(elmo, refused, text, tm
     often = ("--eval-every", "2", "--steps", "9", "--output", tmp_path / "run")
     sentence = refused("train", text, *TINY, *often, *HELD_OUT, after="0.125 of the rate")
     assert "the perplexity rose in training" in sentence
-    assert "--learning-rate" in sentence
+    assert "resume with a lower one" in sentence
     assert RunFolder(tmp_path / "run").steps() == [2]
 
 
@@ -199,7 +198,7 @@ def test_a_run_with_a_bad_update_resumes_exactly(elmo, text, tmp_path, poison) -
     elmo(*command, "--output", tmp_path / "again")
     for step in (6, 9):
         (tmp_path / "again" / "checkpoints" / f"step-{step:010d}.safetensors").unlink()
-    assert "going on from step 3" in elmo(*command, "--output", tmp_path / "again", "--resume").err
+    assert "continuing from step 3" in elmo(*command, "--output", tmp_path / "again", "--resume").err
     assert_same_run(tmp_path / "whole", tmp_path / "again")
 
 

@@ -2,8 +2,7 @@ import torch
 from torch import nn
 
 from elmokit.model.lstm import LstmEncoder
-from elmokit.pretrain.muon import Muon, orthogonal
-from elmokit.pretrain.optimizer import make_optimizers
+from elmokit.pretrain.optimizer import Muon, make_optimizers, orthogonal
 from elmokit.pretrain.recipe import make_recipe
 
 

@@ -5,10 +5,8 @@ import torch
 
 from elmokit import Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
-from elmokit.pretrain.network import LanguageModelNetwork, Negatives
-from elmokit.pretrain.sampled_softmax import sample_negatives, sampled_softmax_loss
-from elmokit.pretrain.window_batches import WindowBatch, window_batch
-from elmokit.pretrain.windows import NO_TARGET
+from elmokit.pretrain.network import LanguageModelNetwork, Negatives, sample_negatives, sampled_softmax_loss
+from elmokit.pretrain.windows import NO_TARGET, WindowBatch, window_batch
 from tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 from training_models import corpus_of, gradients_of, network_of, random_sentences, table_of, windows_of
 

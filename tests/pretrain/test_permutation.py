@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmokit.pretrain.permutation import mixed, permuted, uniform
+from elmokit.pretrain.sentences import mixed, permuted, uniform
 
 
 def order(count, epoch=0, seed=1):

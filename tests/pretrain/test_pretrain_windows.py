@@ -1,5 +1,5 @@
 import tempfile
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.permutation import uniform
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Position, Sentences, WindowReader
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences, uniform
+from elmokit.pretrain.windows import NO_TARGET, WindowPosition, WindowReader
 from training_models import corpus_of
 
 FIELDS = ("inputs", "targets", "keep", "place")
@@ -68,10 +68,7 @@ def as_pairs(windows, direction):
 
 
 def all_windows(reader, limit=10_000):
-    found = []
-    while (plan := reader.read()) is not None and len(found) < limit:
-        found.append(reader.fill(plan, range(reader.rows)))
-    return found
+    return [reader.fill(plan, range(reader.rows)) for plan in islice(reader.plans(), limit)]
 
 
 def assert_equal(ours, theirs):
@@ -112,9 +109,9 @@ def check_against_the_original(folder, lengths, rows, window, *, endless):
     epochs = 1 if not endless else 3 + rows * window  # enough that the original does not end here
     theirs = [Generator(types_of(corpus), rows, backward=back, epochs=epochs) for back in (False, True)]
     reader = WindowReader(Sentences(corpus), rows=rows, window=window, endless=endless)
-    read = 0
+    read, plans = 0, reader.plans()
     while read < 3 * (sum(lengths) + len(lengths)):
-        plan = reader.read()
+        plan = next(plans, None)
         expected = [direction.batch(window) for direction in theirs]
         if plan is None:
             assert not endless
@@ -161,18 +158,14 @@ def test_a_reading_goes_on_from_any_position(corpus, endless, shuffle):
         return WindowReader(sentences, rows=3, window=4, reset=0.5, seed=2, endless=endless, position=position)
 
     whole = all_windows(reader(), limit=40)
-    first, steps = reader(), 0
-    while steps < len(whole):
-        at = first.position
-        later = reader(Position(at.next_place, at.row_place.copy(), at.row_offset.copy()))
-        for expected in whole[steps : steps + 4]:
-            assert_equal(later.fill(later.read(), range(3)), expected)
-        plan = first.read()
-        assert plan.position is first.position
-        steps += 1
+    positions = [WindowPosition.start(3), *(plan.position for plan in islice(reader().plans(), 40))]
+    for step, at in enumerate(positions):
+        later = reader(WindowPosition(at.next_place, at.row_place.copy(), at.row_offset.copy()))
+        for ours, expected in zip(all_windows(later, limit=4), whole[step : step + 4], strict=False):
+            assert_equal(ours, expected)
     if not endless:
-        assert first.read() is None
-        assert reader(first.position).read() is None
+        assert len(positions) == len(whole) + 1
+        assert all_windows(reader(positions[-1])) == []
 
 
 @pytest.mark.parametrize("reset", [0.0, 0.3, 1.0])
@@ -208,9 +201,7 @@ def test_which_sentences_start_from_zero_depends_on_their_place_and_the_seed(cor
 @pytest.mark.parametrize("endless", [True, False])
 def test_rows_filled_apart_are_slices_of_all_rows(corpus, parts, endless):
     reader = WindowReader(Sentences(corpus), rows=6, window=4, reset=0.5, endless=endless)
-    for _ in range(8):
-        if (plan := reader.read()) is None:
-            break
+    for plan in islice(reader.plans(), 8):
         whole = reader.fill(plan, range(6))
         start = 0
         for size in parts:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from elmokit.pretrain import progress as module
-from elmokit.pretrain.progress import Progress
+from elmokit.pretrain.progress import TrainingProgress
 
 NUMBERS = {
     "forward_perplexity": 61.234,
@@ -48,7 +48,7 @@ def test_examples_in_the_docstrings():
 
 def test_log_lines_at_intervals_the_first_and_the_last():
     stream, clock = io.StringIO(), Clock()
-    with Progress(stream=stream, clock=clock, every=10) as progress:
+    with TrainingProgress(stream=stream, clock=clock, every=10) as progress:
         for step in range(1, 26):
             clock.now = step
             progress.update(step, step / 100, step, step * 500, NUMBERS)
@@ -61,7 +61,7 @@ def test_log_lines_at_intervals_the_first_and_the_last():
 
 def test_a_resumed_run_counts_its_own_time_only():
     stream = io.StringIO()
-    progress = Progress(stream=stream, start_fraction=0.5, start_seconds=7200, start_tokens=10**9)
+    progress = TrainingProgress(stream=stream, start_fraction=0.5, start_seconds=7200, start_tokens=10**9)
     progress.update(1000, 0.5, 7200, 10**9, {})
     progress.update(1100, 0.6, 7260, 10**9 + 12_345 * 60, {})
     progress.close()
@@ -70,7 +70,7 @@ def test_a_resumed_run_counts_its_own_time_only():
 
 def test_heldout_perplexity_stays_until_the_next():
     stream, clock = io.StringIO(), Clock()
-    progress = Progress(stream=stream, clock=clock, every=0)
+    progress = TrainingProgress(stream=stream, clock=clock, every=0)
     for step, metrics in enumerate(
         ({}, {"heldout_perplexity": 80.0}, {"heldout_perplexity": None}, {"perplexity": 7.0})
     ):
@@ -83,7 +83,7 @@ def test_heldout_perplexity_stays_until_the_next():
 def test_a_terminal_has_one_line_in_place_and_notes_above(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream, clock = Terminal(), Clock()
-    with Progress(stream=stream, clock=clock) as progress:
+    with TrainingProgress(stream=stream, clock=clock) as progress:
         progress.update(1, 0.01, 1, 1000, {"perplexity": 50_000.0, "gradient_norm": 1.0})
         progress.note("step 1: saved")
         clock.now = 1
@@ -97,7 +97,7 @@ def test_a_terminal_has_one_line_in_place_and_notes_above(monkeypatch):
 def test_a_narrow_terminal_does_not_wrap(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
-    with Progress(stream=stream) as progress:
+    with TrainingProgress(stream=stream) as progress:
         progress.update(123_456, 0.5, 100, 10_000, NUMBERS)
         progress.note("n")
     assert stream.screen()[0] == "n"
@@ -110,14 +110,14 @@ def test_the_width_is_that_of_the_terminal_itself(monkeypatch):
     stream = Terminal()
     stream.fileno = lambda: 2
     monkeypatch.setattr(module.os, "get_terminal_size", lambda handle: os.terminal_size((20, handle)))
-    with Progress(stream=stream) as progress:
+    with TrainingProgress(stream=stream) as progress:
         progress.update(123_456, 0.5, 100, 10_000, NUMBERS)
     assert stream.screen() == [" 50 %, step 123,456", ""]
 
 
 def test_after_an_exception_the_cursor_is_on_a_new_line():
     stream = Terminal()
-    progress = Progress(stream=stream)
+    progress = TrainingProgress(stream=stream)
     progress.update(1, 0.5, 1, 10, {})
     with pytest.raises(KeyboardInterrupt), progress:
         raise KeyboardInterrupt
@@ -130,8 +130,8 @@ def test_after_an_exception_the_cursor_is_on_a_new_line():
 
 def test_nothing_before_the_first_numbers_and_nothing_when_quiet():
     stream = Terminal()
-    Progress(stream=stream).close()
-    with Progress(stream=stream, quiet=True) as progress:
+    TrainingProgress(stream=stream).close()
+    with TrainingProgress(stream=stream, quiet=True) as progress:
         progress.update(1, 0.5, 1, 10, NUMBERS)
         progress.note("n")
     assert stream.getvalue() == ""
@@ -140,17 +140,19 @@ def test_nothing_before_the_first_numbers_and_nothing_when_quiet():
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_a_stream_that_breaks_does_not_stop_the_run(kind):
     stream, clock = kind(), Clock()
-    with Progress(stream=stream, clock=clock, every=0) as progress:
+    with TrainingProgress(stream=stream, clock=clock, every=0) as progress:
         progress.update(1, 0.5, 1, 10, NUMBERS)
         stream.close()
         for step in (2, 3):
             clock.now += 1
             progress.update(step, 0.5, step, 20, NUMBERS)
             progress.note("n")
-    Progress(stream=stream).close()
+    TrainingProgress(stream=stream).close()
 
 
 def test_numbers_that_are_not_finite_show():
     stream = io.StringIO()
-    Progress(stream=stream).update(1, 2.0, 1, 10, {"forward_perplexity": float("nan"), "gradient_norm": float("inf")})
+    TrainingProgress(stream=stream).update(
+        1, 2.0, 1, 10, {"forward_perplexity": float("nan"), "gradient_norm": float("inf")}
+    )
     assert stream.getvalue() == "100 %, step 1, 10.0 tokens/s, 0 s left, perplexity nan forward, gradient inf\n"

@@ -220,7 +220,7 @@ def test_whole_numbers_may_be_written_as_floats_and_become_whole():
 
 
 def test_a_tied_softmax_needs_words_of_its_size():
-    refusal(lambda: Recipe(tie_softmax=True), "tie_softmax", "--input words")
+    refusal(lambda: Recipe(tie_softmax=True), "tie_softmax", "input words")
     refusal(lambda: Recipe(tie_softmax=True, input="words", word_size=7), "tie_softmax", "word_size", "128", "7")
     config = Recipe(tie_softmax=True, input="words").config(50)
     assert (config.words.n_words, config.words.embedding_size, config.token_projection) == (50, 128, False)

@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 
 from elmokit.errors import ElmoError
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
-from elmokit.pretrain.run_files import RunFolder
 from training_runs import (
     SHAPE,
     TINY,
@@ -65,7 +65,7 @@ def test_every_moment_to_stop_is_as_good(elmo, text, tmp_path, monkeypatch, step
     assert not (tmp_path / "stopped" / "model.safetensors").exists()
     ended = elmo("train", "--output", tmp_path / "stopped", "--resume")
     assert ended.status == 0
-    assert f"going on from step {step}" in ended.err
+    assert f"continuing from step {step}" in ended.err
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -154,7 +154,7 @@ def slow_save(tensors, path, metadata, save=safetensors.torch.save_file):
 
 def slow_update(self, *arguments, update=Training._update):
     update(self, *arguments)
-    mark(f"update {self.progressed.step}")
+    mark(f"update {self.progress.step}")
 
 def slow_finish(self, *arguments, finish=CorpusBuilder.finish):
     mark("corpus")
@@ -199,7 +199,7 @@ def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number,
     update = Training._update
 
     def signalled(training: Training, *arguments) -> None:
-        if training.progressed.step == 5:
+        if training.progress.step == 5:
             signal.raise_signal(number)
         update(training, *arguments)
 
@@ -208,7 +208,7 @@ def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number,
         patch.setattr(Training, "_update", signalled)
         ended = elmo(*command, "--output", tmp_path / "run")
     assert ended.status == status
-    assert "stopped at step 6; the same command with --resume goes on from here" in ended.err
+    assert "stopped at step 6; resume to continue from here" in ended.err
     assert signal.getsignal(number) is before
     assert elmo(*command, "--output", tmp_path / "run", "--resume").status == 0
     assert_same_run(tmp_path / "whole", tmp_path / "run")
@@ -218,7 +218,7 @@ def test_a_second_interrupt_does_not_wait(elmo, text, tmp_path, monkeypatch) -> 
     update = Training._update
 
     def signalled(training: Training, *arguments) -> None:
-        if training.progressed.step == 5:
+        if training.progress.step == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         update(training, *arguments)
@@ -308,7 +308,7 @@ def test_metrics_of_a_lost_stretch_are_written_once(elmo, text, tmp_path, monkey
     update = Training._update
 
     def dies(training: Training, *arguments) -> None:
-        if training.progressed.step == 7:
+        if training.progress.step == 7:
             raise KeyboardInterrupt
         update(training, *arguments)
 
@@ -338,6 +338,6 @@ def test_a_damaged_last_checkpoint_is_named(elmo, refused, text, tmp_path) -> No
     elmo(*command)
     last = tmp_path / "run" / "checkpoints" / "step-0000000013.safetensors"
     last.write_bytes(last.read_bytes()[:-100])
-    assert "step-0000000013.safetensors is not a whole checkpoint" in refused(*command, "--resume", after="corpus")
+    assert "step-0000000013.safetensors is not a complete checkpoint" in refused(*command, "--resume", after="corpus")
     last.unlink()
     assert elmo(*command, "--resume").status == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from elmokit.pretrain.sampled_softmax import log_expected, sample_negatives, sampled_softmax_loss
+from elmokit.pretrain.network import log_expected, sample_negatives, sampled_softmax_loss
 
 
 def probability(word, n_words):

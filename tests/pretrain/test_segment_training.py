@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from elmokit import Elmo
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import SegmentObjective
-from elmokit.pretrain.run_files import RunFolder
 from test_distributed import assert_close, assert_same_curve, torchrun
 from training_runs import assert_same_snapshot, last_snapshot, metrics, stop_at, timeless
 
@@ -87,7 +87,7 @@ def test_a_leg_from_weights_alone_continues_the_schedules(elmo, refused, text, t
     assert after[1]["learning_rate"] == pytest.approx(before[-1]["learning_rate"], rel=0.25), "... to the schedule"
     assert after[-1]["learning_rate"] < 0.1 * after[1]["learning_rate"]
     assert after[0]["loss"] == pytest.approx(before[-1]["loss"], abs=0.3)
-    assert "--init" in refused("train", text, *SMALL, "--done", "0.5", "--output", tmp_path / "third")
+    assert "init" in refused("train", text, *SMALL, "--done", "0.5", "--output", tmp_path / "third")
 
 
 def test_minutes_end_a_leg_and_never_move_a_schedule(elmo, text, tmp_path, monkeypatch) -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_goes_astray_returns_to_its_best(elmo, text, tmp_path, monkey
 
     def evaluate(training: Training) -> bool:
         if next(calls) == 2:  # as if the third value were far worse, and the loss had risen too
-            training.progressed.loss += 10
+            training.progress.loss += 10
             with monkeypatch.context() as patch:
                 patch.setattr(SegmentObjective, "merit", lambda *_: 1e6)
                 return plain(training)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from elmokit.config import CharacterConfig, ElmoConfig, TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments
-from elmokit.pretrain.batch_process import made_elsewhere
+from elmokit.pretrain.batches import made_elsewhere
 from elmokit.pretrain.segments import BACKWARD, FORWARD, MASKED, Pace, SegmentBatches, SegmentPosition, SegmentReader
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
 from tiny_models import tiny_checkpoint
 from training_models import corpus_of, network_of, random_sentences, table_of
 
@@ -43,19 +43,10 @@ def reader_of(corpus, pace=PACE, **changes) -> SegmentReader:
 
 def batches_of(corpus, **changes) -> SegmentBatches:
     model = tiny_checkpoint(CONFIG, head=True)
-    options = {
-        "pace": PACE,
-        "longest": 50,
-        "join": 0.5,
-        "mask": (0.3, 0.15),
-        "causal": (0.6, 0.1),
-        "seed": 5,
-        "parts": 1,
-        "rank": 0,
-        "processes": 1,
-        "position": SegmentPosition(),
+    dealing = {
+        name: changes.pop(name) for name in ("parts", "rank", "processes", "attention_window") if name in changes
     }
-    return SegmentBatches(table_of(model, corpus), Sentences(corpus, None, True, 3), **{**options, **changes})
+    return SegmentBatches(table_of(model, corpus), reader_of(corpus, **changes), **dealing)
 
 
 @pytest.mark.parametrize("grow", [0.0, 0.3, 0.5, 1.0])
@@ -81,8 +72,9 @@ def test_each_sentence_of_a_pass_begins_one_segment(corpus, held_out):
     tokens, ends = np.asarray(corpus.tokens), np.asarray(corpus.ends)
     firsts, joined, found = Counter(), 0, 0
     begin_of = {int(begin): number for number, begin in enumerate([0, *ends[:-1]])}
-    while found < len(sentences):
-        plan = reader.read()
+    for plan in reader.plans():
+        if found == len(sentences):
+            break
         passage = reader.fill(plan)
         for (start, stop), begin in zip(pairwise(passage.starts.tolist()), plan.begins.tolist(), strict=True):
             if found == len(sentences):
@@ -105,7 +97,7 @@ def test_each_sentence_of_a_pass_begins_one_segment(corpus, held_out):
 
 def test_single_sentences(corpus):
     reader = reader_of(corpus, join=0.0)
-    words = [reader.read().words for _ in range(5)]
+    words = [plan.words for plan in islice(reader.plans(), 5)]
     lengths = np.diff([0, *corpus.ends])
     order = reader.sentences.at(np.arange(sum(map(len, words))))
     assert np.concatenate(words).tolist() == np.minimum(lengths[order], 48).tolist()
@@ -114,8 +106,7 @@ def test_single_sentences(corpus):
 def test_an_update_has_about_its_size(corpus):
     reader = reader_of(corpus)
     sizes = []
-    while reader.pace.done(reader.position.tokens) < 1:
-        plan = reader.read()
+    for plan in takewhile(lambda plan: PACE.done(plan.before.tokens) < 1, reader.plans()):
         size = int((plan.words + 2).sum())
         assert plan.after.tokens - plan.before.tokens == PACE.size(plan.before.tokens)
         assert abs(size - PACE.size(plan.before.tokens)) <= 25
@@ -123,14 +114,14 @@ def test_an_update_has_about_its_size(corpus):
     assert len(sizes) == PACE.n_steps()
     assert abs(sum(sizes) - PACE.total) < 0.02 * PACE.total, "larger ones and smaller ones balance"
     tiny = reader_of(corpus, Pace(100, 1, 1.0))
-    assert len(tiny.read().words) == 1
+    assert len(next(tiny.plans()).words) == 1
 
 
 def test_what_is_predicted(corpus):
     pace = Pace(400_000, 40_000, 1.0)
     for position, mask, causal in ((0, 0.3, 0.6), (360_000, 0.165, 0.15)):
         reader = reader_of(corpus, pace, position=SegmentPosition(0, position))
-        found = reader.fill(reader.read())
+        found = reader.fill(next(reader.plans()))
         lengths = np.diff(found.starts)
         way = np.repeat(found.ways, lengths)
         boundary = (found.types == BEGIN_TYPE) | (found.types == END_TYPE)
@@ -164,12 +155,13 @@ def found_lasts(passage) -> list[int]:
 
 def test_another_pass_predicts_other_words(corpus):
     pace = Pace(1e9, 5000, 1.0)
-    first, again = (reader_of(corpus, pace, join=0.0, causal=(0, 0), position=p).read() for p in (None, None))
-    np.testing.assert_array_equal(first.places, again.places)
     reader = reader_of(corpus, pace, join=0.0, causal=(0, 0))
+    first, again = (next(reader.plans()) for _ in range(2))
+    np.testing.assert_array_equal(first.places, again.places)
     seen = [set() for _ in range(2)]
-    while len(seen[1]) < 500:
-        plan = reader.read()
+    for plan in reader.plans():
+        if len(seen[1]) >= 500:
+            break
         passage = reader.fill(plan)
         here = plan.places[np.searchsorted(passage.starts, passage.rows[0], side="right") - 1] // corpus.n_sentences
         for part in range(2):

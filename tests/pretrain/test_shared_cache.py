@@ -9,7 +9,7 @@ import pytest
 from elmokit.corpus import prepare as preparing
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.pretrain import loop
-from elmokit.pretrain.batch_process import made_elsewhere
+from elmokit.pretrain.batches import made_elsewhere
 from elmokit.pretrain.loop import Training
 from training_runs import TINY, assert_same_run, stop_at, write_text
 

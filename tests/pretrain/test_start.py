@@ -7,7 +7,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import file_name
 from elmokit.pretrain.recipe import make_recipe
-from elmokit.pretrain.start import new_start, start_from
+from elmokit.pretrain.setup import new_start, start_from
 from elmokit.text.vocab import Vocabulary
 from model_files import make_bilm, make_manylangs, slot_of, write_manylangs, write_tensorflow
 from tiny_models import WORDS, tiny_checkpoint, word_config
@@ -46,7 +46,7 @@ def test_a_new_network_follows_from_the_seed(kind):
     assert one.config == recipe(input=kind).config(len(OLD))
     assert all(torch.isfinite(value).all() for value in state(one).values())
     assert one.slots is None
-    assert one.told == ()
+    assert one.messages == []
 
 
 def test_a_new_word_table_is_as_large_as_what_stands_above_it():
@@ -87,7 +87,7 @@ def test_a_model_with_its_own_vocabulary_goes_on_as_it_is(vocab):
     assert start.config == model.config  # not the recipe's
     assert start.vocab == OLD
     assert start.network.dropout == 0.25
-    assert start.told == ("softmax: that of memory",)
+    assert start.messages == ["softmax: that of memory"]
 
 
 def test_another_vocabulary_keeps_the_softmax_rows_of_its_words():
@@ -103,7 +103,7 @@ def test_another_vocabulary_keeps_the_softmax_rows_of_its_words():
             assert torch.equal(weight[row], fresh.weight[row])
             assert bias[row] == 0
     assert start.vocab == NEW
-    assert start.told == ("softmax: 5 of 7 words from memory, the others new",)
+    assert start.messages == ["softmax: 5 of 7 words from memory, the others new"]
     assert equal({n.removeprefix("bilm."): v for n, v in state(start).items() if "bilm." in n}, model.weights)
     assert Elmo(start.checkpoint("memory")).perplexity([["the", "okapi"]]) > 1
 
@@ -119,7 +119,7 @@ def test_another_vocabulary_keeps_the_word_rows_of_its_words(vocab):
         assert torch.equal(table[row + 1], old[OLD.index(word) + 1]) == (word in OLD)
     assert start.config.words.n_words == len(vocab)
     kept = sum(word in OLD for word in vocab)
-    assert start.told[0] == f"word table: {kept} of {len(vocab)} words from memory"
+    assert start.messages[0] == f"word table: {kept} of {len(vocab)} words from memory"
     # Whatever was drawn before, new rows follow from the seed, as in every process of a run.
     torch.rand(3)
     assert equal(state(start), state(start_from(model, words_recipe(), vocab)))
@@ -137,7 +137,7 @@ def test_a_model_without_a_softmax_gets_a_new_one():
     model = tiny_checkpoint()
     start = start_from(model, recipe(), NEW)
     assert start.network.head.weight.shape == (7, 6)
-    assert start.told == ("softmax: new, 7 words; memory brings none that fits",)
+    assert start.messages == ["softmax: new, 7 words; memory has none that fits"]
     assert equal(state(start), state(start_from(model, recipe(), NEW)))
 
 
@@ -183,7 +183,7 @@ def test_a_model_with_symbols_keeps_its_own(tmp_path, has_words, has_characters)
     assert start.symbols == model.symbols
     assert (start.symbols is not None) == has_characters
     assert start.vocab == (model.vocab if has_words else NEW)
-    assert start.told[0].startswith("softmax: new")
+    assert start.messages[0].startswith("softmax: new")
     saved = start.checkpoint("memory")
     assert type(saved.indexer()) is type(model.indexer())
     Elmo(saved).save(tmp_path / "out")

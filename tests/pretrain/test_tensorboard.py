@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.pretrain.tensorboard import TensorBoardLog
+from elmokit.pretrain.metrics import TensorBoardLog
 
 
 @pytest.fixture
@@ -30,7 +30,6 @@ def test_curves_do_not_double_after_a_resume(tmp_path, events):
     with TensorBoardLog(tmp_path) as log:
         for step in range(1, 11):
             log.write({"step": step, "tokens": step, "loss": float(step), "heldout_perplexity": 2.0})
-            log.flush()
     with TensorBoardLog(tmp_path, resume_step=5) as log:
         for step in range(6, 8):
             log.write({"step": step, "loss": -float(step)})
@@ -73,7 +72,6 @@ def test_a_failure_raises_once(tmp_path, monkeypatch):
     ):
         log.write({"step": 1, "loss": 1.0})
     log.write({"step": 2, "loss": 1.0})
-    log.flush()
     log.close()
     writer.close()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.pretrain.run_files import read_snapshot
+from elmokit.pretrain.checkpoints import read_snapshot
 from training_runs import last_snapshot, metrics
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(elmo, text, tmp_path) ->
     elmo(*command, "--output", tmp_path / "whole")
     elmo(*command, "--output", tmp_path / "again")
     (tmp_path / "again" / "checkpoints" / "step-0000000012.safetensors").unlink()
-    assert "going on from step 6" in elmo(*command, "--output", tmp_path / "again", "--resume").err
+    assert "continuing from step 6" in elmo(*command, "--output", tmp_path / "again", "--resume").err
     whole, again = ([line for line in metrics(tmp_path / run) if "loss" in line] for run in ("whole", "again"))
     assert [line["step"] for line in whole] == [line["step"] for line in again]
     for one, other in zip(whole, again, strict=True):

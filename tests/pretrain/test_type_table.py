@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.formats.load import read_checkpoint
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import window_batch
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, Windows
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, TypeTable
+from elmokit.pretrain.windows import NO_TARGET, Windows, window_batch
 from elmokit.text.chars import ByteIndexer, WordIndexer, byte_ids
 from elmokit.text.vocab import Vocabulary
 from model_files import make_manylangs, write_manylangs
@@ -156,7 +155,7 @@ def test_two_threads_may_make_batches_at_once(tmp_path):
 def test_an_ended_row_reads_a_boundary_and_predicts_nothing(tmp_path):
     corpus = corpus_of([["the"]], tmp_path)
     nothing = np.full((1, 2, 1, 1), NO_TARGET)[0]
-    windows = Windows(np.full((2, 1, 1), BEGIN_TYPE), nothing, np.ones((1, 1), np.float32), nothing[0])
+    windows = Windows(np.full((2, 1, 1), BEGIN_TYPE), nothing, np.ones((1, 1), np.float32), nothing[0], nothing[0])
     batch = window_batch(byte_table(corpus), windows)
     assert batch.targets.unique().tolist() == [NO_TARGET]
     assert batch.characters[0, :3].tolist() == [259, 257, 260]

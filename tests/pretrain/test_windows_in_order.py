@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, NO_TARGET, InOrderReader, Sentences
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader
 from training_models import corpus_of, random_sentences
 
 LENGTHS = {
@@ -19,7 +20,7 @@ def read(corpus, *, rows, window, chosen=None, **arguments):
     """Each row's places, inputs and targets of both directions, and what it keeps, end to end."""
     reader = InOrderReader(Sentences(corpus, chosen), rows=rows, window=window, **arguments)
     found = []
-    while plan := reader.read():
+    for plan in reader.plans():
         windows = reader.fill(plan, range(rows))
         assert windows.place.shape == (window, rows)
         found.append(windows)

@@ -13,8 +13,8 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.bilm import BiLM
 from elmokit.model.language_model import LmHead
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import Sentences, WindowReader
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowReader
 from tiny_models import tiny_checkpoint
 
 WORDS = ["the", "bank", "river", "money", "of", "a", ".", "zebra", "naïve", "日本語", "🙂", "x" * 70]
@@ -47,7 +47,7 @@ def table_of(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
 def windows_of(corpus: PreparedCorpus, *, rows: int, window: int, **arguments):
     """All windows of one reading of a corpus."""
     reader = WindowReader(Sentences(corpus), rows=rows, window=window, endless=False, **arguments)
-    while plan := reader.read():
+    for plan in reader.plans():
         yield reader.fill(plan, range(rows))
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from elmokit.pretrain import loop
+from elmokit.pretrain.checkpoints import RunFolder, Snapshot
 from elmokit.pretrain.evaluate import HeldOut, evaluate
 from elmokit.pretrain.loop import Training
-from elmokit.pretrain.run_files import RunFolder, Snapshot
 
 SHAPE = ("--cell-size", "24", "--output-size", "12", "--filters", "1:4,2:8", "--character-size", "4")
 PACE = ("--batch-size", "4", "--window", "6")
@@ -67,7 +67,7 @@ def stop_at(monkeypatch, *steps: int) -> None:
     left = list(steps)
 
     def stop_requested(training: Training) -> bool:
-        if left and training.progressed.step >= left[0]:
+        if left and training.progress.step >= left[0]:
             del left[0]
             training.stopping.signal = 15
         return bool(training.stopping.signal)
@@ -82,14 +82,14 @@ def best_at(monkeypatch, step: int) -> None:
     def evaluate_at(training: Training) -> bool:
         def spoiled(*arguments: Any, **named: Any) -> HeldOut:
             result = evaluate(*arguments, **named)
-            return result if training.progressed.step == step else replace(result, mean=1e6 * result.mean)
+            return result if training.progress.step == step else replace(result, mean=1e6 * result.mean)
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, "evaluate", spoiled)
             return plain(training)
 
     monkeypatch.setattr(Training, "_evaluate", evaluate_at)
-    monkeypatch.setattr(loop, "ASTRAY", math.inf)
+    monkeypatch.setattr(loop, "DIVERGED", math.inf)
 
 
 def last_snapshot(folder: Path) -> Snapshot:

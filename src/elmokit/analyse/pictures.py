@@ -26,9 +26,8 @@ from elmokit.plots.style import (
     open_panel,
     shortened,
 )
-from elmokit.pretrain.by_position import ByPosition
 from elmokit.pretrain.curve import perplexity_axis
-from elmokit.pretrain.evaluate import StateUse
+from elmokit.pretrain.evaluate import ByPosition, StateUse
 from elmokit.pretrain.progress import perplexity
 
 if TYPE_CHECKING:

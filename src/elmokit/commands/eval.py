@@ -23,12 +23,19 @@ from elmokit.model.bilm import BiLM
 from elmokit.model.language_model import MASKED_SHARE, LmHead
 from elmokit.model.placement import choose_device
 from elmokit.plots.style import SUFFIXES, check_picture
-from elmokit.pretrain.by_position import ByPosition, by_position, write_table
-from elmokit.pretrain.evaluate import HeldOut, StateUse, evaluate, perplexity_of, sentence_losses
+from elmokit.pretrain.evaluate import (
+    ByPosition,
+    HeldOut,
+    StateUse,
+    by_position,
+    evaluate,
+    perplexity_of,
+    sentence_losses,
+    write_table,
+)
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.progress import perplexity
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import Sentences
+from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.storage.atomic import atomic_file
 from elmokit.text.policy import CharacterPieces, TextPolicy
 from elmokit.text.tokens import SegmenterName

@@ -16,17 +16,16 @@ from elmokit.corpus.prepared import PreparedCorpus, read_description
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.placement import choose_device
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.export import export, machine
 from elmokit.pretrain.loop import Training, held_out_state
+from elmokit.pretrain.metrics import RunObserver, RunRecorder
 from elmokit.pretrain.progress import duration, perplexity
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
-from elmokit.pretrain.request import TrainRequest, keep_request, settled
-from elmokit.pretrain.run_files import RunFolder
-from elmokit.pretrain.setup import Say, as_started, corpora, data_of, start_of
-from elmokit.pretrain.start import Start
-from elmokit.pretrain.watching import RunWatcher, Unwatched
+from elmokit.pretrain.request import TrainRequest, resolve_request, store_request
+from elmokit.pretrain.setup import Say, Start, completed_recipe, corpora, data_of, start_of
 
 __all__ = ["TrainRequest", "run_train"]
 
@@ -39,18 +38,18 @@ def run_train(request: TrainRequest) -> int:
             stack.enter_context(folder.locked())
         say = _say if processes.first else _nothing
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
-        request, recipe = settled(request, folder)
+        request, recipe = resolve_request(request, folder)
         if not before:
             recipe = _read_as_before(request, recipe, say)
         for item in fields(recipe) if before else ():
             if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
                 say(f"changed: {item.name} {old} → {new}")
-        processes.wait()  # nobody looks into the folder after the first has begun to write
+        processes.wait()  # no process may read the folder after the first has begun to write
         return _train(request, recipe, folder, processes, say)
 
 
 def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
-    """Read text as a prepared corpus was read, or as that of --init's model but for what the user named."""
+    """Read text as a prepared corpus was read, or as the text of the model to start from, but for what was given."""
     text: Mapping[str, Any]
     named: Mapping[str, Any] = {}
     if prepared := find_prepared(request.corpus):
@@ -63,8 +62,8 @@ def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
     usual = {name: text[name] for name in ("segment", "split") if name in text and name not in named}
     changed: dict[str, Any] = {name: value for name, value in usual.items() if value != getattr(recipe, name)}
     if changed:
-        shown = " ".join(f"--{name} {value}" for name, value in changed.items())
-        say(f"text: read as that of {name} was, {shown}")
+        shown = ", ".join(f"{name} {value}" for name, value in changed.items())
+        say(f"text: read as the text of {name} was: {shown}")
     return replace(recipe, **changed)
 
 
@@ -72,38 +71,40 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     device = choose_device(_device(request.device, processes))
     corpus, heldout = corpora(request, recipe, folder, processes, say)
     start = start_of(request, recipe, corpus)
-    for line in start.told:
+    for line in start.messages:
         say(line)
-    recipe = as_started(recipe, start, corpus, device, processes.count)
+    recipe = completed_recipe(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
     training = Training(
-        recipe, start.network, data, folder, Unwatched(), device=device, processes=processes, slots=start.slots
+        recipe, start.network, data, folder, RunObserver(), device=device, processes=processes, slots=start.slots
     )
     snapshot = folder.latest()
     if snapshot is not None:
         training.restore(snapshot)
-        say(f"going on from step {training.progressed.step:,}")
-        if training.n_steps and training.n_steps < training.progressed.step:
+        say(f"continuing from step {training.progress.step:,}")
+        if training.n_steps and training.n_steps < training.progress.step:
             raise ElmoError(
-                f"the run is at update {training.progressed.step:,} already, and {training.n_steps:,} were asked for: "
-                "give more --steps or --epochs"
+                f"the run is at update {training.progress.step:,} already, and {training.n_steps:,} were asked for: "
+                "give more steps or epochs",
+                "steps",
+                "epochs",
             )
-    if processes.agree(training.progressed.step) != training.progressed.step:
-        raise ElmoError(f"--output {folder.folder} must be a folder that all machines share, with the same files in it")
+    if processes.agree(training.progress.step) != training.progress.step:
+        raise ElmoError(f"output {folder.folder} must be one folder that all machines share", "output")
     if processes.first:
-        keep_request(request, recipe, folder, corpus, heldout, start.vocab)
+        store_request(request, recipe, folder, corpus, heldout, start.vocab)
     _describe(training, say)
     done = training.done()  # which all processes agree on
     if processes.first:
-        with RunWatcher(folder, training.progressed, done, tensorboard=request.tensorboard) as watcher:
-            training.watcher = watcher
+        with RunRecorder(folder, training.progress, done, tensorboard=request.tensorboard) as recorder:
+            training.observer = recorder
             for missed in training.unwritten:
-                watcher.record(missed)
+                recorder.record(missed)
             stopped = training.run()
     else:
         stopped = training.run()
     if stopped:
-        say(f"stopped at step {training.progressed.step:,}; the same command with --resume goes on from here")
+        say(f"stopped at step {training.progress.step:,}; resume to continue from here")
         return 128 + stopped
     if processes.first:
         _finish(request, training, start, corpus, heldout, say)
@@ -133,7 +134,7 @@ def _describe(training: Training, say: Say) -> None:
     )
     say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
-        say("no text is held out, so no perplexity on unseen text is measured: --heldout FILE gives some")
+        say("no text is held out, so no perplexity on unseen text is measured; heldout would name some")
 
 
 def _finish(
@@ -145,7 +146,7 @@ def _finish(
     say: Say,
 ) -> None:
     """Export the best weights, after a leg the last ones; draw the curve, say where everything is."""
-    folder, progressed = training.folder, training.progressed
+    folder, progress = training.folder, training.progress
     best = folder.best() if training.ended else None
     weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
@@ -158,12 +159,12 @@ def _finish(
         say(f"curve: {folder.folder / 'curve.png'}")
     except MissingExtraError as error:
         say(f"no curve: {error}")
-    early = ", stopped early" if progressed.stopped_early else ""
-    result = f"held-out perplexity {perplexity(measured['mean'])} at step {progressed.best_step:,}" if measured else ""
+    early = ", stopped early" if progress.stopped_early else ""
+    result = f"held-out perplexity {perplexity(measured['mean'])} at step {progress.best_step:,}" if measured else ""
     if measured and measured.get("masked"):
         result += f", masked words {perplexity(measured['masked'])}"
-    end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run, --resume continues it"
-    say(f"{end}: {progressed.step:,} updates in {duration(progressed.seconds)}{early}{'; ' if result else ''}{result}")
+    end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
+    say(f"{end}: {progress.step:,} updates in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}")
 
 
 def _facts(
@@ -175,30 +176,30 @@ def _facts(
     measured: Mapping[str, Any] | None,
 ) -> dict[str, str]:
     """What the model card says of the training."""
-    recipe, progressed = training.recipe, training.progressed
+    recipe, progress = training.recipe, training.progress
     sources = ", ".join(Path(source).name or source for source in request.corpus)
-    epochs = progressed.predictions / max(1, training.data.sentences.n_predictions)
+    epochs = progress.predictions / max(1, training.data.sentences.n_predictions)
     usual = make_recipe(preset=request.preset, recipe=request.recipe, changes={"context": recipe.context})
     chosen = {
         f.name: getattr(recipe, f.name) for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)
     }
-    told = "; ".join(start.told)
+    messages = "; ".join(start.messages)
     if request.init and start.where:
-        told = told.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
+        messages = messages.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
     shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
     processes, rate = training.processes.count, f"{recipe.learning_rate:g}"
-    if progressed.fall_backs:
-        rate += f" ({progressed.rate_share * recipe.learning_rate:g} after going back to the best checkpoint)"
+    if progress.fall_backs:
+        rate += f" ({progress.rate_share * recipe.learning_rate:g} after going back to the best checkpoint)"
     facts = {
         "data": f"{sources}; {'; '.join(corpus.report.lines())}",
-        "start": (f"from {request.init.name}; {told}" if request.init else told),
-        "seen": f"{progressed.predictions:,} tokens in {progressed.step:,} updates, {epochs:.2f} epochs",
+        "start": (f"from {request.init.name}; {messages}" if request.init else messages),
+        "seen": f"{progress.predictions:,} tokens in {progress.step:,} updates, {epochs:.2f} epochs",
         "recipe": f"{shape}, recipe {request.recipe or 'modern'}"
         + "".join(f", {name} {value}" for name, value in chosen.items()),
         "updates": f"{recipe.optimizer} at {rate}, gradients clipped at {recipe.clip_norm:g}, "
         f"{training.objective.describe()}, dropout {recipe.dropout:g}",
         **training.objective.facts(),
-        "time": duration(progressed.seconds),
+        "time": duration(progress.seconds),
         "machine": machine(training.device, processes),
         "command": training.folder.read_request()["command"],
     }

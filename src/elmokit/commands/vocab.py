@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elmokit.corpus.prepare import prepare
+from elmokit.corpus.prepared import build_vocabulary, coverage, write_vocabulary
 from elmokit.corpus.report import progress_display
-from elmokit.corpus.vocabulary import build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 

@@ -1,36 +1,26 @@
-"""Sentences → type ids, in this process or in worker processes; the results are in the order of the text.
-
-A worker is a new Python process that reads chunks from its standard input and writes results to its standard output.
-Unlike a process of `multiprocessing`, it never imports the caller's main module, so a script without a main guard can
-prepare a corpus, and torch is not imported. Its input ends when the parent process dies, and then the worker exits.
-"""
+"""Sentences → type ids, in this process or in worker processes; the results are in the order of the text."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
-import traceback
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.corpus.reading import PIECE_BYTES, Piece, ReadingOptions, sentences_of
 from elmokit.corpus.report import Tally
+from elmokit.corpus.worker_process import ParentProcess, WorkerProcess
 from elmokit.errors import ElmoError
 from elmokit.text.tokens import speed_up_jieba, word_splitter
 
-_WAITING_CHUNKS = 2
-"""Chunks for each worker: one that it encodes and one that is ready."""
+_PURPOSE_AND_ADVICE = ("a worker process that prepares the corpus", "try again with fewer workers, such as workers=1")
 _MOST_PIECES = 256
 """Pieces in a chunk, which may come from small files."""
 
@@ -95,128 +85,44 @@ def encode_sentences(sentences: Iterable[Sequence[str]], tally: Tally) -> Encode
 def encode_all(chunks: Iterable[list[Piece]], options: ReadingOptions, workers: int) -> Generator[EncodedSentences]:
     """Encode chunks and give the results in order; with one worker, in this process."""
     if workers < 1:
-        raise ElmoError(f"workers must be at least 1, got {workers}")
+        raise ElmoError(f"workers must be at least 1, got {workers}", "workers")
     if workers == 1 or not sys.executable:  # unknown where another program embeds Python
         yield from map(Encoder(options), chunks)
         return
-    pool = _WorkerPool(options, workers)
-    try:
-        pending: deque[Future[EncodedSentences]] = deque()
+    waiting: deque[WorkerProcess] = deque()  # each with one chunk, in the order of the chunks
+    with ExitStack() as stack:
         for chunk in chunks:
-            pending.append(pool.submit(chunk))
-            if len(pending) >= workers * _WAITING_CHUNKS:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.close()
-
-
-class _WorkerPool:
-    """Worker processes, and for each a thread that waits for its results."""
-
-    def __init__(self, options: ReadingOptions, size: int) -> None:
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers: list[_Worker] = []
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="elmokit-corpus")
-        try:
-            for _ in range(size):
-                self._workers.append(_Worker(options))
-                self._idle.put(self._workers[-1])
-        except BaseException:
-            self.close()
-            raise
-
-    def submit(self, chunk: list[Piece]) -> Future[EncodedSentences]:
-        """Encode a chunk in the next free worker."""
-        return self._threads.submit(self._encode, chunk)
-
-    def _encode(self, chunk: list[Piece]) -> EncodedSentences:
-        worker = self._idle.get()
-        try:
-            return worker.encode(chunk)
-        finally:
-            self._idle.put(worker)
-
-    def close(self) -> None:
-        """Stop the workers, busy or not."""
-        for worker in self._workers:
-            worker.stop()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers:
-            worker.close()
-
-
-class _Worker:
-    """One worker process."""
-
-    def __init__(self, options: ReadingOptions) -> None:
-        # The worker must import the same modules as this process, from the same places.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches the parent only, which then stops its workers
-            )
-        except OSError as error:
-            raise ElmoError(
-                f"a worker process that prepares the corpus cannot be started ({error.strerror or error}): try again "
-                "with workers=1"
-            ) from error
-        self._send(options)
-
-    def encode(self, chunk: list[Piece]) -> EncodedSentences:
-        """Send a chunk and wait for the result."""
-        assert self._process.stdout is not None
-        try:
-            self._send(chunk)
-            result = pickle.load(self._process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise ElmoError(
-                f"a worker process that prepares the corpus ended with status {self._process.wait()}, perhaps "
-                "because memory was full: try again with fewer workers (workers=1)"
-            ) from error
-        if isinstance(result, str):
-            raise RuntimeError(f"a worker process that prepares the corpus failed:\n{result}")
-        assert isinstance(result, EncodedSentences)
-        return result
-
-    def _send(self, message: object) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the worker has ended; reading its result reports that
-            pickle.dump(message, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            self._process.stdin.flush()
-
-    def stop(self) -> None:
-        """Kill the process; a thread that waits for its result gets an error."""
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        """Close the pipes of a stopped process."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # a full pipe to a dead process cannot be flushed
-                if stream is not None:
-                    stream.close()
+            result = None
+            if len(waiting) < workers:
+                worker = WorkerProcess(
+                    __name__, "a worker process that prepares the corpus", "try again with workers=1"
+                )
+                stack.callback(worker.close)
+                worker.send(pickle.dumps(options))
+            else:
+                worker = waiting.popleft()
+                result = worker.receive()
+            worker.send(pickle.dumps(chunk, protocol=5))
+            waiting.append(worker)
+            if result is not None:
+                yield result
+        while waiting:
+            yield waiting.popleft().receive()
 
 
 def serve() -> None:
-    """Run as a worker: for each chunk on standard input, write a result or a traceback to standard output."""
-    source, target = sys.stdin.buffer, _result_stream()
+    """Run as a worker process: for each chunk, send the encoded sentences or the error."""
+    parent = ParentProcess()
     try:
-        options = pickle.load(source)
+        options = pickle.load(parent.messages)
         encode: Encoder | None = None
         while True:
-            chunk = pickle.load(source)
+            chunk = pickle.load(parent.messages)
             try:
                 encode = encode or _encoder(options)
-                result: EncodedSentences | str = encode(chunk)
-            except Exception:  # noqa: BLE001 -- the parent raises it again
-                result = traceback.format_exc()
-            pickle.dump(result, target, protocol=pickle.HIGHEST_PROTOCOL)
-            target.flush()
+                parent.send(encode(chunk))
+            except Exception as error:  # noqa: BLE001 -- the parent raises it again
+                parent.send(error)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError, KeyboardInterrupt):
         os._exit(0)  # the parent has finished or died; there is nothing to clean up
 
@@ -225,10 +131,3 @@ def _encoder(options: ReadingOptions) -> Encoder:
     if options.segment == "jieba":
         speed_up_jieba()
     return Encoder(options)
-
-
-def _result_stream() -> IO[bytes]:
-    """Standard output for results only; what a package prints goes to standard error."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return target

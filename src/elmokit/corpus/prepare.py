@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from elmokit.corpus.encoding import chunks_of, encode_all
-from elmokit.corpus.files import DESCRIPTION, STANDARD_INPUT, Input, find_inputs, first_few, is_prepared
 from elmokit.corpus.prepared import VERSION, CorpusBuilder, PreparedCorpus, corpus_errors, read_description
-from elmokit.corpus.reading import ReadingOptions, SplitMode, read_pieces
+from elmokit.corpus.reading import (
+    DESCRIPTION,
+    STANDARD_INPUT,
+    Input,
+    ReadingOptions,
+    SplitMode,
+    find_inputs,
+    first_few,
+    is_prepared,
+    read_pieces,
+)
 from elmokit.corpus.report import Progress, Tally
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
@@ -71,7 +80,7 @@ def prepare(
     tally.files = len(inputs)
     fingerprint, origin = _fingerprint(inputs, settings), _origin(sources, settings)
     if folder is None and fingerprint is None:
-        raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder")
+        raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder", "folder")
     shared = (cache_folder() / "corpora" if folder is None else Path(folder)).expanduser().resolve()
     target = shared / (fingerprint or secrets.token_hex(16))
     if corpus := _open_complete(target, fingerprint):

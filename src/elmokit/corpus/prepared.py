@@ -1,4 +1,4 @@
-"""The files of a prepared corpus: how they are written, and how they are opened again, memory-mapped.
+"""The files of a prepared corpus: how they are written and opened again, memory-mapped; and its vocabulary.
 
 tokens.bin      uint32 [N]   type ids, one sentence after the other
 ends.bin        int64 [S]    the end of each sentence in tokens.bin
@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.corpus.encoding import EncodedSentences, encode_sentences
-from elmokit.corpus.files import DESCRIPTION
+from elmokit.corpus.reading import DESCRIPTION
 from elmokit.corpus.report import Report, Tally
 from elmokit.errors import ElmoError
 from elmokit.storage import atomic
 from elmokit.storage.array_file import OffsetFile, map_array
-from elmokit.storage.atomic import atomic_folder, disk_errors, sync
-from elmokit.text.vocab import BEGIN, END, UNKNOWN
+from elmokit.storage.atomic import atomic_folder, disk_errors, sync, write_text
+from elmokit.text.vocab import BEGIN, END, SKIPPED_LINE, UNKNOWN, Vocabulary
 
 FORMAT = "elmokit-corpus"
 VERSION = 1
@@ -183,7 +183,8 @@ class CorpusBuilder:
 
     def __init__(self, folder: Path, *, shown: Path, max_types: int) -> None:
         if max_types < len(SPECIALS):
-            raise ElmoError(f"max_types must be at least {len(SPECIALS)}, the special types, got {max_types}")
+            rule = f"at least {len(SPECIALS)}, the special types"
+            raise ElmoError(f"max_types must be {rule}, got {max_types}", "max_types")
         self._folder, self._shown = folder, shown
         self._max_types = min(max_types, 1 << 32)
         self._types = {special: number for number, special in enumerate(SPECIALS)}
@@ -308,3 +309,40 @@ class _AppendedFile(OffsetFile):
     def append(self, data: bytes) -> None:
         self._end = self.write(self._end, data)
         self.digest.update(data)
+
+
+def build_vocabulary(corpus: PreparedCorpus, *, max_size: int | None = None, min_count: int = 1) -> Vocabulary:
+    """`<S>`, `</S>`, `<UNK>`, then the other types, most frequent first, equal counts in the order of first appearance.
+
+    max_size includes the special words. Words that occur fewer than min_count times are left out, and the few that
+    vocab.txt cannot store.
+    """
+    if max_size is not None and max_size <= len(SPECIALS):
+        rule = f"more than {len(SPECIALS)}, the special words that it counts"
+        raise ElmoError(f"max_size must be {rule}, got {max_size}", "max_size")
+    if min_count < 1:
+        raise ElmoError(f"min_count must be at least 1, got {min_count}", "min_count")
+    counts = np.asarray(corpus.counts[len(SPECIALS) :])
+    order = np.argsort(-counts, kind="stable")
+    order = order[: int(np.count_nonzero(counts >= min_count))]
+    words = (corpus.type_text(int(index) + len(SPECIALS)) for index in order)
+    rest = None if max_size is None else max_size - len(SPECIALS)
+    return Vocabulary([*SPECIALS, *islice(filter(_can_be_stored, words), rest)])
+
+
+def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
+    """Write vocab.txt as bilm-tf reads it, atomically."""
+    vocabulary.require_specials()
+    write_text(path, vocabulary.to_text())
+
+
+def coverage(corpus: PreparedCorpus, vocabulary: Vocabulary) -> float:
+    """The fraction of the corpus's tokens that are in the vocabulary; a token `<UNK>` does not count."""
+    inside = np.fromiter((text in vocabulary for text in corpus.type_texts()), np.bool_, corpus.n_types)
+    inside[SPECIALS.index(UNKNOWN)] = False
+    return float(corpus.counts[inside].sum() / max(1, corpus.n_tokens))
+
+
+def _can_be_stored(word: str) -> bool:
+    """Whether the word is the same after vocab.txt is read, which strips lines and skips one word."""
+    return word == word.strip() and word not in ("", SKIPPED_LINE) and "\n" not in word

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 
-# Told apart by lightness and line as well as by colour, for print and for eyes that see few colours.
+# Distinguished by lightness and line as well as by colour, for print and for people who see few colours.
 _TRAINING, _HELDOUT, _RATE = "#6f9fd8", "#16324f", "#666666"
 _FORWARD, _BACKWARD, _MASKED = "-", (0, (4, 1.6)), (0, (1, 1.2))
 _SMOOTHED_FROM = 40
@@ -47,7 +47,7 @@ def draw_curve(metrics_path: Path, png_path: Path) -> None:
     lines = read_metrics(metrics_path)
     curves = _curves(lines)
     if not any(np.isfinite(curve).any() for _, curve in curves.values()):
-        raise ElmoError(f"{metrics_path} holds no perplexity to draw: let the run go on for longer")
+        raise ElmoError(f"{metrics_path} has no perplexity to draw: continue the run for longer")
     figure = Figure(figsize=(8, 5.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     _draw(figure, curves, metrics_path.absolute().parent.name)
@@ -100,7 +100,7 @@ def _draw(figure: Figure, curves: dict[str, tuple[Values, Values]], title: str) 
 
 
 def perplexity_axis(axes: Axes, shown: Values) -> None:
-    """Give a panel a logarithmic axis that holds these perplexities, with round numbers to read off."""
+    """Give a panel a logarithmic axis for these perplexities, with round numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     low, high = float(shown.min()), float(shown.max())

@@ -1,13 +1,15 @@
-"""One process or many: torchrun starts them, this module knows who is who."""
+"""One process or several, which torchrun starts: their numbers, sums over them, and signals that stop all of them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,8 @@ from elmokit.errors import ElmoError
 
 _PATIENCE = timedelta(hours=12)
 """One process may prepare a corpus or write to a slow disk while the others wait."""
-_FIRST_SPEAKS = 3
-"""Seconds in which torchrun ends the others if the first has met the same mistake, so that one of them says it."""
+_FIRST_SPEAKS = 30
+"""Seconds in which torchrun ends the others if the first has the same error, so that one of them reports it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files and talks to the user."""
+        """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
     def agree(self, value: float) -> float:
@@ -66,7 +68,7 @@ class Processes:
         return parts
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.count > 1:
             dist.barrier(group=self.control)
 
@@ -95,6 +97,50 @@ def joined(device: str | None = None) -> Iterator[Processes]:
     except RuntimeError as error:
         if "by peer" not in str(error):
             raise
-        raise ElmoError("another process of this run has ended, and this one with it") from error
+        raise ElmoError("another process of this run has ended, so this one ends too") from error
     finally:
         dist.destroy_process_group()
+
+
+class Stopping:
+    """SIGINT and SIGTERM end a run after the current update, in all processes; `signal` is the one they stop for."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.signal = 0
+        self._asked = 0  # the signal that this process was sent
+
+    def ask(self) -> None:
+        """Stop as if SIGTERM had been sent."""
+        self._asked = self._asked or signal.SIGTERM
+
+    def agreed(self, late: bool) -> bool:
+        """Whether all processes save now, as the first one's clock says; a signal to any of them stops all of them."""
+        if self.processes.count == 1:
+            self.signal = self._asked
+            return late
+        asked = torch.stack(self.processes.gathered(torch.tensor([int(late), self._asked])))  # [processes, 2]
+        self.signal = int(asked[:, 1].max())
+        return bool(asked[0, 0])
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within the block a first signal is noted, a second one interrupts."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._asked:  # asked twice: do not wait for the update
+                raise KeyboardInterrupt
+            self._asked = number
+            if self.processes.first:
+                with suppress(OSError):  # not print, which a signal may have interrupted
+                    os.write(2, b"\nstopping after this update; once more stops at once\n")
+
+        try:
+            before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread, which handles signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Perplexity with the full softmax over text the model has not seen, in all or sentence by sentence.
+"""Perplexity with the full softmax over text the model has not seen: in all, by sentence, by position in the sentence.
 
 Sentences are scored by the same function as in `Elmo.perplexity`. How the text is divided does not depend on the number
 of processes, so neither does the result.
@@ -6,10 +6,12 @@ of processes, so neither does the result.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,14 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
-from elmokit.errors import ElmoError
 from elmokit.model.language_model import masked_losses, score
 from elmokit.model.placement import moved
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.network import LanguageModelNetwork
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import window_batch
-from elmokit.pretrain.windows import NO_TARGET, InOrderReader, Ints, Sentences
+from elmokit.pretrain.sentences import Ints, Sentences, TypeTable
+from elmokit.pretrain.windows import NO_TARGET, InOrderReader, window_batch
+from elmokit.storage.atomic import atomic_file
 
 ROWS = 64
 """Rows that are read next to each other where the state is carried."""
@@ -73,7 +74,7 @@ class SentenceLoss:
     backward: float | None
 
 
-class Scored(NamedTuple):
+class ScoredPredictions(NamedTuple):
     """Some predictions of a text with their losses; D directions, N predictions in each."""
 
     losses: NDArray[np.float64]  # [D, N] −log p
@@ -170,10 +171,9 @@ def scored(
     *,
     processes: Processes | None = None,
     rows: int = ROWS,
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
-    if not len(sentences):
-        raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
+    sentences.refuse_empty()
     processes = processes or Processes()
     with _evaluating(network):
         if state == "carry":
@@ -185,7 +185,7 @@ def scored(
 @torch.no_grad()
 def _from_zero(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """Whole sentences, in batches of similar length."""
     for part, places, batch in _sentence_batches(network, types, sentences, processes):
         found = score(network.bilm, network.losses, *batch)
@@ -193,7 +193,7 @@ def _from_zero(
         ends, number = np.repeat(np.cumsum(counts), counts), np.arange(counts.sum())
         backward = ends - number
         positions = np.stack([np.repeat(counts, counts) + 1 - backward, backward][: types.directions])
-        yield Scored(losses, np.repeat(places, counts), positions, np.full(len(number), part))
+        yield ScoredPredictions(losses, np.repeat(places, counts), positions, np.full(len(number), part))
 
 
 class _SentenceBatch(NamedTuple):
@@ -213,58 +213,38 @@ def _sentence_batches(
     part = 0
     for start in range(0, len(sentences), WINDOW_SENTENCES):
         places = np.arange(start, min(len(sentences), start + WINDOW_SENTENCES))
-        lengths = sentences.spans(sentences.at(places))[1]
-        for numbers in batches((lengths + 2).tolist(), budget):
+        _, n_words = sentences.spans(sentences.at(places))
+        for numbers in batches((n_words + 2).tolist(), budget):
             if part % processes.count == processes.rank:
-                batch = types.sentences(sentences, places[numbers])
-                ids = (
-                    None if values is None else torch.from_numpy(values) for values in (batch.characters, batch.words)
-                )
-                table = bilm.encode_types(*ids)
-                tokens = nn.functional.embedding(moved(torch.from_numpy(batch.inputs), bilm.device), table)
-                words = torch.from_numpy(batch.vocab_index)
-                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(batch.lengths), words)
+                arrays, words, lengths = types.sentences(sentences, places[numbers])
+                ids = {name: torch.from_numpy(array) for name, array in arrays.items()}
+                table = bilm.encode_types(ids.get("characters"), ids.get("words"))
+                tokens = nn.functional.embedding(moved(ids["inputs"], bilm.device), table)
+                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(lengths), torch.from_numpy(words))
             part += 1
 
 
 @torch.no_grad()
 def _carried(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes, rows: int
-) -> Iterator[Scored]:
+) -> Iterator[ScoredPredictions]:
     """Windows of running text as in training: a sentence's state is that in which the one before left it."""
     rows = max(1, min(rows, sentences.n_predictions // LEAST_STRETCH))
     own = range(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
     if not own:
         return
     reader = InOrderReader(sentences, rows=rows, window=WINDOW)
-    state, read = network.bilm.context.zero_state(len(own)), _Positions(len(own))
-    while plan := reader.read():
+    state = network.bilm.context.zero_state(len(own))
+    for plan in reader.plans():
         windows = reader.fill(plan, own)
         batch = window_batch(types, windows).to(network.bilm.device)
         top, state = network.contextualise(batch, state, torch.float32)
         there = torch.from_numpy(windows.place != NO_TARGET)
         losses = [network.losses(part[there], words[there]) for part, words in zip(top, batch.targets, strict=True)]
         time, row = np.nonzero(there.numpy())
-        positions = np.stack([read.next(windows.place)[time, row]] * types.directions)
+        positions = np.stack([windows.read[time, row] + 1] * types.directions)
         parts = row + own.start
-        yield Scored(torch.stack(losses).double().cpu().numpy(), windows.place[time, row], positions, parts)
-
-
-class _Positions:
-    """Counts the tokens of each row's sentence from its first one, window after window."""
-
-    def __init__(self, rows: int) -> None:
-        self._place = np.full(rows, NO_TARGET, np.int64)
-        self._read = np.zeros(rows, np.int64)  # inputs of it in earlier windows
-
-    def next(self, places: Ints) -> Ints:
-        """The sentences of the next window [T, B] → the position of each token in its own, from 1."""
-        time = np.arange(len(places))[:, None]
-        new = places != np.concatenate([self._place[None], places[:-1]])
-        began = np.maximum.accumulate(np.where(new, time, -self._read), axis=0)
-        self._place, self._read = places[-1], len(places) - began[-1]
-        found: Ints = time - began + 1
-        return found
+        yield ScoredPredictions(torch.stack(losses).double().cpu().numpy(), windows.place[time, row], positions, parts)
 
 
 @contextmanager
@@ -281,3 +261,67 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 def perplexity_of(loss: float) -> float:
     """exp of a mean loss, infinite where that is too large for a number."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+STARTS = (*range(1, 32), 41, 61)
+"""The first position of each bin: 1 to 30 have one each, then come 31-40, 41-60 and the rest."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByPosition:
+    """Summed losses of a text by bins of positions; K bins, D directions."""
+
+    losses: NDArray[np.float64]  # [D, K] −log p, summed
+    counts: Ints  # [K] predictions of each direction
+
+    def between(self, first: int, last: int | None = None) -> HeldOut | None:
+        """Perplexities over the positions first to last, which begin and end with bins; None where no text has them."""
+        stop = len(STARTS) if last is None else STARTS.index(last + 1)
+        bins = slice(STARTS.index(first), stop)
+        count = int(self.counts[bins].sum())
+        return held_out(self.losses[:, bins].sum(axis=1).tolist(), count) if count else None
+
+    def all(self) -> HeldOut:
+        """Perplexities over the whole text."""
+        return held_out(self.losses.sum(axis=1).tolist(), int(self.counts.sum()))
+
+    def bins(self) -> list[tuple[str, HeldOut]]:
+        """The bins that the text reaches, by their names: 1, 2, … 31-40, 41-60, 61+."""
+        lasts = [start - 1 for start in STARTS[1:]]
+        found = []
+        for first, last in zip(STARTS, [*lasts, None], strict=True):
+            name = f"{first}+" if last is None else f"{first}" if first == last else f"{first}-{last}"
+            if (here := self.between(first, last)) is not None:
+                found.append((name, here))
+        return found
+
+
+def by_position(
+    network: LanguageModelNetwork,
+    types: TypeTable,
+    sentences: Sentences,
+    *,
+    state: StateUse = "zero",
+    rows: int = ROWS,
+) -> ByPosition:
+    """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
+    losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
+    for found in scored(network, types, sentences, state, rows=rows):
+        bins = np.searchsorted(STARTS, found.positions, side="right") - 1
+        counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
+        for direction, part in enumerate(found.losses):
+            losses[direction] += np.bincount(bins[direction], part, len(STARTS))
+    return ByPosition(losses, counts)
+
+
+def write_table(path: Path, measured: Mapping[StateUse, ByPosition]) -> None:
+    """A TSV with a line for each bin: its predictions and, for each state, the perplexity of each direction."""
+    binned = {state: found.bins() for state, found in measured.items()}
+    rows = next(iter(binned.values()))
+    ways = ["forward", "backward"][: len(next(iter(measured.values())).losses)]
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, dialect="excel-tab", lineterminator="\n")
+        table.writerow(["position", "predictions", *(f"{way}_{state}" for state in measured for way in ways)])
+        for number, (name, here) in enumerate(rows):
+            values = [getattr(found[number][1], way) for found in binned.values() for way in ways]
+            table.writerow([name, here.predictions, *(f"{value:.2f}" for value in values)])

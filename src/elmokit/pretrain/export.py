@@ -15,7 +15,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats import bilm
 from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.save import write_checkpoint
-from elmokit.pretrain.start import Start
+from elmokit.pretrain.setup import Start
 
 
 def export(

@@ -1,4 +1,4 @@
-"""The training loop: batches in, updates, what is shown and stored on the way."""
+"""The training loop: updates, held-out perplexities, checkpoints, and the return to the best one after divergence."""
 
 from __future__ import annotations
 
@@ -6,95 +6,35 @@ import math
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Batch, Position
-from elmokit.pretrain.distributed import Processes
+from elmokit.messages import counted
+from elmokit.pretrain.batches import Batch, UpdateBatches, batches_ahead
+from elmokit.pretrain.checkpoints import RunFolder, RunProgress, Snapshot
+from elmokit.pretrain.distributed import Processes, Stopping
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
+from elmokit.pretrain.metrics import RunObserver
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import OBJECTIVES
-from elmokit.pretrain.prefetch import batches_ahead
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.run_files import RunFolder, Snapshot
-from elmokit.pretrain.stopping import Stopping
-from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import Updates
-from elmokit.pretrain.windows import Sentences
 
 MOST_SKIPPED = 20
 """Updates in a row without a finite gradient before a run gives up."""
-MOST_FALL_BACKS = 3
+MOST_RETURNS = 3
 """Returns to the best checkpoint, each with half the rate, before a run gives up."""
-ASTRAY = 1.5
-"""A held-out perplexity so many times the best is no bad day ..."""
-WORSE = 0.1
-"""... and where the loss in training rose by this too, it is no overfitting: the run has left its way."""
+DIVERGED = 1.5
+"""A held-out perplexity this many times the best is no chance ..."""
+TRAINING_ROSE = 0.1
+"""... and if the training loss rose by this too, it is not overfitting: the run has diverged."""
 _EVALUATIONS, _LOG_LINES = 20, 500
 _READ_PER_HELD_OUT = 5
 """Tokens read in training for each token of a held-out perplexity, at least."""
-
-
-class Watcher(Protocol):
-    """Whoever shows and records how a run goes; the first process alone has one that does anything."""
-
-    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
-        """Numbers of the updates since the last call."""
-        ...
-
-    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
-        """A held-out perplexity."""
-        ...
-
-    def note(self, step: int, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-    def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run goes on from an earlier update, and why."""
-        ...
-
-    @property
-    def failed(self) -> ElmoError | None:
-        """Why nothing can be recorded any more; the run is saved and ends."""
-        ...
-
-    @property
-    def unwritten(self) -> list[dict[str, Any]]:
-        """What could not be recorded, for a checkpoint to keep."""
-        ...
-
-
-@dataclass
-class Progressed:
-    """How far a run is; all of it is in every checkpoint."""
-
-    step: int = 0
-    predictions: int = 0
-    """Tokens that were read, over all processes; in windows the predictions of one direction."""
-    seconds: float = 0.0
-    best: float = math.inf
-    """The lowest held-out perplexity."""
-    best_step: int = 0
-    best_loss: float = math.inf
-    """The loss in training at that time."""
-    loss: float = math.inf
-    """The last one that was measured."""
-    since_best: int = 0
-    """Held-out perplexities since then."""
-    skipped: int = 0
-    """Updates that were left out because a gradient was not finite."""
-    stopped_early: bool = False
-    fall_backs: int = 0
-    """Returns to the best checkpoint."""
-
-    @property
-    def rate_share(self) -> float:
-        """What is left of the recipe's rate after them."""
-        return 0.5**self.fall_backs
 
 
 @dataclass(frozen=True)
@@ -116,25 +56,25 @@ class Training:
         network: LanguageModelNetwork,
         data: Data,
         folder: RunFolder,
-        watcher: Watcher,
+        observer: RunObserver,
         *,
         device: torch.device,
         processes: Processes,
         slots: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
-        self.recipe, self.data, self.folder, self.watcher = recipe, data, folder, watcher
+        self.recipe, self.data, self.folder, self.observer = recipe, data, folder, observer
         self.device, self.processes = device, processes
         self.objective = OBJECTIVES[network.bilm.config.context.objective](
             recipe, data.types, data.sentences, processes, device
         )
         ways = len(self.objective.ways)
         self.updates = Updates(recipe, network, ways=ways, device=device, processes=processes, slots=slots)
-        self.progressed = Progressed(predictions=self.objective.tokens_before())
+        self.progress = RunProgress(predictions=self.objective.tokens_before())
         self.stopping = Stopping(processes)
         self.last: HeldOut | None = None
         self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
-        self._astray = ""  # why the run cannot go on from where it is
+        self._reason_to_go_back = ""  # why the run must go back to the best checkpoint
         self._started = 0.0
         self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
@@ -145,69 +85,69 @@ class Training:
 
     def done(self) -> float:
         """The share of the run that is done, from 0 to 1; all schedules follow it."""
-        progressed = self.progressed
-        return self.objective.done(progressed.step, progressed.predictions, progressed.seconds)
+        progress = self.progress
+        return self.objective.done(progress.step, progress.predictions, progress.seconds)
 
     def run(self) -> int:
         """Train to the end and return 0, or the number of the signal that asked to stop."""
-        recipe, progressed = self.recipe, self.progressed
+        recipe, progress = self.recipe, self.progress
         begun = time.monotonic()
-        self._started = begun - progressed.seconds
-        saved_at, saved_step = progressed.seconds, progressed.step
+        self._started = begun - progress.seconds
+        saved_at, saved_step = progress.seconds, progress.step
         done = evaluated = self.done()
         with self.stopping.listening():
             batches = self._batches()
             try:
                 while (
                     done < 1
-                    and not progressed.stopped_early
+                    and not progress.stopped_early
                     and not self._stop_requested()
                     and not self.objective.leg_ended(done, time.monotonic() - begun)
                 ):
-                    if self._astray:
+                    if self._reason_to_go_back:
                         batches.close()
-                        progressed = self._fall_back()
+                        progress = self._fall_back()
                         batches = self._batches()
-                        saved_at, saved_step = progressed.seconds, progressed.step
+                        saved_at, saved_step = progress.seconds, progress.step
                         done = evaluated = self.done()
                     micro_batches, position = next(batches)
-                    rate = self.objective.rate(progressed.step, progressed.predictions, done)
-                    self._update(micro_batches, progressed.rate_share * rate)
+                    rate = self.objective.rate(progress.step, progress.predictions, done)
+                    self._update(micro_batches, progress.rate_share * rate)
                     self.objective.position = position
-                    progressed.step += 1
-                    progressed.predictions += self.objective.size(progressed.predictions)
+                    progress.step += 1
+                    progress.predictions += self.objective.size(progress.predictions)
                     self._tick()
                     if self.device.type == "cpu":
                         self._report_left_out()
                     before, done = done, self.done()
-                    if self._due(recipe.log_every, _LOG_LINES, before, done) or progressed.step == 1:
+                    if self._due(recipe.log_every, _LOG_LINES, before, done) or progress.step == 1:
                         self._log(done)
                     better = False
                     if due := self._evaluation_due(before, done, evaluated):
                         better, evaluated = self._evaluate(), done
                     if recipe.checkpoint_every:
-                        due = progressed.step % recipe.checkpoint_every == 0 or done >= 1
-                    late = recipe.checkpoint_minutes and progressed.seconds - saved_at > 60 * recipe.checkpoint_minutes
-                    if self.watcher.failed:
+                        due = progress.step % recipe.checkpoint_every == 0 or done >= 1
+                    late = recipe.checkpoint_minutes and progress.seconds - saved_at > 60 * recipe.checkpoint_minutes
+                    if self.observer.failed:
                         self.stopping.ask()
                     # Agreed on first: a process that went back by its own clock would wait for the others forever.
                     due = self.stopping.agreed(bool(late)) or due or better
                     if due:
                         self._report_left_out()
-                    if due and not self._astray:
+                    if due and not self._reason_to_go_back:
                         self.save(best=better)
-                        saved_at, saved_step = progressed.seconds, progressed.step
+                        saved_at, saved_step = progress.seconds, progress.step
             finally:
                 batches.close()
-        self.ended, self.share = done >= 1 or progressed.stopped_early, done
-        if saved_step != progressed.step and not self._astray:
+        self.ended, self.share = done >= 1 or progress.stopped_early, done
+        if saved_step != progress.step and not self._reason_to_go_back:
             self.save(best=False)
-        if self.watcher.failed:
-            raise self.watcher.failed
+        if self.observer.failed:
+            raise self.observer.failed
         return self.stopping.signal
 
     def _tick(self) -> None:
-        self.progressed.seconds = time.monotonic() - self._started
+        self.progress.seconds = time.monotonic() - self._started
 
     def _evaluation_due(self, before: float, done: float, evaluated: float) -> bool:
         """`evaluated`: where the run stood at the last one, or when it was begun or resumed."""
@@ -220,61 +160,62 @@ class Training:
         """How often the held-out text is read in the run: so that it takes a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
-        progressed, n_steps = self.progressed, self.n_steps
+        progress, n_steps = self.progress, self.n_steps
         # Where the time decides: at the speed so far.
-        read = n_steps * self.objective.size(0) if n_steps else progressed.predictions / done
+        read = n_steps * self.objective.size(0) if n_steps else progress.predictions / done
         heldout = self.data.heldout.n_predictions
         return max(1, min(_EVALUATIONS, int(read / (_READ_PER_HELD_OUT * heldout))))
 
     def _due(self, every: int, in_all: int, before: float, done: float) -> bool:
         if every:
-            return self.progressed.step % every == 0 or done >= 1
+            return self.progress.step % every == 0 or done >= 1
         return math.floor(before * in_all) < math.floor(done * in_all)
 
-    def _batches(self) -> Generator[tuple[list[Batch], Position]]:
+    def _batches(self) -> Generator[UpdateBatches]:
         return batches_ahead(self.objective.batches(), self.device)
 
     def _update(self, batches: list[Batch], rate: float) -> None:
-        self.updates.update(self.progressed.step, batches, rate)
+        self.updates.update(self.progress.step, batches, rate)
 
     def _report_left_out(self) -> None:
         """Count updates that were left out, say so, and give up where there are too many in a row."""
-        left_out = self.updates.left_out()
-        self.progressed.skipped += left_out.since
-        if left_out.since:
-            many = "s" if left_out.since > 1 else ""
-            self.watcher.note(
-                self.progressed.step,
-                f"{left_out.since} update{many} left out: the loss or a gradient was not a finite number",
-            )
-        if left_out.in_a_row >= MOST_SKIPPED:
-            self._leave_way(f"{left_out.in_a_row} updates in a row gave no finite gradient")
+        in_a_row, since = self.updates.left_out()
+        self.progress.skipped += since
+        if since:
+            text = f"{counted(since, 'update')} left out: the loss or a gradient was not a finite number"
+            self.observer.note(self.progress.step, text)
+        if in_a_row >= MOST_SKIPPED:
+            self._diverged(f"{in_a_row} updates in a row gave no finite gradient")
 
-    def _leave_way(self, reason: str) -> None:
-        """Note why the run must fall back, or end it where it cannot."""
-        progressed = self.progressed
-        if not progressed.best_step or progressed.fall_backs >= MOST_FALL_BACKS:
+    def _diverged(self, reason: str) -> None:
+        """Note why the run must go back, or end it if it cannot."""
+        progress = self.progress
+        if not progress.best_step or progress.fall_backs >= MOST_RETURNS:
             raise ElmoError(
-                f"{reason} (learning_rate {progressed.rate_share * self.recipe.learning_rate:g}): the last checkpoint "
-                "is whole; go on from it with a lower --learning-rate or a lower --clip-norm"
+                f"{reason} with learning_rate {progress.rate_share * self.recipe.learning_rate:g}: resume with a lower "
+                "one, or with a lower clip_norm",
+                "learning_rate",
+                "clip_norm",
             )
-        self._astray = reason
+        self._reason_to_go_back = reason
 
-    def _fall_back(self) -> Progressed:
-        """Go on from the best checkpoint with half the rate; those after it are dropped."""
-        reason, self._astray = self._astray, ""
-        seconds, fall_backs = self.progressed.seconds, self.progressed.fall_backs + 1
+    def _fall_back(self) -> RunProgress:
+        """Continue from the best checkpoint with half the rate; those after it are removed."""
+        reason, self._reason_to_go_back = self._reason_to_go_back, ""
+        seconds, fall_backs = self.progress.seconds, self.progress.fall_backs + 1
         self.processes.wait()  # the first may still be writing it
         best = self.folder.best()
         if best is None:
-            raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: begin anew")
+            raise ElmoError(
+                f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: start a new run"
+            )
         self.restore(best)
-        self.progressed.seconds, self.progressed.fall_backs = seconds, fall_backs
-        self.watcher.went_back(
-            self._where(), f"{reason}: back to the best checkpoint, with {self.progressed.rate_share:g} of the rate"
+        self.progress.seconds, self.progress.fall_backs = seconds, fall_backs
+        self.observer.went_back(
+            self._where(), f"{reason}: back to the best checkpoint, with {self.progress.rate_share:g} of the rate"
         )
         self.save(best=False)
-        return self.progressed
+        return self.progress
 
     def _log(self, done: float) -> None:
         if self.device.type != "cpu":
@@ -283,7 +224,7 @@ class Training:
         means = {way: mean for way, mean in found if not math.isnan(mean)}
         if not means:
             return
-        loss = self.progressed.loss = sum(means.values()) / len(means)
+        loss = self.progress.loss = sum(means.values()) / len(means)
         values = {
             **self._where(),
             "loss": loss,
@@ -292,15 +233,15 @@ class Training:
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
         }
-        self.watcher.measured(values, done=done)
+        self.observer.measured(values, done=done)
 
     def _where(self) -> dict[str, Any]:
-        progressed = self.progressed
-        epoch = progressed.predictions / max(1, self.data.sentences.n_predictions)
+        progress = self.progress
+        epoch = progress.predictions / max(1, self.data.sentences.n_predictions)
         return {
-            "step": progressed.step,
-            "tokens": progressed.predictions,
-            "seconds": round(progressed.seconds, 3),
+            "step": progress.step,
+            "tokens": progress.predictions,
+            "seconds": round(progress.seconds, 3),
             "epoch": round(epoch, 4),
         }
 
@@ -315,17 +256,17 @@ class Training:
             state=held_out_state(self.recipe) if self.updates.network.bilm.context.carries_state else "zero",
             processes=self.processes,
         )
-        progressed, self.last = self.progressed, result
+        progress, self.last = self.progress, result
         self._tick()
         merit = self.objective.merit(result)
-        better = merit < progressed.best
+        better = merit < progress.best
         if better:
-            progressed.best, progressed.best_step, progressed.since_best = merit, progressed.step, 0
-            progressed.best_loss = progressed.loss
+            progress.best, progress.best_step, progress.since_best = merit, progress.step, 0
+            progress.best_loss = progress.loss
         else:
-            progressed.since_best += 1
-            progressed.stopped_early = bool(self.recipe.patience) and progressed.since_best >= self.recipe.patience
-        self.watcher.held_out(
+            progress.since_best += 1
+            progress.stopped_early = bool(self.recipe.patience) and progress.since_best >= self.recipe.patience
+        self.observer.held_out(
             {
                 **self._where(),
                 "heldout_perplexity": result.mean,
@@ -335,11 +276,11 @@ class Training:
             },
             best=better,
         )
-        rose = merit > ASTRAY * progressed.best and progressed.loss > progressed.best_loss + WORSE
-        if rose and not progressed.stopped_early:
-            self._leave_way(
-                f"the perplexity rose in training and, held out, from {progressed.best:.4g} at step "
-                f"{progressed.best_step:,} to {merit:.4g} at step {progressed.step:,}"
+        rose = merit > DIVERGED * progress.best and progress.loss > progress.best_loss + TRAINING_ROSE
+        if rose and not progress.stopped_early:
+            self._diverged(
+                f"the perplexity rose in training and, held out, from {progress.best:.4g} at step "
+                f"{progress.best_step:,} to {merit:.4g} at step {progress.step:,}"
             )
         return better
 
@@ -350,24 +291,24 @@ class Training:
         if self.processes.first:
             self.objective.save_position(snapshot)
             snapshot.facts |= {
-                "progressed": asdict(self.progressed),
+                "progressed": asdict(self.progress),
                 "learning_rate": self.recipe.learning_rate,
                 "heldout": asdict(self.last) if self.last else None,
-                "unwritten": self.watcher.unwritten,
+                "unwritten": self.observer.unwritten,
             }
-            self.folder.save(snapshot, step=self.progressed.step, keep=self.recipe.keep, best=best)
+            self.folder.save(snapshot, step=self.progress.step, keep=self.recipe.keep, best=best)
         self.processes.wait()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         facts = snapshot.facts
         self.objective.restore_position(snapshot)
         self.updates.restore(snapshot)
-        progressed = self.progressed = Progressed(**facts["progressed"])
-        if progressed.stopped_early:  # a run that is resumed may be given more patience
-            progressed.stopped_early = 0 < self.recipe.patience <= progressed.since_best
-        if facts.get("learning_rate") != self.recipe.learning_rate:  # a rate that was asked for is taken as it is
-            progressed.fall_backs = 0
+        progress = self.progress = RunProgress(**facts["progressed"])
+        if progress.stopped_early:  # a run that is resumed may be given more patience
+            progress.stopped_early = 0 < self.recipe.patience <= progress.since_best
+        if facts.get("learning_rate") != self.recipe.learning_rate:  # a new rate is used as it was given
+            progress.fall_backs = 0
         self.last = HeldOut(**facts["heldout"]) if facts["heldout"] else None
         self.unwritten = facts["unwritten"]
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a training run measured, one JSON object a line, in step with the checkpoints.
+"""metrics.jsonl: what a training run measured, one JSON object per line; and the same for TensorBoard and the user.
 
 | line | keys |
 | --- | --- |
@@ -16,36 +16,39 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from elmokit.errors import ElmoError
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.pretrain.checkpoints import RunFolder, RunProgress
+from elmokit.pretrain.progress import TrainingProgress, perplexity
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
 
 
 class MetricsLog:
-    """Appends lines to a metrics.jsonl; a line is in the file, whole, when `write` returns.
+    """Appends lines to a metrics.jsonl; a line is complete in the file when `write` returns.
 
-    With resume_step the lines of later steps and whatever a crash tore are dropped first, without it an existing file
-    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves whole lines behind, so that a
+    With resume_step the lines of later steps and incomplete lines are dropped first, without it an existing file
+    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves complete lines, so that a
     training loop can save its state and stop.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = path
-        kept = b"" if resume_step is None else _kept(path, resume_step)
+        before = b"" if resume_step is None else _lines_up_to(path, resume_step)
         with _errors(path):
-            unchanged = path.exists() and path.stat().st_size == len(kept)
+            unchanged = path.exists() and path.stat().st_size == len(before)
         if not unchanged:
             with atomic_file(path) as temporary:
-                temporary.write_bytes(kept)
+                temporary.write_bytes(before)
         with _errors(path):
-            # Nothing may wait in memory for a run that is killed.
+            # Without a buffer: a run may be killed at any time.
             self._file = OffsetFile(path)
-        self._end = len(kept)
+        self._end = len(before)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line; it has a whole number `step`, and its other values are numbers, text or None."""
@@ -60,11 +63,6 @@ class MetricsLog:
                     self._file.truncate(self._end)
                 raise
 
-    def sync(self) -> None:
-        """Make the lines durable, for before a checkpoint that counts on them."""
-        with _errors(self.path):
-            self._file.sync()
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -77,7 +75,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, also of a run that goes on: a last line that is not yet whole is left out."""
+    """The lines of a metrics.jsonl, also of a run that continues: an incomplete last line is left out."""
     lines = []
     for number, line in enumerate(_lines(path), 1):
         if (values := _parsed(line)) is not None:
@@ -87,7 +85,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _kept(path: Path, last_step: int) -> bytes:
+def _lines_up_to(path: Path, last_step: int) -> bytes:
     parsed = ((line, _parsed(line)) for line in (_lines(path) if path.exists() else []))
     return b"".join(line for line, values in parsed if values is not None and values["step"] <= last_step)
 
@@ -115,3 +113,178 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- numbers of numpy and torch amo
 
 def _errors(path: Path) -> AbstractContextManager[None]:
     return disk_errors(f"the metrics {path}", "free some space and resume")
+
+
+# Names before a slash are TensorBoard's groups.
+_TAGS = {
+    "loss": "training/loss",
+    "learning_rate": "training/learning_rate",
+    "gradient_norm": "training/gradient_norm",
+    "tokens_per_second": "training/tokens_per_second",
+    "perplexity": "perplexity/training",
+    "masked_perplexity": "perplexity/training_masked",
+    "forward_perplexity": "perplexity/training_forward",
+    "backward_perplexity": "perplexity/training_backward",
+    "heldout_perplexity": "perplexity/heldout",
+    "heldout_masked": "perplexity/heldout_masked",
+    "heldout_forward": "perplexity/heldout_forward",
+    "heldout_backward": "perplexity/heldout_backward",
+}
+
+
+class TensorBoardLog:
+    """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
+
+    A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
+    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and
+    nothing is written after that: the run has its metrics.jsonl.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "train", "a TensorBoard log") from error
+        self.folder = folder
+        self._writer: Any = None
+        self._hook_before = threading.excepthook
+        # The writer's thread fails with a traceback of its own besides the error that it hands over to us.
+        threading.excepthook = self._hook = self._without_disk_errors
+        try:
+            with self._failing_once():
+                self._writer = SummaryWriter(str(folder), purge_step=0 if resume_step is None else resume_step + 1)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add the numbers and the event of a line; those that are missing or not finite are left out."""
+        if self._writer is None:
+            return
+        with self._failing_once():
+            for name, tag in _TAGS.items():
+                value = line.get(name)
+                if value is not None and math.isfinite(value):
+                    self._writer.add_scalar(tag, float(value), line["step"])
+            if "event" in line:
+                self._writer.add_text("events", str(line["event"]), line["step"])
+
+    def close(self) -> None:
+        """Write out what is waiting and close the files; a second call does nothing."""
+        if self._writer is not None:
+            with self._failing_once():
+                self._writer.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._writer = None
+        if threading.excepthook is self._hook:
+            threading.excepthook = self._hook_before
+
+    def _without_disk_errors(self, failure: threading.ExceptHookArgs) -> None:
+        if not (issubclass(failure.exc_type, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            self._hook_before(failure)
+
+    @contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        with disk_errors(f"the TensorBoard log {self.folder}", "resume without it"):
+            try:
+                yield
+            except OSError:
+                self._writer = None  # its thread may still be about to report the error
+                raise
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RunObserver:
+    """Is called with what happens in a run, and does nothing: for all processes but the first."""
+
+    failed: ElmoError | None = None
+    """Why nothing can be recorded any more; the run is saved and ends."""
+    unwritten: Sequence[dict[str, Any]] = ()
+    """Lines that could not be recorded, for a checkpoint to store."""
+
+    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
+        """Numbers of the updates since the last call."""
+
+    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
+        """A held-out perplexity."""
+
+    def note(self, step: int, text: str) -> None:
+        """A message for the user."""
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run continues from an earlier update, and why."""
+
+
+class RunRecorder(RunObserver):
+    """Shows a run on stderr and records it in its folder; a context manager."""
+
+    def __init__(self, folder: RunFolder, since: RunProgress, done: float, *, tensorboard: bool) -> None:
+        resume_step = since.step or None
+        with ExitStack() as stack:
+            self._log = stack.enter_context(MetricsLog(folder.metrics, resume_step))
+            self._board = None
+            if tensorboard:
+                self._board = stack.enter_context(TensorBoardLog(folder.folder / "tensorboard", resume_step))
+            self._progress = stack.enter_context(
+                TrainingProgress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
+            )
+            self._stack = stack.pop_all()
+        self._last = (since.seconds, since.predictions)
+        self.unwritten: list[dict[str, Any]] = []
+
+    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
+        """Numbers of the updates since the last call."""
+        seconds, tokens = values["seconds"], values["tokens"]
+        speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
+        self._last = (seconds, tokens)
+        line = {**values, "tokens_per_second": round(speed, 1)}
+        self.record(line)
+        self._progress.update(values["step"], done, seconds, tokens, line)
+
+    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
+        """A held-out perplexity."""
+        self.record(values)
+        self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
+        ways = {way: values.get(f"heldout_{way}") for way in ("masked", "forward", "backward")}
+        apart = ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value)
+        mark = ", the best so far" if best else ""
+        self._progress.note(
+            f"step {values['step']:,}: held-out perplexity {perplexity(values['heldout_perplexity'])} ({apart}){mark}"
+        )
+
+    def note(self, step: int, text: str) -> None:
+        """A message for the user."""
+        self.record({"step": step, "event": text})
+        self._progress.note(f"step {step:,}: {text}")
+
+    def went_back(self, values: Mapping[str, Any], text: str) -> None:
+        """The run continues from an earlier update, and why."""
+        self.note(values["step"], text)
+        self._last = (values["seconds"], values["tokens"])
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Write a line to metrics.jsonl and TensorBoard."""
+        # The loop saves its state before it ends with the error.
+        try:
+            self._log.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
+            self.unwritten.append(dict(line))
+        try:
+            if self._board is not None:
+                self._board.write(line)
+        except ElmoError as error:
+            self.failed = self.failed or error
+
+    def __enter__(self) -> RunRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,18 +1,23 @@
-"""The network in training: a batch of text in, the loss and the carried state out."""
+"""The network in training: its first weights, and a batch of text in, the loss and the carried state out."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.language_model import LmHead, target_losses
+from elmokit.model.token_encoder import CharCnn, Highway
 from elmokit.ops.softmax_loss import softmax_loss
 from elmokit.pretrain.batches import Batch
-from elmokit.pretrain.sampled_softmax import sampled_softmax_loss
+from elmokit.text.vocab import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +75,104 @@ class LanguageModelNetwork(nn.Module):
     def losses(self, states: Tensor, targets: Tensor) -> Tensor:
         """states [N, S], targets [N] → −log p [N] under the full softmax."""
         return target_losses(states, self.softmax_weight(), self.head.bias, targets)
+
+
+_CARRY_BIAS = -2.0
+"""A highway starts by passing on most of its input."""
+
+
+@torch.no_grad()
+def initialise(bilm: BiLM) -> None:
+    """Draw all weights from bilm-tf's distributions; the rows of a word table are as large as the layers' outputs."""
+    encoder = bilm.token_encoder
+    if encoder.words is not None:
+        nn.init.normal_(encoder.words.weight, std=bilm.config.token_size**-0.5)
+        encoder.words.weight[0] = 0
+    if encoder.char_cnn is not None:
+        _initialise_characters(encoder.char_cnn)
+    if encoder.projection is not None:
+        assert isinstance(encoder.projection, nn.Linear)
+        nn.init.normal_(encoder.projection.weight, std=encoder.projection.in_features**-0.5)
+        nn.init.zeros_(encoder.projection.bias)
+    bilm.context.reset_parameters()
+
+
+def _initialise_characters(char_cnn: CharCnn) -> None:
+    nn.init.uniform_(char_cnn.embedding.weight, -1, 1)
+    char_cnn.embedding.weight[0] = 0
+    for convolution in char_cnn.convolutions:
+        assert isinstance(convolution, nn.Conv1d)
+        assert convolution.bias is not None
+        if char_cnn.config.activation == "relu":
+            nn.init.uniform_(convolution.weight, -0.05, 0.05)
+        else:
+            nn.init.normal_(convolution.weight, std=(convolution.in_channels * convolution.kernel_size[0]) ** -0.5)
+        nn.init.zeros_(convolution.bias)
+    for highway in char_cnn.highways:
+        assert isinstance(highway, Highway)
+        for part, bias in ((highway.transform, 0.0), (highway.gate, _CARRY_BIAS)):
+            assert isinstance(part, nn.Linear)
+            nn.init.normal_(part.weight, std=part.in_features**-0.5)
+            nn.init.constant_(part.bias, bias)
+
+
+@torch.no_grad()
+def start_from_frequencies(head: LmHead, vocab: Vocabulary, corpus: PreparedCorpus) -> None:
+    """Let a new softmax start with each word as likely as it is frequent in the corpus."""
+    counts = np.ones(len(vocab))
+    np.add.at(counts, np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types), corpus.counts)
+    # Each boundary is predicted in one direction only.
+    counts[[vocab.begin, vocab.end]] = corpus.n_sentences / 2
+    head.bias.copy_(torch.from_numpy(np.log(counts / counts.sum() * len(vocab))))
+
+
+_HIDDEN = -1e30
+"""A score whose probability is 0, also where an infinity would give NaN in the gradient."""
+
+
+def sample_negatives(n_words: int, count: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Distinct words [count] drawn log-uniformly, as in bilm-tf, and how many draws it took.
+
+    The vocabulary is in the order of falling counts: p(k) = log((k + 2) / (k + 1)) / log(V + 1).
+    """
+    count = min(count, n_words)
+    if count == n_words:  # as if there were enough draws for every word
+        return torch.arange(n_words), 2**31
+    found = torch.zeros(0, dtype=torch.int64)
+    drawn: list[Tensor] = []
+    while len(found) < count:
+        u = torch.rand(max(1024, 2 * count), generator=generator, dtype=torch.float64)
+        drawn.append((torch.exp(u * math.log(n_words + 1)) - 1).long().clamp(0, n_words - 1))
+        everything = torch.cat(drawn)
+        order = torch.argsort(everything, stable=True)  # equal words side by side, the first drawn first
+        values = everything[order]
+        first = torch.ones(len(values), dtype=torch.bool)
+        first[1:] = values[1:] != values[:-1]
+        found = torch.sort(order[first]).values  # draws that brought a new word
+    tries = int(found[count - 1]) + 1
+    return everything[found[:count]], tries
+
+
+def log_expected(words: Tensor, n_words: int, tries: int) -> Tensor:
+    """log of how often each word is expected in a sample without repeats that took `tries` draws."""
+    numbers = words.double()
+    p = torch.log1p(1 / (numbers + 1)) / math.log(n_words + 1)
+    return torch.log(-torch.expm1(tries * torch.log1p(-p))).float()
+
+
+def sampled_softmax_loss(
+    top: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor, tries: int
+) -> Tensor:
+    """top [N, P], weight [V, P], bias [V], targets [N], negatives [S] → −log p [N] among the target and the sample.
+
+    The scores are corrected by how often a word is expected in the sample, and a sampled word that is the target is not
+    counted against itself. The products are in top's dtype, the softmax in float32.
+    """
+    n_words = len(bias)
+    # Not weight[targets], whose gradient several threads sum in no fixed order.
+    true = (top * F.embedding(targets, weight)).sum(dim=1) + F.embedding(targets, bias.unsqueeze(1)).squeeze(1)  # [N]
+    true = true.float() - log_expected(targets, n_words, tries).to(top.device)
+    others = torch.addmm(bias[negatives].to(top), top, F.embedding(negatives, weight).to(top).T).float()  # [N, S]
+    others = others - log_expected(negatives, n_words, tries).to(top.device)
+    others = others.masked_fill(targets.unsqueeze(1) == negatives, _HIDDEN)
+    return torch.logsumexp(torch.cat([true.unsqueeze(1), others], dim=1), dim=1) - true

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches, Position
+from elmokit.pretrain.checkpoints import Snapshot
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import HeldOut
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.recipe import Recipe, parse_range
-from elmokit.pretrain.run_files import Snapshot
-from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position as WindowPosition
-from elmokit.pretrain.windows import Sentences
+from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition, SegmentReader
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowBatches, WindowPosition, WindowReader
 
 _FIRST_RATE = 0.05
 """Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
@@ -55,7 +53,7 @@ class Objective(ABC):
 
     @abstractmethod
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many, over all processes."""
+        """Tokens of the update after `tokens`, over all processes."""
 
     @abstractmethod
     def done(self, step: int, tokens: int, seconds: float) -> float:
@@ -149,16 +147,11 @@ class WindowObjective(Objective):
         """What the updates from here on read."""
         recipe, size, processes = self.recipe, self.recipe.batch_size, self.processes
         parts = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
-        return WindowBatches(
-            self.types,
-            self.sentences,
-            rows=self.rows,
-            shares=tuple(range(part * size, (part + 1) * size) for part in parts),
-            window=recipe.window,
-            reset=recipe.reset,
-            seed=recipe.seed,
-            position=self.position,
+        reader = WindowReader(
+            self.sentences, self.rows, recipe.window, recipe.reset, recipe.seed, position=self.position
         )
+        shares = tuple(range(part * size, (part + 1) * size) for part in parts)
+        return WindowBatches(self.types, reader, shares)
 
     def save_position(self, snapshot: Snapshot) -> None:
         """Add the position to a checkpoint."""
@@ -179,7 +172,7 @@ class WindowObjective(Objective):
 
     def describe(self) -> str:
         """What an update reads, in words."""
-        return f"{self.rows} rows x {self.recipe.window} tokens an update"
+        return f"{self.rows} rows x {self.recipe.window} tokens per update"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""
@@ -216,7 +209,7 @@ class SegmentObjective(Objective):
         return round(self.recipe.done * self.pace.total)
 
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many, boundaries included, over all processes."""
+        """Tokens of the update after `tokens`, boundaries included, over all processes."""
         return self.pace.size(tokens)
 
     def done(self, step: int, tokens: int, seconds: float) -> float:
@@ -248,8 +241,7 @@ class SegmentObjective(Objective):
     def batches(self) -> SegmentBatches:
         """What the updates from here on read."""
         recipe, processes = self.recipe, self.processes
-        return SegmentBatches(
-            self.types,
+        reader = SegmentReader(
             self.sentences,
             self.pace,
             longest=recipe.segment_tokens,
@@ -257,10 +249,14 @@ class SegmentObjective(Objective):
             mask=parse_range("mask", recipe.mask),
             causal=parse_range("causal", recipe.causal),
             seed=recipe.seed,
+            position=self.position,
+        )
+        return SegmentBatches(
+            self.types,
+            reader,
             parts=recipe.accumulate * processes.count,
             rank=processes.rank,
             processes=processes.count,
-            position=self.position,
             attention_window=recipe.attention_window if self.device.type == "cuda" else 0,
         )
 
@@ -281,7 +277,7 @@ class SegmentObjective(Objective):
     def describe(self) -> str:
         """What an update reads, in words."""
         later = f", twice as many from {self.recipe.grow:.0%} of the run on" if self.recipe.grow < 1 else ""
-        return f"{self.pace.update:,} tokens an update{later}"
+        return f"{self.pace.update:,} tokens per update{later}"
 
     def facts(self) -> dict[str, str]:
         """What the model card says about the reading, besides that."""

@@ -1,4 +1,4 @@
-"""What a person sees of a long training run: one line kept up to date on a terminal, log lines without one."""
+"""The progress of a training run: one line that changes on a terminal, otherwise log lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _REDRAW_SECONDS = 0.1
 _PLAIN_COLUMNS = 80
 
 
-class Progress:
+class TrainingProgress:
     """Shows how far a run is; numbers come in as often as the loop has them, and lines go to stderr.
 
     A resumed run gives the fraction, seconds and tokens it starts from, so that the speed and the time left are its
     own. A terminal shows one line that is rewritten in place; elsewhere a line appears every `every` seconds, and
-    always for the first and the last numbers. A stream that cannot be written to any more never stops the run.
+    always for the first and the last numbers. A stream that can no longer be written never stops the run.
 
-        with Progress(start_fraction=0.25, start_seconds=600, start_tokens=10_000_000) as progress:
+        with TrainingProgress(start_fraction=0.25, start_seconds=600, start_tokens=10_000_000) as progress:
             progress.update(step, fraction, seconds, tokens, {"forward_perplexity": 61.2, "learning_rate": 1e-3})
             progress.note("step 2,000: held-out perplexity 58.31")
     """
@@ -154,7 +154,7 @@ class Progress:
         except (OSError, ValueError):  # a closed terminal or pipe
             self._stream, self._drawn = None, 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TrainingProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
 """Every option of a training run, where it comes from, and what `elmo train --help` says about it.
 
-A recipe is put together from four places, each overriding the one before: the defaults here and in presets.toml (a
-preset is a size of network, a recipe a way to train it), a TOML file of the user's, and the command line.
+A recipe is made from four places, each overriding the one before: the defaults here, those in presets.toml (a preset is
+a size of network, a recipe a way to train it), a TOML file of the user's, and the command line.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def option(
     return field(default=default, metadata={"help": help, "least": least, "most": most, "only": only})
 
 
-def of_lstm(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
+def lstm_option(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
     """An option of encoders that are trained on windows of text."""
     return option(default, help, only="windows", **bounds)
 
 
-def of_transformer(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
+def transformer_option(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
     """An option of encoders that are trained on segments of text."""
     return option(default, help, only="segments", **bounds)
 
@@ -51,122 +51,123 @@ class Recipe:
     """All options of a training run, in the order of `elmo train --help`."""
 
     # What the network is.
-    input: Literal["chars", "words"] = option("chars", "What a token is made of: its characters, or a row of a table.")
+    input: Literal["chars", "words"] = option(
+        "chars", "What the model reads of a token: its characters, or its row in a word table."
+    )
     context: str = option("lstm", "The context encoder.")
-    cell_size: int = of_lstm(1024, "H: numbers in each LSTM's memory cell.", least=1)
-    output_size: int = of_lstm(128, "P: numbers each LSTM gives out; a vector has two directions of them.", least=1)
-    layers: int = of_lstm(2, "LSTM layers of each direction.", least=1)
-    size: int = of_transformer(384, "P: numbers per token in every layer of a transformer.", least=2)
-    blocks: int = of_transformer(8, "Blocks of a transformer.", least=1)
-    heads: int = of_transformer(6, "Attention heads of a block.", least=1)
-    inner_size: int = of_transformer(960, "Numbers per token in the wide middle of a block.", least=1)
-    attention_window: int = of_transformer(64, "How many words a word sees to either side in a block.", least=1)
-    softmax_size: int = of_transformer(256, "Numbers per token that the softmax reads.", least=1)
-    every: int = of_transformer(2, "Blocks from one layer that is given out to the next.", least=1)
+    cell_size: int = lstm_option(1024, "Numbers in the memory cell of each LSTM (H).", least=1)
+    output_size: int = lstm_option(
+        128, "Numbers in the output of each LSTM (P); a vector has two directions of them.", least=1
+    )
+    layers: int = lstm_option(2, "LSTM layers in each direction.", least=1)
+    size: int = transformer_option(384, "Numbers per token in every layer of a transformer (P).", least=2)
+    blocks: int = transformer_option(8, "Blocks of a transformer.", least=1)
+    heads: int = transformer_option(6, "Attention heads in each block.", least=1)
+    inner_size: int = transformer_option(960, "Numbers per token in the feed-forward part.", least=1)
+    attention_window: int = transformer_option(64, "Words that a word sees on each side in one block.", least=1)
+    softmax_size: int = transformer_option(256, "Numbers per token that the softmax reads.", least=1)
+    every: int = transformer_option(2, "Blocks between two layers of the model's output.", least=1)
     filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
-    character_size: int = option(16, "Numbers for each character.", least=1)
-    max_characters: int = option(50, "Bytes read of a word, two markers included.", least=3)
-    highways: int = option(1, "Highway layers over the convolutions.", least=0)
-    activation: Literal["relu", "tanh"] = option("relu", "After each convolution's maximum.")
-    word_size: int = option(0, "Numbers for each word with --input words; 0 takes output_size.", least=0)
-    cell_clip: float = of_lstm(3.0, "Bound on the memory cells; 0 for none.", least=0)
-    projection_clip: float = of_lstm(3.0, "Bound on the LSTMs' outputs; 0 for none.", least=0)
-    skip_connections: bool = of_lstm(True, "Layers after the first add their input to their output.")
-    tie_softmax: bool = option(False, "With --input words: the softmax uses the word table.")
-    train_word_vectors: bool = option(True, "Whether --word-vectors go on learning.")
+    character_size: int = option(16, "Numbers per character.", least=1)
+    max_characters: int = option(50, "Bytes of a word that are read, with two markers.", least=3)
+    highways: int = option(1, "Highway layers after the convolutions.", least=0)
+    activation: Literal["relu", "tanh"] = option("relu", "Activation after each convolution.")
+    word_size: int = option(0, "Numbers per word with --input words; 0: as many as the context encoder reads.", least=0)
+    cell_clip: float = lstm_option(3.0, "Limit for the memory cells; 0: none.", least=0)
+    projection_clip: float = lstm_option(3.0, "Limit for the LSTMs' outputs; 0: none.", least=0)
+    skip_connections: bool = lstm_option(True, "Add the input of layers after the first to their output.")
+    tie_softmax: bool = option(False, "Use the word table as the softmax, with --input words.")
+    train_word_vectors: bool = option(True, "Train the vectors of --word-vectors further.")
 
     # What it reads.
     segment: Literal["english", "jieba", "chars", "whitespace", "none"] = option(
-        "none", "How lines become tokens; none: at white space."
+        "none", "How a sentence becomes tokens; none: split at white space."
     )
     split: Literal["none", "line", "paragraph"] = option(
-        "none", "Raw text into sentences: each line a paragraph, or blank lines between paragraphs."
+        "none", "Split raw text into sentences: every line, or every paragraph between blank lines."
     )
-    max_tokens: int = option(1000, "Longer sentences are left out, and counted.", least=1)
-    vocab_size: int = option(50_000, "Words in the softmax where no --vocab is given.", least=4)
-    min_count: int = option(2, "Least occurrences of such a word.", least=1)
+    max_tokens: int = option(1000, "Tokens above which a sentence is left out, and counted.", least=1)
+    vocab_size: int = option(50_000, "Words in the softmax without --vocab.", least=4)
+    min_count: int = option(2, "Times such a word must occur.", least=1)
     heldout_fraction: float = option(
-        0.01, "Share of the sentences held out where no --heldout is given, 10,000 at most.", least=0, most=0.5
+        0.01, "Share of the sentences held out without --heldout, at most 10,000.", least=0, most=0.5
     )
-    shuffle: bool = option(True, "Read the sentences in a new random order each epoch; else in file order.")
+    shuffle: bool = option(True, "Read the sentences in a new random order in each epoch, not in file order.")
 
     # How it learns.
-    batch_size: int = of_lstm(
+    batch_size: int = lstm_option(
         0,
-        "Rows of text read side by side by each process; 0: 16 to 32 on a CPU, to 256 on a GPU, by the text's size.",
+        "Rows of text per process and batch; 0: by the size of the text, 16 to 32 on a CPU, up to 256 on a GPU.",
         least=0,
     )
-    window: int = of_lstm(32, "Tokens of a row between two updates (bilm-tf: unroll_steps).", least=1)
-    batch_tokens: int = of_transformer(
+    window: int = lstm_option(32, "Tokens of each row per update (bilm-tf: unroll_steps).", least=1)
+    batch_tokens: int = transformer_option(
         0,
-        "Tokens of a batch of each process; 0: 512 to 4,096 on a CPU, to 65,536 on a GPU, by the text's size.",
+        "Tokens per process and batch; 0: by the size of the text, 512 to 4,096 on a CPU, up to 65,536 on a GPU.",
         least=0,
     )
-    segment_tokens: int = of_transformer(256, "Most tokens of a segment, its two boundaries included.", least=3)
-    join: float = of_transformer(0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1)
-    mask: str = of_transformer(
+    segment_tokens: int = transformer_option(256, "Most tokens in a segment, with its two boundaries.", least=3)
+    join: float = transformer_option(
+        0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1
+    )
+    mask: str = transformer_option(
         "0.3,0.15", "Share of the words that are masked and predicted, at the start and at the end of the run."
     )
-    causal: str = of_transformer(
+    causal: str = transformer_option(
         "0.6,0.125", "Share of the segments in which words are predicted from one side, at the start and at the end."
     )
-    grow: float = of_transformer(
+    grow: float = transformer_option(
         0.5, "Share of the run after which an update reads twice as many tokens; 1: never.", least=0, most=1
     )
-    accumulate: int = option(1, "Batches whose gradients make one update.", least=1)
-    reset: float = of_lstm(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
+    accumulate: int = option(1, "Batches per update.", least=1)
+    reset: float = lstm_option(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
     dropout: float = option(
-        0.1,
-        "On each LSTM layer's input and on the top output; in a transformer on what each part of a block adds.",
-        least=0,
-        most=0.99,
+        0.1, "Dropout on each LSTM layer's input and the top output, or in each transformer block.", least=0, most=0.99
     )
     loss: Literal["auto", "full", "sampled"] = option(
-        "auto", "Softmax over all words or over sampled ones; auto samples large vocabularies on a CPU."
+        "auto", "Softmax over all words or over a sample; auto samples large vocabularies on a CPU."
     )
-    negatives: int = option(8192, "Words sampled for the sampled softmax.", least=1)
+    negatives: int = option(8192, "Words in the sample of the sampled softmax.", least=1)
     optimizer: Literal["adam", "muon", "adagrad"] = option(
-        "adam", "How weights follow gradients; muon: Adam for tables and biases, orthogonal steps for matrices."
+        "adam", "The optimiser; muon: orthogonal steps for matrices, Adam for tables and biases."
     )
-    learning_rate: float = option(6e-3, "The largest rate.", least=0)
+    learning_rate: float = option(6e-3, "The largest learning rate.", least=0)
     warmup: float = option(0.1, "Share of the run in which the rate rises.", least=0, most=1)
     decay: Literal["none", "linear", "cosine"] = option("cosine", "How the rate falls after that.")
-    final_rate: float = option(0.02, "Where it ends, as a share of the largest rate.", least=0, most=1)
-    beta1: float = option(0.9, "Adam's memory of the gradient.", least=0, most=0.9999)
-    beta2: float = option(0.99, "Adam's memory of its square.", least=0, most=0.99999)
-    momentum: float = option(0.95, "Muon's memory of the gradient.", least=0, most=0.9999)
-    weight_decay: float = option(0.0, "Decoupled decay of the matrices; with muon not of the tables.", least=0)
-    accumulator: float = option(1.0, "Adagrad's sums start here.", least=1e-9)
-    clip_norm: float = option(0.5, "Bound on the norm of all gradients together; 0 for none.", least=0)
-    unigram_bias: bool = option(True, "A new softmax starts from the words' frequencies, not from equal chances.")
-    scale_by_window: bool = of_lstm(False, "Multiply the loss by the window, as bilm-tf does.")
-    precision: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "Numbers to compute in; auto: bfloat16 on a GPU."
-    )
-    seed: int = option(1, "Of every random number.", least=0, most=2**63 - 1)
+    final_rate: float = option(0.02, "The last rate, as a share of the largest.", least=0, most=1)
+    beta1: float = option(0.9, "Adam's decay of the mean gradient.", least=0, most=0.9999)
+    beta2: float = option(0.99, "Adam's decay of the mean squared gradient.", least=0, most=0.99999)
+    momentum: float = option(0.95, "Muon's decay of the mean gradient.", least=0, most=0.9999)
+    weight_decay: float = option(0.0, "Decoupled weight decay of matrices; with muon, not of tables.", least=0)
+    accumulator: float = option(1.0, "Initial value of Adagrad's sums.", least=1e-9)
+    clip_norm: float = option(0.5, "Limit for the norm of all gradients together; 0: none.", least=0)
+    unigram_bias: bool = option(True, "Start a new softmax from the words' frequencies, not from equal chances.")
+    scale_by_window: bool = lstm_option(False, "Multiply the loss by the window, as bilm-tf does.")
+    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "Dtype to compute in; auto: bfloat16 on a GPU.")
+    seed: int = option(1, "Seed of all random numbers.", least=0, most=2**63 - 1)
 
-    # How long, and what is kept.
-    tokens: float = option(0.0, "Stop after so many tokens.", least=0)
-    epochs: float = option(0.0, "Stop after so many passes over the text [10 where nothing else is said].", least=0)
-    steps: int = option(0, "Stop after so many updates.", least=0)
+    # How long, and what is stored.
+    tokens: float = option(0.0, "Tokens after which to stop.", least=0)
+    epochs: float = option(0.0, "Passes over the text after which to stop [10 without any other length].", least=0)
+    steps: int = option(0, "Updates after which to stop.", least=0)
     minutes: float = option(
         0.0,
-        "Stop after this many minutes; an LSTM's schedules follow the clock if there is no other length, a "
-        "transformer's never do: --resume continues the run.",
+        "Minutes after which to stop; without another length an LSTM's schedules follow the clock, a transformer's "
+        "never do, and --resume continues the run.",
         least=0,
     )
-    done: float = of_transformer(
-        0.0, "Share of the run that --init's model has behind it: the schedules continue there.", least=0, most=0.999
+    done: float = transformer_option(
+        0.0, "Share of the run that the model of --init has done: the schedules continue there.", least=0, most=0.999
     )
-    until: float = of_transformer(
-        1.0, "Stop at this share of the run; --resume continues it, on this machine or another.", least=0, most=1
+    until: float = transformer_option(
+        1.0, "Share of the run at which to stop; --resume continues it, on this machine or another.", least=0, most=1
     )
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
-    patience: int = option(0, "Stop after so many held-out perplexities without a better one; 0: never.", least=0)
+    patience: int = option(0, "Held-out perplexities without a better one after which to stop; 0: never.", least=0)
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
-    checkpoint_every: int = option(0, "Updates between checkpoints; 0: as often as held-out perplexities.", least=0)
-    checkpoint_minutes: float = option(2.0, "Most minutes between checkpoints; 0: no such limit.", least=0)
-    keep: int = option(2, "Checkpoints kept besides the best.", least=1)
+    checkpoint_every: int = option(0, "Updates between checkpoints; 0: one at each evaluation.", least=0)
+    checkpoint_minutes: float = option(2.0, "Most minutes between checkpoints; 0: no limit.", least=0)
+    keep: int = option(2, "Checkpoints to store besides the best.", least=1)
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -174,17 +175,21 @@ class Recipe:
             object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), hints[item.name], item))
         object.__setattr__(self, "segment", name_in_files(self.segment))
         if self.tie_softmax and self.input != "words":
-            raise ElmoError("tie_softmax needs --input words: the softmax of a character model has no table to share")
+            raise ElmoError(
+                "tie_softmax needs input words: a character model has no table for the softmax", "tie_softmax", "input"
+            )
         parse_filters(self.filters)
         if self.context not in CONTEXTS:
-            raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {self.context!r}")
+            raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {self.context!r}", "context")
         for name in ("mask", "causal"):
             parse_range(name, getattr(self, name))
         context = CONTEXTS[self.context].from_options(self.to_dict())
         if self.tie_softmax and (self.word_size or context.token_size) != context.prediction_size:
             raise ElmoError(
                 f"tie_softmax needs a word_size of {context.prediction_size}, the numbers that the softmax reads, got "
-                f"{self.word_size or context.token_size}"
+                f"{self.word_size or context.token_size}",
+                "tie_softmax",
+                "word_size",
             )
 
     @property
@@ -193,7 +198,7 @@ class Recipe:
         return CONTEXTS[self.context].objective
 
     def config(self, n_words: int) -> ElmoConfig:
-        """The network's shape for a vocabulary of so many words."""
+        """The configuration of the network for a vocabulary of n_words."""
         context = CONTEXTS[self.context].from_options(self.to_dict())
         if self.input == "words":
             size = self.word_size or context.token_size
@@ -208,7 +213,7 @@ class Recipe:
         return ElmoConfig(context, characters, token_projection=characters.n_filters != context.token_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON can hold them."""
+        """The options for JSON."""
         return asdict(self)
 
 
@@ -222,7 +227,7 @@ def parse_filters(text: str) -> tuple[tuple[int, int], ...]:
     for part in text.split(","):
         width, colon, count = part.strip().partition(":")
         if not (colon and width.strip().isdecimal() and count.strip().isdecimal()):
-            raise ElmoError(f"filters must look like 1:32,2:64 (width:count), got {text!r}")
+            raise ElmoError(f"filters must look like 1:32,2:64 (width:count), got {text!r}", "filters")
         pairs.append((int(width), int(count)))
     return tuple(pairs)
 
@@ -239,7 +244,7 @@ def parse_range(name: str, text: str) -> tuple[float, float]:
     except ValueError:
         first = last = -1.0
     if not (0 <= first <= 1 and 0 <= last <= 1):
-        raise ElmoError(f"{name} must be a share from 0 to 1, or two as in 0.3,0.15 (start, end), got {text!r}")
+        raise ElmoError(f"{name} must be a share from 0 to 1, or two as in 0.3,0.15 (start, end), got {text!r}", name)
     return first, last
 
 
@@ -250,7 +255,7 @@ def make_recipe(
     config: Path | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Put a recipe together: presets, then the user's file, then the changes from the command line."""
+    """Make a recipe from the presets, then the user's file, then the changes from the command line."""
     given = read_config(config) if config is not None else {}
     size = preset or given.pop("preset", None) or "small"
     way = recipe or given.pop("recipe", None) or "modern"
@@ -258,28 +263,29 @@ def make_recipe(
     given.pop("recipe", None)
     presets = _presets()
     if not isinstance(size, str) or size not in presets["preset"]:
-        raise ElmoError(f"preset must be one of {', '.join(presets['preset'])}, got {size!r}")
+        raise ElmoError(f"preset must be one of {', '.join(presets['preset'])}, got {size!r}", "preset")
     if not isinstance(way, str) or way not in presets["recipe"]:
-        raise ElmoError(f"recipe must be one of {', '.join(presets['recipe'])}, got {way!r}")
+        raise ElmoError(f"recipe must be one of {', '.join(presets['recipe'])}, got {way!r}", "recipe")
     named = {**given, **(changes or {})}
     context = named.get("context", "lstm")
     if not isinstance(context, str) or context not in CONTEXTS:
-        raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}")
+        raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}", "context")
     objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
     for item in fields(Recipe):
         elsewhere = item.metadata["only"] not in (None, objective)
         if elsewhere and named.get(item.name, item.default) != item.default:
             others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata["only"]]
             raise ElmoError(
-                f"{item.name} is an option for the context encoder {' or '.join(others)}, and this run has {context}: "
-                "leave it out"
+                f"{item.name} is an option for the encoder {' or '.join(others)}, and this run has {context}: leave it "
+                "out",
+                item.name,
             )
     if objective == "windows":
         values = {**presets["recipe"][way], **sizes["network"], **sizes.get(way, {})}
     elif way == "modern":
         values = {**presets["objective"][objective], **sizes.get(context, {})}
     else:
-        raise ElmoError(f"recipe {way} trains an LSTM, and this run has the context encoder {context}: leave it out")
+        raise ElmoError(f"recipe {way} trains an LSTM, and this run has the encoder {context}: leave it out", "recipe")
     return Recipe(**{**values, **named})
 
 
@@ -288,18 +294,20 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ElmoError(f"--config {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ElmoError(
+            f"config {path} cannot be read: {getattr(error, 'strerror', None) or error}", "config"
+        ) from error
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise ElmoError(f"--config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+        raise ElmoError(f"config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}", "config") from error
     if path.suffix == ".json":
         # What they ask for is bilm-tf's training; its rate of 0.2 would ruin any other.
-        values = {"recipe": "paper", **from_bilm_options(values, f"--config {path}")}
+        values = {"recipe": "paper", **from_bilm_options(values, str(path))}
     known = {item.name for item in fields(Recipe)} | {"preset", "recipe"}
     values = {name.replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(set(values) - known):
-        raise ElmoError(f"--config {path} has no option {unknown[0]!r}; elmo train --help lists them")
+        raise ElmoError(f"config {path} has no option {unknown[0]!r}; elmo train --help lists them", "config")
     return values
 
 
@@ -317,15 +325,18 @@ def from_bilm_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     config = read_options(options, where, bidirectional=True, n_words=1, projections=(False, False))
     characters = config.characters
     values |= {"input": "words" if characters is None else "chars", **config.context.to_options()}
-    if characters is not None:
-        values |= {
-            "filters": ",".join(f"{width}:{count}" for width, count in characters.filters),
-            "character_size": characters.embedding_size,
-            "max_characters": characters.max_characters,
-            "highways": characters.n_highway,
-            "activation": characters.activation,
-        }
-    return values
+    return values if characters is None else values | character_options(characters)
+
+
+def character_options(characters: CharacterConfig) -> dict[str, Any]:
+    """The options of the recipe that give this configuration."""
+    return {
+        "filters": ",".join(f"{width}:{count}" for width, count in characters.filters),
+        "character_size": characters.embedding_size,
+        "max_characters": characters.max_characters,
+        "highways": characters.n_highway,
+        "activation": characters.activation,
+    }
 
 
 _BILM_NAMES = {

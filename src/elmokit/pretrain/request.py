@@ -1,47 +1,43 @@
-"""What a run is asked to do, kept in its folder, and what may change when it is resumed."""
+"""What a run is asked to do, stored in its folder as run.json, and what may change when it is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from elmokit.config import CONTEXTS, CharacterConfig
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.source import FolderSource
-from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
-from elmokit.pretrain.run_files import VERSION, RunFolder
+from elmokit.pretrain.checkpoints import VERSION, RunFolder
+from elmokit.pretrain.recipe import Recipe, character_options, make_recipe, read_config
 from elmokit.storage.atomic import write_text
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 _DEFAULT_EPOCHS = 10.0
-_SHAPE = frozenset(
-    (
-        *("input", "cell_size", "output_size", "layers", "filters", "character_size", "max_characters", "highways"),
-        *("activation", "word_size", "cell_clip", "projection_clip", "skip_connections"),
-        *("size", "blocks", "heads", "inner_size", "attention_window", "softmax_size", "every"),
-    )
-)
-"""Options that a model given with --init decides."""
-_OF_A_MODEL = ("config.json", "options.json", "encoder.pkl", "checkpoint")
-"""Files by which a folder is known to hold a model, of ours or of an older system, whose vocab.txt would be lost."""
-_LENGTHS = frozenset(("tokens", "epochs", "steps", "minutes"))
-_MAY_CHANGE = _LENGTHS | {
-    "until",
-    *("eval_every", "patience", "log_every", "checkpoint_every", "checkpoint_minutes", "keep"),
+_SHAPES = [config.from_options(Recipe().to_dict()).to_options() for config in CONTEXTS.values()]
+_SHAPE = {"input", "word_size", *character_options(CharacterConfig(((1, 1),))), *chain(*_SHAPES)}
+"""Options that a model to start from decides."""
+_LENGTHS = {"tokens", "epochs", "steps", "minutes"}
+_RESUMABLE = _LENGTHS | {
+    *("until", "eval_every", "patience", "log_every", "checkpoint_every", "checkpoint_minutes", "keep"),
     *("learning_rate", "clip_norm"),  # for a run that diverged
     *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product stays
 }
-"""Options that a resumed run may be given anew."""
+"""Options that may change when a run is resumed."""
+_MODEL_FILES = ("config.json", "options.json", "encoder.pkl", "checkpoint")
+"""Files of models, of ours or of an older system: a run in their folder would overwrite their vocab.txt."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The arguments of `elmo train` that are not options of the recipe, and those options that were given."""
+    """The arguments of a run that are not options of the recipe, and the options that were given."""
 
     corpus: Sequence[str]
     output: Path
@@ -62,137 +58,152 @@ class TrainRequest:
     """What the user typed, for the model card."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def kept(self) -> dict[str, Any]:
-        """What run.json keeps, files by their full names."""
+    def stored(self) -> dict[str, Any]:
+        """What run.json stores, with the full names of files."""
+
+        def full(path: Path | None) -> str | None:
+            return None if path is None else str(path.resolve())
+
+        def sources(names: Sequence[str]) -> list[str]:
+            return [name if name == "-" else str(Path(name).expanduser().absolute()) for name in names]
+
         return {
-            "corpus": [_full(source) for source in self.corpus],
-            "heldout": [_full(source) for source in self.heldout],
-            "word_vectors": None if self.word_vectors is None else str(self.word_vectors.resolve()),
-            "init": None if self.init is None else str(self.init.resolve()),
-            "init_options": None if self.init_options is None else str(self.init_options.resolve()),
+            "corpus": sources(self.corpus),
+            "heldout": sources(self.heldout),
+            "word_vectors": full(self.word_vectors),
+            "init": full(self.init),
+            "init_options": full(self.init_options),
             "preset": self.preset,
             "way": self.recipe,
         }
 
+    def given_options(self) -> dict[str, Any]:
+        """The options that the user gave: those of `config`, replaced by those given directly."""
+        named = {"preset": self.preset, "recipe": self.recipe}
+        config = {} if self.config is None else read_config(self.config)
+        return {**config, **{name: value for name, value in named.items() if value}, **self.changes}
 
-def settled(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
-    """The request and the recipe; a resumed run has those it began with, but for how long it goes on."""
+
+def resolve_request(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
+    """The complete request and the recipe; a resumed run has those it began with, except what may change."""
     if request.vocab is not None:
-        vocab_of(request.vocab)  # a mistake shows before hours of preparing a corpus
-    for name, path in (("--word-vectors", request.word_vectors), ("--init", request.init)):
+        read_vocab_file(request.vocab)  # a mistake shows before hours of preparing a corpus
+    for name, path in (("word_vectors", request.word_vectors), ("init", request.init)):
         if path is not None and not path.exists() and not any(path.parent.glob(f"{escape(path.name)}.*")):
-            raise ElmoError(f"{name} {path} does not exist")
+            raise ElmoError(f"{name} {path} does not exist", name)
     return _resumed(request, folder) if folder.started else _new(request, folder)
 
 
 def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
     if not request.corpus:
-        raise ElmoError("a corpus is needed: name files, folders or globs, or - for standard input")
-    if any((folder.folder / name).exists() for name in _OF_A_MODEL):
-        raise ElmoError(f"{folder.folder} holds a model already: choose another --output")
+        raise ElmoError("a corpus is needed: name files, folders or patterns, or - for standard input")
+    if any((folder.folder / name).exists() for name in _MODEL_FILES):
+        raise ElmoError(f"{folder.folder} contains a model: choose another output", "output")
     recipe = make_recipe(
         preset=request.preset, recipe=request.recipe, config=request.config, changes=_with_context(request)
     )
-    if recipe.done and request.init is None:
-        raise ElmoError(f"done {recipe.done:g} needs --init, the model that has so much of the run behind it")
-    if request.init is not None and request.word_vectors is not None:
-        raise ElmoError("--word-vectors cannot be given with --init, whose model has a word table of its own")
-    if request.init is not None and (given := sorted(_SHAPE & request.changes.keys())):
-        raise ElmoError(f"--{given[0].replace('_', '-')} cannot be given with --init, whose model has its shape")
-    if request.word_vectors is not None and recipe.input != "words":
-        raise ElmoError("--word-vectors go with --input words; a character model has no word table")
-    if request.word_vectors is not None and not recipe.train_word_vectors and recipe.weight_decay:
-        raise ElmoError(
-            f"weight_decay {recipe.weight_decay:g} would move the word vectors that --no-train-word-vectors keeps as "
-            "they are: leave one of the two out"
-        )
-    if recipe.tie_softmax and not recipe.train_word_vectors:
-        raise ElmoError(
-            "--tie-softmax with --no-train-word-vectors would keep the softmax from learning: leave one out"
-        )
+    _check_together(request, recipe)
     clock = recipe.minutes if recipe.objective == "windows" else 0  # the schedules of segments never follow it
     if not (recipe.tokens or recipe.epochs or recipe.steps or clock):
         recipe = replace(recipe, epochs=_DEFAULT_EPOCHS)
-    named = _options(request)
-    request = replace(
-        request,
-        preset=request.preset or named.get("preset", "small"),
-        recipe=request.recipe or named.get("recipe", "modern"),
-    )
-    return request, recipe
+    given = request.given_options()
+    return replace(request, preset=given.get("preset", "small"), recipe=given.get("recipe", "modern")), recipe
+
+
+def _check_together(request: TrainRequest, recipe: Recipe) -> None:
+    """Refuse options that contradict each other."""
+    vectors, init = request.word_vectors is not None, request.init is not None
+    if recipe.done and not init:
+        raise ElmoError(
+            f"done {recipe.done:g} needs init, the model that has done this share of the run", "done", "init"
+        )
+    if init and vectors:
+        raise ElmoError(
+            "word_vectors cannot be given with init, whose model has its own word table", "word_vectors", "init"
+        )
+    if init and (shape := sorted(_SHAPE & request.changes.keys())):
+        raise ElmoError(f"{shape[0]} cannot be given with init, whose model has its own shape", shape[0], "init")
+    if vectors and recipe.input != "words":
+        raise ElmoError("word_vectors need input words: a character model has no word table", "word_vectors", "input")
+    if vectors and not recipe.train_word_vectors and recipe.weight_decay:
+        raise ElmoError(
+            f"weight_decay {recipe.weight_decay:g} would change word vectors that must stay as they are: give "
+            "train_word_vectors, or leave it out",
+            "weight_decay",
+            "train_word_vectors",
+        )
+    if recipe.tie_softmax and not recipe.train_word_vectors:
+        raise ElmoError(
+            "tie_softmax needs train_word_vectors, because the softmax cannot learn otherwise: leave it out",
+            "tie_softmax",
+            "train_word_vectors",
+        )
 
 
 def _with_context(request: TrainRequest) -> dict[str, Any]:
-    """The options on the command line, with the context encoder of --init's model, which decides the defaults."""
+    """The options that were given, with the context encoder of the model to start from, which decides the defaults."""
     if request.init is None:
         return dict(request.changes)
     kind = read_checkpoint(request.init, options=request.init_options).config.context.kind
-    named = _options(request).get("context", kind)
+    named = request.given_options().get("context", kind)
     if named != kind:
-        raise ElmoError(f"context must be {kind}, the encoder of --init {request.init.name}, got {named}")
+        raise ElmoError(f"context must be {kind}, the encoder of {request.init.name}, got {named}", "context")
     return {**request.changes, "context": kind}
 
 
 def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
     if not request.resume:
         raise ElmoError(
-            f"{folder.folder} holds a run already: add --resume to go on with it, or choose another --output"
+            f"{folder.folder} contains a run: give resume to continue it, or choose another output", "resume", "output"
         )
-    kept = folder.read_request()
-    recipe = Recipe(**kept["recipe"])
-    vocab = _path(kept["vocab"] and str(folder.checkpoints / kept["vocab"]))
-    now, named = request.kept(), _options(request)
-    now |= {"preset": named.pop("preset", None), "way": named.pop("recipe", None)}
-    moved = {name for name in ("corpus", "heldout") if now[name] and kept[name]}
+    stored = folder.read_request()
+    recipe = Recipe(**stored["recipe"])
+    vocab = None if stored["vocab"] is None else folder.checkpoints / stored["vocab"]
+    now, given = request.stored(), request.given_options()
+    now |= {"preset": given.pop("preset", None), "way": given.pop("recipe", None)}
     for name, value in now.items():
-        if value and value != kept[name] and name not in moved:  # a run may be carried to where its text is elsewhere
-            shown = {"way": "recipe"}.get(name, name)
-            raise ElmoError(f"{shown} was {kept[name]} when the run began and cannot change with --resume")
-    if request.vocab is not None and (vocab is None or vocab_of(request.vocab) != vocab_of(vocab)):
-        raise ElmoError(f"--vocab {request.vocab} has other words than the run began with: leave it out with --resume")
-    if kept["init"] is not None:
-        named = {name: value for name, value in named.items() if name not in _SHAPE}
-    named = {name: value for name, value in named.items() if value != "auto"}  # which was settled when the run began
-    asked = replace(recipe, **named)
-    for name in named.keys() - _MAY_CHANGE:
-        if getattr(asked, name) != getattr(recipe, name):
+        moved = name in ("corpus", "heldout") and stored[name]  # the text may be in another place on another machine
+        if value and value != stored[name] and not moved:
+            shown = "recipe" if name == "way" else name
+            raise ElmoError(f"{shown} was {stored[name]} when the run began and cannot change now", shown)
+    if request.vocab is not None and (vocab is None or read_vocab_file(request.vocab) != read_vocab_file(vocab)):
+        raise ElmoError(f"vocab {request.vocab} has other words than the run began with: leave it out", "vocab")
+    fixed = _SHAPE if stored["init"] is not None else ()
+    # What "auto" means was decided when the run began.
+    given = {name: value for name, value in given.items() if name not in fixed and value != "auto"}
+    changed = replace(recipe, **given)
+    for name in given.keys() - _RESUMABLE:
+        if getattr(changed, name) != getattr(recipe, name):
             raise ElmoError(
-                f"{name} was {getattr(recipe, name)} when the run began and cannot change with --resume; "
-                f"what may change is {', '.join(sorted(_MAY_CHANGE))}"
+                f"{name} was {getattr(recipe, name)} when the run began and cannot change now; what may change is "
+                f"{', '.join(sorted(_RESUMABLE))}",
+                name,
             )
-    # A new length takes the place of all the old ones; the minutes of a leg are no length.
+    # A new length replaces all the old ones; the minutes of a leg are no length.
     lengths = _LENGTHS if recipe.objective == "windows" else _LENGTHS - {"minutes"}
-    if any(named.get(name) for name in lengths):
-        asked = replace(asked, **{name: named.get(name, 0) for name in lengths})
-    elif not any(getattr(asked, name) for name in lengths):
-        asked = replace(asked, **{name: getattr(recipe, name) for name in lengths})
+    if any(given.get(name) for name in lengths):
+        changed = replace(changed, **{name: given.get(name, 0) for name in lengths})
+    elif not any(getattr(changed, name) for name in lengths):
+        changed = replace(changed, **{name: getattr(recipe, name) for name in lengths})
     if recipe.objective != "windows":
-        asked = replace(asked, minutes=named.get("minutes", 0.0), until=named.get("until", 1.0))
-    request = replace(
+        changed = replace(changed, minutes=given.get("minutes", 0.0), until=given.get("until", 1.0))
+    files = ("word_vectors", "init", "init_options")
+    paths: dict[str, Any] = {name: stored[name] and Path(stored[name]) for name in files}
+    return replace(
         request,
-        corpus=now["corpus"] or kept["corpus"],
-        heldout=now["heldout"] or kept["heldout"],
+        corpus=now["corpus"] or stored["corpus"],
+        heldout=now["heldout"] or stored["heldout"],
         vocab=vocab,
-        word_vectors=_path(kept["word_vectors"]),
-        init=_path(kept["init"]),
-        init_options=_path(kept["init_options"]),
-        preset=kept["preset"],
-        recipe=kept["way"],
-    )
-    return request, asked
+        preset=stored["preset"],
+        recipe=stored["way"],
+        **paths,
+    ), changed
 
 
-def _options(request: TrainRequest) -> dict[str, Any]:
-    """What the user named: in the file given with --config, over it on the command line."""
-    named = {"preset": request.preset, "recipe": request.recipe}
-    given = {} if request.config is None else read_config(request.config)
-    return {**given, **{name: value for name, value in named.items() if value}, **request.changes}
-
-
-def vocab_of(path: Path) -> Vocabulary:
-    """The words of a vocab.txt, `<S>`, `</S>` and `<UNK>` among them."""
+def read_vocab_file(path: Path) -> Vocabulary:
+    """The words of a vocab.txt; `<S>`, `</S>` and `<UNK>` must be among them."""
     if not path.is_file():
-        raise ElmoError(f"--vocab {path} does not exist or is no file; elmo vocab writes one")
+        raise ElmoError(f"vocab {path} does not exist or is no file; elmo vocab writes one", "vocab")
     vocab = read_vocabulary(FolderSource(path.parent), path.name)
     try:
         vocab.require_specials()
@@ -201,7 +212,7 @@ def vocab_of(path: Path) -> Vocabulary:
     return vocab
 
 
-def keep_request(
+def store_request(
     request: TrainRequest,
     recipe: Recipe,
     folder: RunFolder,
@@ -209,7 +220,7 @@ def keep_request(
     heldout: PreparedCorpus | None,
     vocab: Vocabulary,
 ) -> None:
-    """Keep what a resumed run needs; run.json comes last, and names the command that began the run."""
+    """Store what a resumed run needs; run.json comes last, and has the command that began the run."""
     command = folder.read_request()["command"] if folder.started else request.command
     own = vocab.specials == (BEGIN, END, UNKNOWN)  # an existing model with other boundaries has its words itself
     if own:
@@ -223,17 +234,9 @@ def keep_request(
         {
             "version": VERSION,
             "command": command,
-            **request.kept(),
+            **request.stored(),
             "vocab": "vocab.txt" if own else None,
             "prepared": prepared,
             "recipe": recipe.to_dict(),
         }
     )
-
-
-def _full(source: str) -> str:
-    return source if source == "-" else str(Path(source).expanduser().absolute())
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)

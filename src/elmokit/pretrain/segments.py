@@ -8,18 +8,15 @@ was interrupted, wherever they are made, and however many processes share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.errors import ElmoError
-from elmokit.pretrain.batches import Arrays, Batch, Batches, Ints
-from elmokit.pretrain.permutation import uniform
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.windows import BEGIN_TYPE, END_TYPE, Sentences
+from elmokit.pretrain.batches import Batch, Batches
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Arrays, Ints, Sentences, TypeTable, uniform
 
 if TYPE_CHECKING:  # see `elmokit.pretrain.batches`
     from torch import Tensor
@@ -50,7 +47,7 @@ class Pace:
 
     @classmethod
     def for_steps(cls, steps: int, update: int, grow: float) -> Pace:
-        """A run of so many updates."""
+        """A run of `steps` updates."""
         total = 2 * steps * update / (1 + grow)
         pace = cls(total, update, grow)
         while pace.n_steps() > steps:
@@ -59,19 +56,19 @@ class Pace:
         return pace
 
     def done(self, tokens: int) -> float:
-        """The share of the run that is done after so many tokens; all schedules follow it."""
+        """The share of the run that is done after `tokens`; all schedules follow it."""
         return min(1.0, tokens / self.total)
 
     def batches(self, tokens: int) -> int:
-        """How many times its first size an update has after so many tokens."""
+        """How many times its first size an update has after `tokens`."""
         return 2 if self.grow < 1 and tokens >= self.grow * self.total else 1
 
     def size(self, tokens: int) -> int:
-        """Tokens of the update after so many."""
+        """Tokens of the update after `tokens`."""
         return self.update * self.batches(tokens)
 
     def n_steps(self, tokens: int = 0) -> int:
-        """Updates from so many tokens to the end of the run."""
+        """Updates from `tokens` to the end of the run."""
         small = max(0, -int((tokens - min(1.0, self.grow) * self.total) // self.update))
         left = self.total - tokens - small * self.update
         return small + max(0, -int(-left // (2 * self.update)))
@@ -88,7 +85,7 @@ class SegmentPosition:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SegmentPlan:
     """The segments of an update, of all processes."""
 
     places: Ints  # [S] the first sentence's place in the reading
@@ -113,44 +110,42 @@ class Passage:
     """By way: the types that are predicted there."""
 
 
+@dataclass(frozen=True)
 class SegmentReader:
     """Plans updates of about `pace.size` tokens; each sentence of a pass begins one segment."""
 
-    def __init__(
-        self,
-        sentences: Sentences,
-        pace: Pace,
-        *,
-        longest: int,
-        join: float,
-        mask: tuple[float, float],
-        causal: tuple[float, float],
-        seed: int = 0,
-        position: SegmentPosition | None = None,
-    ) -> None:
-        """`mask` and `causal` are shares at the start and at the end of the run."""
-        if not len(sentences):
-            raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
-        self.sentences, self.pace, self.longest, self.join = sentences, pace, longest, join
-        self.mask, self.causal, self.seed = mask, causal, seed
-        self.position = position or SegmentPosition()
-        self._from = self.position.place
-        self._begins, self._words = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    sentences: Sentences
+    pace: Pace
+    longest: int
+    """Most tokens of a segment, its two boundaries included."""
+    join: float
+    """Share of the segments that are several consecutive sentences."""
+    mask: tuple[float, float]
+    """Share of the words that are masked, at the start and at the end of the run."""
+    causal: tuple[float, float]
+    """Share of the segments in which words are predicted from one side, at the start and at the end of the run."""
+    seed: int = 0
+    position: SegmentPosition = SegmentPosition()
+    """Where the reading starts."""
 
-    def read(self) -> Plan:
-        """The segments of the next update: as many as come nearest to its size, and one at least."""
-        before, size = self.position, self.pace.size(self.position.tokens)
-        read = before.place - self._from
-        self._begins, self._words, self._from = self._begins[read:], self._words[read:], before.place
-        while int(self._words.sum()) + _BOUNDARIES * len(self._words) < size + self.longest:
-            places = before.place + len(self._words) + np.arange(_LOOK_AHEAD)
-            begins, words = self.spans(places)
-            self._begins, self._words = np.concatenate([self._begins, begins]), np.concatenate([self._words, words])
-        ends = np.cumsum(self._words + _BOUNDARIES)
-        count = int(np.argmin(np.abs(ends - size))) + 1
-        self.position = SegmentPosition(before.place + count, before.tokens + size)
-        places = before.place + np.arange(count)
-        return Plan(places, self._begins[:count], self._words[:count], before, self.position)
+    def __post_init__(self) -> None:
+        self.sentences.refuse_empty()
+
+    def plans(self) -> Iterator[SegmentPlan]:
+        """The segments of each update: as many as come nearest to its size, and one at least."""
+        position = self.position
+        begins, words = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of the segments from the position on
+        while True:
+            before, size = position, self.pace.size(position.tokens)
+            while int(words.sum()) + _BOUNDARIES * len(words) < size + self.longest:
+                more = self.spans(before.place + len(words) + np.arange(_LOOK_AHEAD))
+                begins, words = np.concatenate([begins, more[0]]), np.concatenate([words, more[1]])
+            ends = np.cumsum(words + _BOUNDARIES)
+            count = int(np.argmin(np.abs(ends - size))) + 1
+            position = SegmentPosition(before.place + count, before.tokens + size)
+            places = before.place + np.arange(count)
+            yield SegmentPlan(places, begins[:count], words[:count], before, position)
+            begins, words = begins[count:], words[count:]
 
     def spans(self, places: Ints) -> tuple[Ints, Ints]:
         """Where the segments that begin at these places of the reading are in the corpus: first words, and lengths."""
@@ -166,7 +161,7 @@ class SegmentReader:
             words = np.where(joined, ends[np.maximum(last, 0)] - begins, words)
         return begins, np.minimum(words, most)
 
-    def fill(self, plan: Plan) -> Passage:
+    def fill(self, plan: SegmentPlan) -> Passage:
         """The tokens of an update, with the words that are predicted."""
         done = self.pace.done(plan.before.tokens)
         mask, causal = (first + (last - first) * done for first, last in (self.mask, self.causal))
@@ -260,45 +255,23 @@ class SegmentBatch(Batch):
 class SegmentBatches(Batches):
     """The segments of each update, dealt to the processes in contiguous parts of about the same size."""
 
+    batch_type = SegmentBatch
     types: TypeTable
-    sentences: Sentences
-    pace: Pace
-    longest: int
-    """Most tokens of a segment, its two boundaries included."""
-    join: float
-    mask: tuple[float, float]
-    causal: tuple[float, float]
-    seed: int
-    parts: int
+    reader: SegmentReader
+    parts: int = 1
     """Batches of an update of the first size, over all processes."""
-    rank: int
-    processes: int
-    position: SegmentPosition
+    rank: int = 0
+    processes: int = 1
     attention_window: int = 0
     """For a GPU: how far a token sees. Batches then have `reach`, and all the same number of tokens."""
 
     def arrays(self) -> Iterator[tuple[list[Arrays], SegmentPosition]]:
         """Each update's batches as arrays, and the position after them."""
-        reader = SegmentReader(
-            self.sentences,
-            self.pace,
-            longest=self.longest,
-            join=self.join,
-            mask=self.mask,
-            causal=self.causal,
-            seed=self.seed,
-            position=self.position,
-        )
-        while True:
-            plan = reader.read()
-            passage = reader.fill(plan)
-            parts = self.parts * self.pace.batches(plan.before.tokens)
+        for plan in self.reader.plans():
+            passage = self.reader.fill(plan)
+            parts = self.parts * self.reader.pace.batches(plan.before.tokens)
             own = range(self.rank, parts, self.processes)
             yield [self._part(passage, number, parts) for number in own], plan.after
-
-    def batch(self, parts: Mapping[str, Tensor]) -> SegmentBatch:
-        """A batch of the tensors that these arrays became."""
-        return SegmentBatch.of(parts)
 
     def _part(self, passage: Passage, number: int, parts: int) -> Arrays:
         """One of the parts of an update: the segments that begin in its share of the tokens."""
@@ -338,8 +311,8 @@ class SegmentBatches(Batches):
         """Tokens that are added to a part: a compiled network wants the same number in every batch."""
         if not self.attention_window:
             return 0 if size else _BOUNDARIES
-        tokens = self.pace.update // self.parts
-        return -(-(tokens + 2 * self.longest) // 128) * 128 - size
+        tokens = self.reader.pace.update // self.parts
+        return -(-(tokens + 2 * self.reader.longest) // 128) * 128 - size
 
 
 def reach(starts: Ints, ways: Ints, window: int) -> NDArray[np.int32]:

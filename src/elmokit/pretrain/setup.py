@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elmokit.config import ElmoConfig
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.prepared import PreparedCorpus
+from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary, coverage
 from elmokit.corpus.report import progress_display
-from elmokit.corpus.vocabulary import build_vocabulary, coverage
 from elmokit.errors import ElmoError
+from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
+from elmokit.formats.registry import DEFAULT_FORMAT
+from elmokit.model.bilm import BiLM
+from elmokit.model.language_model import LmHead
+from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.initial import start_from_frequencies
 from elmokit.pretrain.loop import Data
-from elmokit.pretrain.recipe import Recipe, parse_filters
-from elmokit.pretrain.request import TrainRequest, vocab_of
-from elmokit.pretrain.run_files import RunFolder
-from elmokit.pretrain.start import Start, new_start, start_from
-from elmokit.pretrain.type_table import TypeTable
+from elmokit.pretrain.network import LanguageModelNetwork, initialise, start_from_frequencies
+from elmokit.pretrain.recipe import Recipe, character_options, parse_filters
+from elmokit.pretrain.request import TrainRequest, read_vocab_file
+from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import choose_precision, choose_sampled
-from elmokit.pretrain.windows import Sentences
+from elmokit.text.chars import SymbolTable
+from elmokit.text.vocab import Vocabulary
 from elmokit.text.word_vectors import align
 
 Say = Callable[[str], None]
@@ -34,19 +38,49 @@ _UPDATES_AN_EPOCH, _LEAST_ROWS, _MOST_ROWS = 800, 16, {False: 32, True: 256}
 _LEAST_TOKENS, _MOST_TOKENS = 512, {False: 4096, True: 65_536}
 
 
+@dataclass
+class Start:
+    """A network before its first update, and what belongs to it."""
+
+    config: ElmoConfig
+    network: LanguageModelNetwork
+    vocab: Vocabulary
+    symbols: SymbolTable | None = None
+    slots: dict[str, Tensor] | None = None
+    """Adagrad's sums from a TensorFlow checkpoint, by the network's names."""
+    new_softmax: bool = True
+    """Whether the softmax has not been trained."""
+    messages: list[str] = field(default_factory=list)
+    """What the user should know about it."""
+    where: str = ""
+    """The file of the model it started from."""
+    notes: str = ""
+    """What that model's card says about its training and licence."""
+
+    def checkpoint(self, where: str, weights: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """The model for a file, with the network's weights of now or others."""
+        weights = weights if weights is not None else self.network.state_dict()
+        bilm = {name.removeprefix("bilm."): value for name, value in weights.items() if name.startswith("bilm.")}
+        head = {name.removeprefix("head."): value for name, value in weights.items() if name.startswith("head.")}
+        if self.network.tied:
+            head["weight"] = bilm["token_encoder.words.weight"][1:]
+        return Checkpoint(
+            self.config, bilm, kind=DEFAULT_FORMAT, where=where, vocab=self.vocab, symbols=self.symbols, head=head
+        )
+
+
 def corpora(
     request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say
 ) -> tuple[PreparedCorpus, PreparedCorpus | None]:
     """The prepared corpus and held-out text; a resumed run must find the sentences it began with."""
-    began = folder.read_request() if folder.started else {}
-    kept = began.get("prepared", {})
+    stored = folder.read_request() if folder.started else {"prepared": {}}
     found: dict[str, PreparedCorpus | None] = {"corpus": None, "heldout": None}
     for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
         if not sources:
             continue
-        before = kept.get(name)
-        same = before and list(sources) == began[name]
-        corpus = _opened(Path(before["folder"]), before["content"]) if same else None
+        before = stored["prepared"].get(name)
+        same = before and list(sources) == stored[name]
+        corpus = _open_again(Path(before["folder"]), before["content"]) if same else None
         if corpus is None:
             if "-" in sources and processes.count > 1:
                 raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
@@ -72,7 +106,7 @@ def corpora(
     return found["corpus"], found["heldout"]
 
 
-def _opened(folder: Path, content: str) -> PreparedCorpus | None:
+def _open_again(folder: Path, content: str) -> PreparedCorpus | None:
     """A corpus that was prepared before, if it is still there."""
     try:
         corpus = PreparedCorpus.open(folder)
@@ -83,16 +117,17 @@ def _opened(folder: Path, content: str) -> PreparedCorpus | None:
 
 def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> Start:
     """The network before its first update: new, with static word vectors, or an existing model."""
-    vocab = None if request.vocab is None else vocab_of(request.vocab)
+    vocab = None if request.vocab is None else read_vocab_file(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
         if model.int8:
             raise ElmoError(
-                f"--init must be a model in floats, and {model.where} is in 8 bits, which cannot be trained: give the "
-                "model it was made from"
+                f"init must be a model with float weights, and {model.where} has int8, which cannot be trained: give "
+                "the model it was made from",
+                "init",
             )
         usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
-        # The words of a model that neither reads words nor predicts them bind nobody.
+        # A model that neither reads words nor predicts them can take any vocabulary.
         if vocab is None and not (usable and (model.head or model.config.words)):
             vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
         return _with_frequencies(start_from(model, recipe, vocab), recipe, corpus)
@@ -100,25 +135,26 @@ def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> S
         vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
         if len(vocab) == len(vocab.specials):
             raise ElmoError(
-                f"no word of the corpus occurs {recipe.min_count} times, so there is nothing to predict: give more "
-                "text or --min-count 1"
+                f"no word of the corpus occurs {recipe.min_count} times (min_count), so there is nothing to predict: "
+                "give more text or a smaller number",
+                "min_count",
             )
     start = new_start(recipe, vocab)
     if request.word_vectors is not None:
-        _give_word_vectors(request.word_vectors, recipe, start, corpus)
+        _set_word_vectors(request.word_vectors, recipe, start, corpus)
     return _with_frequencies(start, recipe, corpus)
 
 
 def _with_frequencies(start: Start, recipe: Recipe, corpus: PreparedCorpus) -> Start:
     if start.new_softmax and recipe.unigram_bias:
         start_from_frequencies(start.network.head, start.vocab, corpus)
-    covered = f"{coverage(corpus, start.vocab):.2%} of the tokens"
-    start.told = (*start.told, f"vocabulary: {len(start.vocab):,} words, which cover {covered}")
+    share = f"{coverage(corpus, start.vocab):.2%}"
+    start.messages.append(f"vocabulary: {len(start.vocab):,} words, which cover {share} of the tokens")
     return start
 
 
-def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: PreparedCorpus) -> None:
-    """Put static vectors into the word table, by word; those that must not learn get no gradient."""
+def _set_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: PreparedCorpus) -> None:
+    """Copy static vectors into the word table; those that must not change get no gradient."""
     words = start.network.bilm.token_encoder.words
     assert words is not None
     counts = dict(zip(corpus.type_texts(), corpus.counts.tolist(), strict=True))
@@ -127,20 +163,20 @@ def _give_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepare
         path,
         size=words.embedding_dim,
         counts=[counts.get(word, 0) for word in start.vocab],
-        size_option="--word-size",
+        size_option="word_size",
     )
     rows, vectors = torch.from_numpy(found.found), torch.from_numpy(found.matrix)
     with torch.no_grad():
-        words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the others: as large as these
+        words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the others get the same size
         words.weight[1:][rows] = vectors[rows]
     if not recipe.train_word_vectors:
-        still = torch.cat([torch.zeros(1, dtype=torch.bool), rows]).unsqueeze(1)
+        fixed = torch.cat([torch.zeros(1, dtype=torch.bool), rows]).unsqueeze(1)
 
-        def leave(gradient: Tensor) -> Tensor:
-            return gradient.masked_fill(still.to(gradient.device), 0.0)
+        def without_fixed(gradient: Tensor) -> Tensor:
+            return gradient.masked_fill(fixed.to(gradient.device), 0.0)
 
-        words.weight.register_hook(leave)  # type: ignore[no-untyped-call]
-    start.told = (*start.told, found.report())
+        words.weight.register_hook(without_fixed)  # type: ignore[no-untyped-call]
+    start.messages.append(found.report())
 
 
 def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, processes: int) -> dict[str, int]:
@@ -154,10 +190,10 @@ def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device,
     return {"batch_size": recipe.batch_size or size}
 
 
-def as_started(
+def completed_recipe(
     recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device, processes: int = 1
 ) -> Recipe:
-    """The recipe with the shape that the network really has, and what was chosen for this machine and this text."""
+    """The recipe with the shape of the network and what was chosen for this machine and this text."""
     precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, len(start.vocab), device)
     config = start.config
     characters, words = config.characters, config.words
@@ -169,23 +205,18 @@ def as_started(
         "precision": str(precision).removeprefix("torch."),
         "loss": "sampled" if sampled else "full",
     }
-    # What a user wrote in another way stays as it was written: it may be given again when the run is resumed.
+    # Equal values stay as the user wrote them, who may give them again when the run is resumed.
     if words and words.embedding_size != (recipe.word_size or config.token_size):
         shape["word_size"] = words.embedding_size
-    if characters and parse_filters(recipe.filters) != characters.filters:
-        shape["filters"] = ",".join(f"{width}:{count}" for width, count in characters.filters)
     if characters:
-        shape |= {
-            "character_size": characters.embedding_size,
-            "max_characters": characters.max_characters,
-            "highways": characters.n_highway,
-            "activation": characters.activation,
-        }
+        shape |= character_options(characters)
+        if parse_filters(recipe.filters) == characters.filters:
+            shape["filters"] = recipe.filters
     return replace(recipe, **shape)
 
 
 def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: PreparedCorpus | None) -> Data:
-    """What is read and what is held out: files of their own, or one in so many sentences of the corpus."""
+    """What is read and what is held out: other files, or one in every n sentences of the corpus."""
     indexer = start.checkpoint("the new model").indexer()
     characters = start.config.characters
     widest = characters.widest_filter if characters else 0
@@ -205,6 +236,74 @@ def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: Prepa
 
 
 def held_out_every(n_sentences: int, fraction: float) -> int:
-    """One in how many sentences is held out; 0 for none, since a text must have some to spare."""
+    """One in how many sentences is held out; 0: none, because the text has too few."""
     count = min(_MOST_HELD_OUT, int(n_sentences * fraction))
     return max(2, -(-n_sentences // count)) if count else 0
+
+
+def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
+    """A network with random weights, always the same for the same seed."""
+    config = recipe.config(len(vocab))
+    torch.manual_seed(recipe.seed)
+    bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
+    initialise(bilm)
+    return Start(config, LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=recipe.tie_softmax), vocab)
+
+
+def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> Start:
+    """An existing model; with another vocabulary, words that the model has keep their rows, and the others are new."""
+    model, vocab = model.in_floats(), vocab or model.vocab
+    assert vocab is not None
+    messages: list[str] = []
+    torch.manual_seed(recipe.seed)
+    config, weights, sums = model.config, dict(model.weights), dict(model.optimizer)
+    old = model.vocab
+    if config.words is not None and old is not None and old != vocab:
+        if model.symbols is not None or old.specials != vocab.specials:
+            raise ElmoError(
+                f"{model.where} has its own words and characters: train it with its own vocabulary", "vocab"
+            )
+        config = replace(config, words=replace(config.words, n_words=len(vocab)))
+        drawn = BiLM(config)
+        initialise(drawn)
+        fresh = drawn.state_dict()["token_encoder.words.weight"]
+        table, known = _by_word(weights["token_encoder.words.weight"][1:], old, vocab, fresh[1:])
+        sums.pop("token_encoder.words.weight", None)  # in the order of the old words
+        weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(table[:1]), table])
+        messages.append(f"word table: {known:,} of {len(vocab):,} words from {model.where}")
+    bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
+    bilm.load_state_dict(weights)
+    slots = {f"bilm.{name}": value for name, value in sums.items() if name in weights}
+    if model.head and (old is None or old == vocab) and len(model.head["bias"]) == len(vocab):
+        head.load_state_dict(model.head)
+        slots |= {name: value for name, value in sums.items() if name.startswith("head.")}
+        messages.append(f"softmax: that of {model.where}")
+    elif model.head and old is not None:
+        with torch.no_grad():
+            rows, known = _by_word(model.head["weight"], old, vocab, head.weight)
+            head.weight.copy_(rows)
+            head.bias.copy_(_by_word(model.head["bias"], old, vocab, head.bias)[0])
+        messages.append(f"softmax: {known:,} of {len(vocab):,} words from {model.where}, the others new")
+    else:
+        messages.append(f"softmax: new, {len(vocab):,} words; {model.where} has none that fits")
+    tied = recipe.tie_softmax and config.words is not None
+    if tied and config.words is not None and config.words.embedding_size != config.context.prediction_size:
+        raise ElmoError(
+            f"tie_softmax needs words of {config.context.prediction_size} numbers, and those of {model.where} have "
+            f"{config.words.embedding_size}: leave it out",
+            "tie_softmax",
+        )
+    network = LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=tied)
+    return Start(
+        config, network, vocab, model.symbols, slots or None, not model.head, messages, model.where, model.notes
+    )
+
+
+def _by_word(rows: Tensor, old: Vocabulary, new: Vocabulary, fresh: Tensor) -> tuple[Tensor, int]:
+    """Rows in the order of a new vocabulary, those of new words from `fresh`; and how many words are not new."""
+    result = fresh.detach().clone()
+    pairs = [(number, old.index(word)) for number, word in enumerate(new) if word in old]
+    if pairs:
+        to, from_ = (torch.tensor(part) for part in zip(*pairs, strict=True))
+        result[to] = rows[from_].to(result)
+    return result, len(pairs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elmokit.model.bilm import file_name
 from elmokit.model.context import State
 from elmokit.pretrain.batches import Batch
+from elmokit.pretrain.checkpoints import Snapshot, state_dict_of
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.network import LanguageModelNetwork, Negatives
+from elmokit.pretrain.network import LanguageModelNetwork, Negatives, sample_negatives
 from elmokit.pretrain.optimizer import (
     clip_gradients,
     make_optimizers,
@@ -28,19 +28,8 @@ from elmokit.pretrain.optimizer import (
     slots_of,
     start_from_sums,
 )
-from elmokit.pretrain.permutation import mixed
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.run_files import Snapshot, state_dict_of
-from elmokit.pretrain.sampled_softmax import sample_negatives
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Updates that were left out because a gradient was not finite."""
-
-    in_a_row: int
-    since: int
-    """Since this was last asked."""
+from elmokit.pretrain.sentences import mixed
 
 
 class Updates:
@@ -135,14 +124,14 @@ class Updates:
         words, tries = sample_negatives(len(self.network.head.bias), self.recipe.negatives, generator)
         return Negatives(words.to(self.device), tries)
 
-    def left_out(self) -> LeftOut:
-        """The updates that were left out; a GPU has to be waited for."""
-        found = LeftOut(int(self._in_a_row), int(self._since))
+    def left_out(self) -> tuple[int, int]:
+        """The updates left out in a row until now, and those since the last call; this waits for a GPU."""
+        in_a_row, since = int(self._in_a_row), int(self._since)
         self._since.zero_()
-        if found.since:  # of one size, or nearly: on a GPU nobody waits to know which they were
-            self._counts = self._counts / self._counted * (self._counted - found.since)
-            self._counted -= found.since
-        return found
+        if since:  # nearly all updates are of one size, and a GPU is not waited for to know which were left out
+            self._counts = self._counts / self._counted * (self._counted - since)
+            self._counted -= since
+        return in_a_row, since
 
     def gradient_norm(self) -> float:
         """The norm of the last update's gradients before they were clipped."""

@@ -2,82 +2,29 @@
 
 Rows are filled in the manner of bilm-tf: in order, and a row with nothing left takes the next unread sentence as often
 as its window needs, keeping the rest for its next window. A sentence of n words gives each direction n + 1 inputs and
-targets, the backward one in its own reading order, so both directions stand at the same place of the same sentence.
+targets, the backward one in its own reading order, so both directions are at the same place of the same sentence.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.errors import ElmoError
-from elmokit.pretrain.permutation import permuted, uniform
+from elmokit.pretrain.batches import Batch, Batches
+from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Arrays, Ints, Sentences, TypeTable, uniform
 
-BEGIN_TYPE, END_TYPE = 0, 1
-"""The types that stand for the sentence boundaries in a prepared corpus."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elmokit.model.context import ContextEncoder, State
+
 NO_TARGET = -1
-_LOOK_AHEAD, _BLOCK = 4096, 1 << 20
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The sentences of a corpus that are read, and their order in each epoch."""
-
-    corpus: PreparedCorpus
-    chosen: tuple[int, int] | None = None
-    """(n, part): of every n sentences one is held out; part 0 reads the others, part 1 those."""
-    shuffle: bool = False
-    seed: int = 0
-
-    def __len__(self) -> int:
-        total = self.corpus.n_sentences
-        if self.chosen is None:
-            return total
-        n, part = self.chosen
-        return total // n if part else total - total // n
-
-    def at(self, places: Ints) -> Ints:
-        """The sentences at these places of an endless reading, epoch after epoch."""
-        count = len(self)
-        epochs, index = np.divmod(places, count)
-        if self.shuffle:
-            index = permuted(index, count, epochs, self.seed)
-        if self.chosen is None:
-            return index
-        n, part = self.chosen
-        return index * n + (n - 1) if part else index + index // (n - 1)
-
-    def spans(self, sentences: Ints) -> tuple[Ints, Ints]:
-        """Where sentences begin in the corpus, and their lengths."""
-        ends = np.asarray(self.corpus.ends)
-        begins = np.where(sentences > 0, ends[np.maximum(sentences, 1) - 1], 0)
-        return begins, ends[sentences] - begins
-
-    def last_of_run(self, sentences: Ints) -> Ints:
-        """The last sentence of the text that follows each of these without one that is not read in between."""
-        end = self.corpus.n_sentences - 1
-        if self.chosen is None:
-            return np.full_like(sentences, end)
-        n, part = self.chosen
-        return sentences if part else np.minimum(end, sentences // n * n + n - 2)
-
-    @cached_property
-    def n_predictions(self) -> int:
-        """Predictions of one direction in an epoch: every token and one boundary a sentence."""
-        if self.chosen is None:
-            return self.corpus.n_tokens + self.corpus.n_sentences
-        in_order, total = Sentences(self.corpus, self.chosen), 0
-        for start in range(0, len(self), _BLOCK):
-            _, lengths = self.spans(in_order.at(np.arange(start, min(len(self), start + _BLOCK))))
-            total += int(lengths.sum()) + len(lengths)
-        return total
+_LOOK_AHEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -88,11 +35,12 @@ class Windows:
     targets: Ints  # [D, T, B] types, NO_TARGET where a row has ended
     keep: NDArray[np.float32]  # [T, B] 0 where a token starts from a zero state
     place: Ints  # [T, B] the sentence's place in the reading, NO_TARGET where a row has ended
+    read: Ints  # [T, B] inputs of the sentence before this one
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where the reading stands; all that is needed to go on."""
+class WindowPosition:
+    """Where the reading is: all that is needed to continue."""
 
     next_place: int
     """The next unread sentence of the endless reading."""
@@ -100,93 +48,82 @@ class Position:
     row_offset: Ints  # [rows] inputs of it that were read
 
     @classmethod
-    def start(cls, rows: int) -> Position:
+    def start(cls, rows: int) -> WindowPosition:
         """Before the first sentence."""
         return cls(0, np.full(rows, NO_TARGET, np.int64), np.zeros(rows, np.int64))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which piece of which sentence stands where in a window."""
+class WindowPlan:
+    """Which piece of which sentence is where in a window."""
 
     pieces: Ints  # [N, 7]
     """Row, column, tokens; the sentence's place in the reading, inputs of it read before, where it begins, length."""
-    position: Position
-    """Where the reading stands after this window."""
+    position: WindowPosition
+    """Where the reading is after this window."""
 
 
+@dataclass(frozen=True)
 class WindowReader:
     """Reads windows of `rows` x `window` tokens, endlessly or to the end of the sentences.
 
-    `read` gives a window's plan, which `fill` turns into the tokens of some of its rows: every process plans all rows
-    and fills its own. `position` is where the reading stands after the last plan.
+    `plans` gives the plan of each window, which `fill` turns into the tokens of some of its rows: every process plans
+    all rows and fills its own.
     """
 
-    def __init__(
-        self,
-        sentences: Sentences,
-        *,
-        rows: int,
-        window: int,
-        reset: float = 1.0,
-        endless: bool = True,
-        seed: int = 0,
-        position: Position | None = None,
-    ) -> None:
-        if not len(sentences):
-            raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
-        self.sentences, self.rows, self.window = sentences, rows, window
-        self.reset, self.endless, self.seed = reset, endless, seed
-        self.position = position or Position.start(rows)
-        self._begin, self._length = sentences.spans(sentences.at(np.maximum(self.position.row_place, 0)))
-        self._coming = _Coming(sentences, self.position.next_place, endless=endless)
+    sentences: Sentences
+    rows: int
+    window: int
+    reset: float = 1.0
+    """Share of the sentences that start from a zero state."""
+    seed: int = 0
+    endless: bool = True
+    position: WindowPosition | None = None
+    """Where the reading starts; None: before the first sentence."""
 
-    def read(self) -> Plan | None:
-        """The next window, or None where the sentences have ended.
+    def __post_init__(self) -> None:
+        self.sentences.refuse_empty()
+
+    def plans(self) -> Iterator[WindowPlan]:
+        """The plans of all windows.
 
         Sentences are taken in order, so those of a window are one run of the reading; only how many each row takes must
         be found row by row.
         """
-        old, before = self.position, np.arange(self.rows)
-        rest = np.where(old.row_place == NO_TARGET, 0, np.maximum(self._length + 1 - old.row_offset, 0))
-        coming, ends, at = self._coming, [], 0
-        coming.start_at(old.next_place)
-        for need in (self.window - rest).tolist():
-            if need > 0:
-                at = coming.after(at, need)
-            ends.append(at)
-        stops = np.array(ends, np.int64)
-        firsts = np.concatenate([[0], stops[:-1]])
-        begins, lengths, starts = coming.first(at)  # [at] sentences, and the inputs before each
-        row = np.repeat(before, stops - firsts)
-        column = rest[row] + starts - (starts[firsts[row]] if at else 0)
-        taken = np.minimum(lengths + 1, self.window - column)
-        left = rest > 0
-        pieces = np.concatenate(
-            [
-                np.stack([before, before * 0, np.minimum(rest, self.window), old.row_place, old.row_offset], axis=1)[
-                    left
-                ],
-                np.stack([row, column, taken, old.next_place + np.arange(at), np.zeros_like(row)], axis=1),
-            ]
-        )
-        if not len(pieces):
-            return None
-        spans = np.concatenate(
-            [np.stack([self._begin, self._length], axis=1)[left], np.stack([begins, lengths], axis=1)]
-        )
-        order = np.argsort(pieces[:, 0], kind="stable")
-        place = np.where(left, old.row_place, NO_TARGET)
-        offset = np.where(left, old.row_offset + np.minimum(rest, self.window), old.row_offset)
-        fresh = stops > firsts
-        last = stops[fresh] - 1
-        place[fresh], offset[fresh] = old.next_place + last, taken[last]
-        self._begin, self._length = self._begin.copy(), self._length.copy()
-        self._begin[fresh], self._length[fresh] = begins[last], lengths[last]
-        self.position = Position(old.next_place + at, place, offset)
-        return Plan(np.concatenate([pieces, spans], axis=1)[order], self.position)
+        position, rows = self.position or WindowPosition.start(self.rows), np.arange(self.rows)
+        row_begin, row_length = self.sentences.spans(self.sentences.at(np.maximum(position.row_place, 0)))
+        upcoming = _UpcomingSentences(self.sentences, position.next_place, endless=self.endless)
+        while True:
+            before = position
+            rest = np.where(before.row_place == NO_TARGET, 0, np.maximum(row_length + 1 - before.row_offset, 0))
+            upcoming.start_at(before.next_place)
+            ends, at = [], 0
+            for need in (self.window - rest).tolist():
+                if need > 0:
+                    at = upcoming.after(at, need)
+                ends.append(at)
+            stops = np.array(ends, np.int64)
+            firsts = np.concatenate([[0], stops[:-1]])
+            begins, lengths, starts = upcoming.first(at)  # [at] sentences, and the inputs before each
+            row = np.repeat(rows, stops - firsts)
+            column = rest[row] + starts - (starts[firsts[row]] if at else 0)
+            taken = np.minimum(lengths + 1, self.window - column)
+            left, rest_taken = rest > 0, np.minimum(rest, self.window)
+            old = [rows, 0 * rows, rest_taken, before.row_place, before.row_offset, row_begin, row_length]
+            new = [row, column, taken, before.next_place + np.arange(at), 0 * row, begins, lengths]
+            pieces = np.concatenate([np.stack(old, axis=1)[left], np.stack(new, axis=1)])
+            if not len(pieces):
+                return
+            place = np.where(left, before.row_place, NO_TARGET)
+            offset = np.where(left, before.row_offset + rest_taken, before.row_offset)
+            fresh = stops > firsts
+            last = stops[fresh] - 1
+            place[fresh], offset[fresh] = before.next_place + last, taken[last]
+            row_begin[fresh], row_length[fresh] = begins[last], lengths[last]
+            position = WindowPosition(before.next_place + at, place, offset)
+            yield WindowPlan(pieces[np.argsort(pieces[:, 0], kind="stable")], position)
 
-    def fill(self, plan: Plan, rows: range) -> Windows:
+    def fill(self, plan: WindowPlan, rows: range) -> Windows:
         """The tokens of a contiguous range of rows."""
         pieces = plan.pieces
         first, last = np.searchsorted(pieces[:, 0], (rows.start, rows.stop))
@@ -207,11 +144,12 @@ class WindowReader:
         targets[1][at] = np.where(k == n, BEGIN_TYPE, tokens[last_token - np.minimum(k, n - 1)])
         keep = np.ones(shape, np.float32)
         keep[at] = (k > 0) | (uniform(place, self.seed) >= self.reset)[which]
-        places = np.full(shape, NO_TARGET, np.int64)
-        places[at] = place[which]
-        return Windows(inputs, targets, keep, places)
+        places, read = np.full(shape, NO_TARGET, np.int64), np.zeros(shape, np.int64)
+        places[at], read[at] = place[which], k
+        return Windows(inputs, targets, keep, places, read)
 
 
+@dataclass(frozen=True)
 class InOrderReader(WindowReader):
     """Reads a text in its own order: each row has a part of the sentences to itself, and reads it to its end.
 
@@ -219,35 +157,31 @@ class InOrderReader(WindowReader):
     turn, as bilm-tf's do, and the state comes from a sentence further back.
     """
 
-    def __init__(self, sentences: Sentences, *, rows: int, window: int, reset: float = 0.0) -> None:
-        assert not sentences.shuffle
-        super().__init__(sentences, rows=rows, window=window, reset=reset, endless=False)
-        cuts = _cuts(sentences, rows)
-        self._stop = cuts[1:]
-        self.position = Position(len(sentences), cuts[:-1], np.zeros(rows, np.int64))
+    reset: float = 0.0
 
-    def read(self) -> Plan | None:
-        """The next window, or None where all rows have ended."""
-        place, offset = self.position.row_place, self.position.row_offset
+    def plans(self) -> Iterator[WindowPlan]:
+        """The plans of all windows, until all rows have ended."""
+        assert not self.sentences.shuffle
+        cuts, rows = _cuts(self.sentences, self.rows), np.arange(self.rows)
+        place, offset = cuts[:-1], np.zeros(self.rows, np.int64)
         # Sentences of a row in a window: each has two inputs or more, but for the rest of the first.
         most = self.window // 2 + 2
-        places = place[:, None] + np.arange(most)
-        there = places < self._stop[:, None]
-        sentences = self.sentences.at(np.minimum(places, len(self.sentences) - 1))
-        begins, lengths = self.sentences.spans(sentences)
-        offsets = np.zeros_like(places)
-        offsets[:, 0] = offset
-        left = np.where(there, lengths + 1 - offsets, 0)
-        columns = np.cumsum(left, axis=1) - left
-        taken = np.clip(self.window - columns, 0, left)
-        if not taken.any():
-            return None
-        row = np.broadcast_to(np.arange(self.rows)[:, None], places.shape)
-        pieces = np.stack([row, columns, taken, places, offsets, begins, lengths], axis=-1)[taken > 0]
-        ended = (there & (taken == left)).sum(axis=1)
-        reached = (offsets + taken)[np.arange(self.rows), ended]
-        self.position = Position(len(self.sentences), place + ended, reached)
-        return Plan(pieces, self.position)
+        while True:
+            places = place[:, None] + np.arange(most)
+            there = places < cuts[1:, None]
+            begins, lengths = self.sentences.spans(self.sentences.at(np.minimum(places, len(self.sentences) - 1)))
+            offsets = np.zeros_like(places)
+            offsets[:, 0] = offset
+            left = np.where(there, lengths + 1 - offsets, 0)
+            columns = np.cumsum(left, axis=1) - left
+            taken = np.clip(self.window - columns, 0, left)
+            if not taken.any():
+                return
+            row = np.broadcast_to(rows[:, None], places.shape)
+            pieces = np.stack([row, columns, taken, places, offsets, begins, lengths], axis=-1)[taken > 0]
+            ended = (there & (taken == left)).sum(axis=1)
+            place, offset = place + ended, (offsets + taken)[rows, ended]
+            yield WindowPlan(pieces, WindowPosition(len(self.sentences), place, offset))
 
 
 def _cuts(sentences: Sentences, rows: int) -> Ints:
@@ -263,8 +197,8 @@ def _cuts(sentences: Sentences, rows: int) -> Ints:
     return np.array([0, *inside, count], np.int64)
 
 
-class _Coming:
-    """The sentences that come next: where they begin, their lengths, the inputs before each; looked up in blocks."""
+class _UpcomingSentences:
+    """The sentences that come next: where they begin, their lengths, the inputs before each; read in blocks."""
 
     def __init__(self, sentences: Sentences, place: int, *, endless: bool) -> None:
         self.sentences, self.endless = sentences, endless
@@ -290,7 +224,7 @@ class _Coming:
         return self._begins[at], self._lengths[at], np.array(self._sums[at], np.int64)
 
     def _more(self) -> bool:
-        """Look a block further, forgetting what was read; False where there is no more."""
+        """Read one more block and drop the sentences before the start; False where there are no more."""
         place = self._from + len(self._begins)
         stop = place + _LOOK_AHEAD if self.endless else min(place + _LOOK_AHEAD, len(self.sentences))
         if stop <= place:
@@ -302,3 +236,64 @@ class _Coming:
         self._from = self._start
         self._sums = [0, *np.cumsum(self._lengths + 1).tolist()]
         return True
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatch(Batch):
+    """Windows with their distinct tokens once, and where each occurs."""
+
+    characters: Tensor | None
+    words: Tensor | None
+    inputs: Tensor  # [D, T, B] which of the U
+    targets: Tensor  # [D, T, B]
+    keep: Tensor  # [T, B]
+
+    def read(
+        self, context: ContextEncoder, types: Tensor, state: State | None, *, dropout: float
+    ) -> tuple[Tensor, State | None]:
+        """types [U, P] → what the softmax reads [D, T, B, S], and the state after the windows."""
+        from torch.nn import functional as F
+
+        return context.read_windows(F.embedding(self.inputs, types), self.keep, state, dropout=dropout)
+
+    def row_weight(self) -> float:
+        """The loss is a mean."""
+        return 1 / self.targets.numel()
+
+    def sums(self, losses: Tensor) -> Tensor:
+        """[D, T, B] → [D]."""
+        import torch
+
+        return losses.sum(dim=(1, 2), dtype=torch.float64)
+
+    def counts(self) -> list[int]:
+        """Every token is predicted in each direction."""
+        return [self.targets[0].numel()] * len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatches(Batches):
+    """The windows of each update; each process fills its own rows."""
+
+    batch_type = WindowBatch
+    types: TypeTable
+    reader: WindowReader
+    shares: tuple[range, ...]
+    """The rows of each of this process's batches."""
+
+    def arrays(self) -> Iterator[tuple[list[Arrays], WindowPosition]]:
+        """Each update's batches as arrays, and the position after them."""
+        for plan in self.reader.plans():
+            yield [window_arrays(self.types, self.reader.fill(plan, share)) for share in self.shares], plan.position
+
+
+def window_arrays(types: TypeTable, windows: Windows) -> Arrays:
+    """The parts of a batch of windows."""
+    inputs, targets = windows.inputs[: types.directions], windows.targets[: types.directions]
+    wanted = np.where(targets == NO_TARGET, NO_TARGET, types.vocab_index[targets])
+    return {**types.arrays(inputs), "targets": wanted, "keep": windows.keep}
+
+
+def window_batch(types: TypeTable, windows: Windows) -> WindowBatch:
+    """Windows as the network takes them."""
+    return WindowBatch.of_arrays(window_arrays(types, windows))

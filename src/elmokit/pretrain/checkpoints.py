@@ -1,6 +1,6 @@
 """The folder of a training run: what it was asked to do, and checkpoints that survive a kill at any moment.
 
-| file | holds |
+| file | contains |
 | --- | --- |
 | run.json | the options, the corpus and the command that began the run |
 | checkpoints/step-N.safetensors | everything that the update after N depends on |
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ _STEP = re.compile(r"step-(\d+)\.safetensors")
 
 @dataclass
 class Snapshot:
-    """A moment of training: tensors by name, and numbers that JSON can hold."""
+    """A moment of training: tensors by name, and facts for JSON."""
 
     tensors: dict[str, Tensor]
     """`network.*`, `optimizer.*`, `state.*`, `data.*`, `metrics.*`."""
@@ -49,6 +50,35 @@ class Snapshot:
         return {
             key.removeprefix(f"{name}."): value for key, value in self.tensors.items() if key.startswith(f"{name}.")
         }
+
+
+@dataclass
+class RunProgress:
+    """How far a run is; stored in every checkpoint."""
+
+    step: int = 0
+    predictions: int = 0
+    """Tokens that were read, over all processes; in windows the predictions of one direction."""
+    seconds: float = 0.0
+    best: float = math.inf
+    """The lowest held-out perplexity."""
+    best_step: int = 0
+    best_loss: float = math.inf
+    """The loss in training at that time."""
+    loss: float = math.inf
+    """The last one that was measured."""
+    since_best: int = 0
+    """Held-out perplexities since then."""
+    skipped: int = 0
+    """Updates that were left out because a gradient was not finite."""
+    stopped_early: bool = False
+    fall_backs: int = 0
+    """Returns to the best checkpoint."""
+
+    @property
+    def rate_share(self) -> float:
+        """The factor of the learning rate after them."""
+        return 0.5**self.fall_backs
 
 
 class RunFolder:
@@ -79,7 +109,7 @@ class RunFolder:
             remove_leftovers(self.checkpoints, alone=True)
             yield
         finally:
-            if not self.started:  # stopped by a mistake: leave no trace in a folder of other things
+            if not self.started:  # a mistake was found: leave nothing in a folder of other things
                 with suppress(OSError):
                     lock.path.unlink()
                     self.checkpoints.rmdir()
@@ -87,7 +117,7 @@ class RunFolder:
             lock.release()
 
     def write_request(self, values: dict[str, Any]) -> None:
-        """Keep what the run was asked to do."""
+        """Store what the run was asked to do."""
         write_text(self.folder / "run.json", json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def read_request(self) -> dict[str, Any]:
@@ -96,31 +126,31 @@ class RunFolder:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ElmoError(f"{path} cannot be read ({error}): start the run anew in another folder") from error
+            raise ElmoError(f"{path} cannot be read ({error}): start a new run in another folder") from error
         if not isinstance(values, dict) or values.get("version") != VERSION:
-            raise ElmoError(f"{path} is of another version of elmokit: start the run anew in another folder")
+            raise ElmoError(f"{path} was written by another version of elmokit: start a new run in another folder")
         return values
 
     def save(self, snapshot: Snapshot, *, step: int, keep: int, best: bool) -> None:
-        """Write a checkpoint whole, then drop the oldest and those of later steps, which a run that went back left.
+        """Write a checkpoint, then remove the oldest and those of later steps, which a run that went back left.
 
-        A full disk leaves the earlier ones.
+        If the disk is full, the earlier ones stay.
         """
         path = self.checkpoints / f"step-{step:010d}.safetensors"
         if best:
-            # The best first: a run killed between the two goes on from before and finds this one again, whereas a
-            # checkpoint that takes itself for the best would never make up for a best that is missing.
+            # The best first: a run killed between the two resumes before it and finds it again. In the other order it
+            # would resume from a checkpoint that is the best by its own account, and the file would stay missing.
             write_snapshot(self.checkpoints / "best.safetensors", snapshot)
             self._name_again(self.checkpoints / "best.safetensors", path, snapshot)
         else:
             write_snapshot(path, snapshot)
         steps = self.steps()
-        later, kept = [n for n in steps if n > step], [n for n in steps if n <= step]
-        for dropped in (*later, *kept[:-keep]):
+        later, earlier = [n for n in steps if n > step], [n for n in steps if n <= step]
+        for dropped in (*later, *earlier[:-keep]):
             (self.checkpoints / f"step-{dropped:010d}.safetensors").unlink(missing_ok=True)
 
     def _name_again(self, written: Path, path: Path, snapshot: Snapshot) -> None:
-        """A second name for the same bytes: nothing more to write, and nothing that could be half there."""
+        """Give a file a second name: nothing more to write, and nothing that could be incomplete."""
         link = temporary_name(path)
         try:
             os.link(written, link)
@@ -150,9 +180,9 @@ class RunFolder:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """One safetensors file, whole or not at all."""
+    """Write one safetensors file, completely or not at all."""
     facts = {"format": FORMAT, "version": VERSION, **snapshot.facts}
-    errors = partial(disk_errors, advice="the checkpoints before it are whole, so free some space and resume")
+    errors = partial(disk_errors, advice="the checkpoints before it are complete, so free some space and resume")
     write_tensors(path, snapshot.tensors, {"elmokit": json.dumps(facts)}, errors)
 
 
@@ -164,10 +194,10 @@ def read_snapshot(path: Path) -> Snapshot:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ElmoError(
-            f"{path} is not a whole checkpoint ({error}): remove it to go on from the one before"
+            f"{path} is not a complete checkpoint ({error}): remove it to resume from the one before"
         ) from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("version") != VERSION:
-        raise ElmoError(f"{path} is no checkpoint of a training run of this version of elmokit")
+        raise ElmoError(f"{path} is not a training checkpoint of this version of elmokit")
     return Snapshot(tensors, facts)
 
 

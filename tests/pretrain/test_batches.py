@@ -3,6 +3,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -14,18 +15,16 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain import batch_process, prefetch
-from elmokit.pretrain.batch_process import can_be_started, made_elsewhere
-from elmokit.pretrain.prefetch import batches_ahead
-from elmokit.pretrain.type_table import TypeTable
-from elmokit.pretrain.window_batches import WindowBatches
-from elmokit.pretrain.windows import Position, Sentences
+from elmokit.pretrain import batches as module
+from elmokit.pretrain.batches import batches_ahead, can_be_started, made_elsewhere, prefetched
+from elmokit.pretrain.sentences import Sentences, TypeTable
+from elmokit.pretrain.windows import WindowBatches, WindowReader
 from elmokit.text.chars import ByteIndexer, SymbolIndexer, TokenIds, WordIndexer
 from elmokit.text.vocab import Vocabulary
 from training_models import corpus_of, random_sentences
 from training_runs import python
 
-pytestmark = pytest.mark.skipif(not can_be_started(), reason="needs memory without a name, which Linux has")
+needs_process = pytest.mark.skipif(not can_be_started(), reason="needs memory without a name, which Linux has")
 VOCAB = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank", "river", "日本語"])
 PARTS = ("characters", "words", "inputs", "targets", "keep")
 
@@ -43,7 +42,7 @@ def batches_of(corpus, indexer=None, *, rows=6, shares=((0, 6),), window=5, posi
     types = TypeTable(corpus, VOCAB, indexer or ByteIndexer(50), widest_filter=3, directions=directions)
     sentences = Sentences(corpus, (4, 0), shuffle=indexer is not None, seed=3)
     given = tuple(range(*share) for share in shares)
-    return WindowBatches(types, sentences, rows, given, window, 0.5, 7, position or Position.start(rows))
+    return WindowBatches(types, WindowReader(sentences, rows, window, 0.5, 7, position=position), given)
 
 
 def assert_same(one, other):
@@ -73,10 +72,11 @@ def started(monkeypatch):
         found.append(plain(*arguments, **named))
         return found[-1]
 
-    monkeypatch.setattr(batch_process.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     return found
 
 
+@needs_process
 @pytest.mark.parametrize(
     "changes",
     [{}, {"rows": 33, "shares": ((0, 11), (22, 33))}, {"rows": 1, "shares": ((0, 1),), "window": 63, "directions": 1}],
@@ -92,6 +92,7 @@ def test_the_same_batches_as_here(corpus, indexer, changes):
     assert_same(elsewhere(batches, 40), expected)
 
 
+@needs_process
 def test_later_batches_may_be_larger(corpus):
     batches = batches_of(corpus, window=20)
     expected = list(islice(batches.here(), 20))
@@ -100,26 +101,29 @@ def test_later_batches_may_be_larger(corpus):
     assert_same(elsewhere(batches, 20), expected)
 
 
+@needs_process
 def test_reading_goes_on_from_a_position(corpus):
     batches = batches_of(corpus)
     whole = elsewhere(batches, 20)
-    assert_same(elsewhere(replace(batches, position=whole[11][1]), 8), whole[12:])
+    assert_same(elsewhere(replace(batches, reader=replace(batches.reader, position=whole[11][1])), 8), whole[12:])
 
 
+@needs_process
 def test_a_batch_stays_as_it_was_while_others_are_made(corpus):
     with closing(made_elsewhere(batches_of(corpus), pinned=False)) as found:
         first = next(found)
-        for _ in range(3 * batch_process.AHEAD):
+        for _ in range(3 * module.AHEAD):
             next(found)
         assert_same([first], islice(batches_of(corpus).here(), 1))
 
 
+@needs_process
 def test_only_a_few_are_made_ahead(corpus, tmp_path):
     with closing(made_elsewhere(batches_of(corpus, Telling(tmp_path / "made")), pinned=False)) as found:
         next(found)
-        until(lambda: made(tmp_path) > batch_process.AHEAD)
+        until(lambda: made(tmp_path) > module.AHEAD)
         time.sleep(0.3)
-        assert made(tmp_path) <= batch_process.AHEAD + 2
+        assert made(tmp_path) <= module.AHEAD + 2
 
 
 class Telling:
@@ -168,6 +172,7 @@ class Failing(Telling):
         return found
 
 
+@needs_process
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
@@ -183,43 +188,48 @@ def test_an_error_comes_through_in_its_place(corpus, tmp_path, started, error, k
     with pytest.raises(kind, match=said) as caught:
         next(found)
     notes = "".join(getattr(caught.value, "__notes__", [])) + str(caught.value)
-    assert ("test_batch_process" in notes) == (kind is not ElmoError)
+    assert ("test_batches" in notes) == (kind is not ElmoError)
     assert started[0].poll() is not None
 
 
+@needs_process
 def test_a_corpus_without_sentences_is_refused(tmp_path):
     with pytest.raises(ElmoError, match="no sentence to read"):
         elsewhere(batches_of(corpus_of([], tmp_path)), 1)
 
 
+@needs_process
 def test_a_corpus_that_has_become_another_is_refused(corpus, tmp_path):
     batches = batches_of(corpus)
     other = corpus_of([["another", "text"]], tmp_path / "other")
     corpus.folder.rename(tmp_path / "away")
     other.folder.rename(corpus.folder)
-    with pytest.raises(ElmoError, match="prepared anew"):
+    with pytest.raises(ElmoError, match="prepared again"):
         elsewhere(batches, 1)
 
 
 def test_the_corpus_is_not_sent(corpus):
     assert corpus.tokens.tobytes() in pickle.dumps(corpus)
-    assert corpus.tokens.tobytes() not in batch_process._pickled(batches_of(corpus))
+    assert corpus.tokens.tobytes() not in module._pickled(batches_of(corpus))
 
 
+@needs_process
 def test_a_process_that_is_killed_is_told_of(corpus, started):
     found = made_elsewhere(batches_of(corpus), pinned=False)
     next(found)
     started[0].kill()
-    with pytest.raises(ElmoError, match=r"ended with status -9.*--resume"):
+    with pytest.raises(ElmoError, match=r"ended with status -9.*resume"):
         list(islice(found, 100))
 
 
+@needs_process
 def test_a_process_that_cannot_be_started_is_told_of(corpus, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ElmoError, match="cannot be started"):
         elsewhere(batches_of(corpus), 1)
 
 
+@needs_process
 def test_a_path_that_is_no_text_does_not_reach_the_process(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     assert len(elsewhere(batches_of(corpus), 1)) == 1
@@ -230,6 +240,7 @@ def test_a_program_packed_into_one_file_starts_no_copy_of_itself(monkeypatch):
     assert not can_be_started()
 
 
+@needs_process
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_closing_ends_the_process_and_gives_everything_back(corpus, started, count):
     before = set(Path("/proc/self/fd").iterdir())
@@ -240,6 +251,7 @@ def test_closing_ends_the_process_and_gives_everything_back(corpus, started, cou
     assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
+@needs_process
 def test_keys_pressed_are_for_the_parent(corpus, started):
     with closing(made_elsewhere(batches_of(corpus), pinned=False)) as found:
         next(found)
@@ -249,16 +261,15 @@ def test_keys_pressed_are_for_the_parent(corpus, started):
 PARENT = """
 import sys
 from pathlib import Path
-from elmokit.pretrain import batch_process
+from elmokit.pretrain import batches
 from elmokit.corpus.prepared import PreparedCorpus
-from test_batch_process import batches_of
-start = batch_process._started
-def told(*arguments):
-    process = start(*arguments)
-    print(process.pid, flush=True)
-    return process
-batch_process._started = told
-found = batch_process.made_elsewhere(batches_of(PreparedCorpus.open(Path(sys.argv[1]))), pinned=False)
+from test_batches import batches_of
+class Printed(batches.WorkerProcess):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        print(self.process.pid, flush=True)
+batches.WorkerProcess = Printed
+found = batches.made_elsewhere(batches_of(PreparedCorpus.open(Path(sys.argv[1]))), pinned=False)
 if sys.argv[2] == "reading":
     next(found)
     print("ready", flush=True)
@@ -268,6 +279,7 @@ else:
 """
 
 
+@needs_process
 @pytest.mark.parametrize("when", ["reading", "starting"])
 def test_no_process_outlives_a_parent_that_is_killed(corpus, when):
     path = os.pathsep.join(sys.path)
@@ -290,17 +302,17 @@ def running(pid):
 
 
 def test_the_process_has_no_torch():
-    code = "import sys, elmokit.pretrain.batch_process; sys.exit('torch' in sys.modules)"
+    code = "import sys, elmokit.pretrain.segments, elmokit.pretrain.windows; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_gpu_is_served_by_a_process_and_a_cpu_by_a_thread(corpus, monkeypatch):
-    monkeypatch.setattr(prefetch, "made_elsewhere", lambda batches, *, pinned: ("process", pinned))
-    monkeypatch.setattr(prefetch, "prefetched", lambda items: ("thread", items))
+    monkeypatch.setattr(module, "made_elsewhere", lambda batches, *, pinned: ("process", pinned))
+    monkeypatch.setattr(module, "prefetched", lambda items: ("thread", items))
     batches = batches_of(corpus)
     assert batches_ahead(batches, torch.device("cuda")) == ("process", True)
     assert batches_ahead(batches, torch.device("cpu"))[0] == "thread"
-    monkeypatch.setattr(prefetch, "can_be_started", lambda: False)
+    monkeypatch.setattr(module, "can_be_started", lambda: False)
     assert batches_ahead(batches, torch.device("cuda"))[0] == "thread"
 
 
@@ -308,3 +320,95 @@ def test_a_thread_gives_the_same_batches(corpus):
     batches = batches_of(corpus)
     with closing(batches_ahead(batches, torch.device("cpu"))) as found:
         assert_same(list(islice(found, 12)), islice(batches.here(), 12))
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "elmokit-prefetch"]
+
+
+def test_items_keep_their_order_and_their_thread_ends():
+    before = threads()
+    made_in = set()
+
+    def items():
+        for number in range(1000):
+            made_in.add(threading.current_thread())
+            yield number
+
+    assert list(prefetched(items())) == list(range(1000))
+    assert made_in != {threading.current_thread()}
+    assert threads() == before
+
+
+@pytest.mark.parametrize("values", [[], [None], [0, None, False]])
+def test_items_may_be_none_or_nothing(values):
+    assert list(prefetched(iter(values))) == values
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), OSError(28, "No space left")])
+def test_an_error_of_the_thread_comes_through_in_its_place(error):
+    before = threads()
+
+    def items():
+        yield from (1, 2, 3)
+        raise error
+
+    found = prefetched(items())
+    got = [next(found) for _ in range(3)]
+    with pytest.raises(type(error)) as caught:
+        next(found)
+    assert got == [1, 2, 3]
+    assert caught.value is error
+    assert threads() == before
+
+
+def test_only_a_few_items_are_made_ahead_by_the_thread():
+    made = []
+    several = threading.Event()
+
+    def items():
+        for number in range(100):
+            made.append(number)
+            if number == 3:
+                several.set()
+            yield number
+
+    with closing(prefetched(items())) as found:
+        assert next(found) == 0
+        assert several.wait(30)  # it does run ahead
+        for number in range(1, 20):
+            assert next(found) == number
+            assert len(made) <= number + 8
+    assert len(made) < 40
+
+
+def test_closing_early_ends_the_thread_and_the_items():
+    before, ended = threads(), []
+
+    def endless():
+        try:
+            while True:
+                yield 1
+        finally:
+            ended.append(True)
+
+    found = prefetched(endless())
+    next(found)
+    assert len(threads()) == len(before) + 1
+    found.close()
+    assert threads() == before
+    del found
+    assert ended == [True]
+
+
+def test_an_error_of_the_consumer_ends_the_thread():
+    before = threads()
+
+    def use():
+        with closing(prefetched(iter(int, 1))) as found:
+            next(found)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        use()
+    assert threads() == before

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from elmokit.errors import ElmoError
-from elmokit.pretrain.run_files import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
+from elmokit.pretrain.checkpoints import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
 
 
 def snapshot(step):
@@ -241,7 +241,7 @@ def test_a_truncated_checkpoint_is_named(folder, size):
     save(folder, 1, 2)
     path = folder.checkpoints / "step-0000000002.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-    refusal(folder.latest, str(path), "not a whole checkpoint", "remove it to go on from the one before")
+    refusal(folder.latest, str(path), "not a complete checkpoint", "remove it")
     path.unlink()
     assert step_of(folder.latest()) == 1
 
@@ -258,11 +258,11 @@ def test_a_checkpoint_that_is_none_is_named(folder):
     ]
     for write in foreign:
         write()
-        refusal(folder.latest, str(path), "no checkpoint of a training run of this version")
+        refusal(folder.latest, str(path), "not a training checkpoint of this version")
     save_file({"w": torch.ones(2)}, path, {"elmokit": "{"})
-    refusal(folder.latest, str(path), "not a whole checkpoint")
+    refusal(folder.latest, str(path), "not a complete checkpoint")
     path.write_text("no tensors at all")
-    refusal(folder.latest, str(path), "not a whole checkpoint")
+    refusal(folder.latest, str(path), "not a complete checkpoint")
 
 
 def test_other_files_beside_the_checkpoints_are_no_steps(folder):
@@ -279,7 +279,7 @@ def test_the_request_comes_back(folder):
     assert folder.read_request() == {"version": 1, "corpus": ["日本語.txt"]}
     for text in ("", "{", "[]", '{"version": 99}', "\udcff"):
         (folder.folder / "run.json").write_text(text, errors="surrogateescape")
-        refusal(folder.read_request, "run.json", "start the run anew in another folder")
+        refusal(folder.read_request, "run.json", "another folder")
 
 
 def test_a_second_run_in_a_folder_is_refused(folder):
@@ -288,7 +288,7 @@ def test_a_second_run_in_a_folder_is_refused(folder):
             pass
 
     refusal(again, "another process is training in", str(folder.folder))
-    code = "import sys; from pathlib import Path; from elmokit.pretrain.run_files import RunFolder\n"
+    code = "import sys; from pathlib import Path; from elmokit.pretrain.checkpoints import RunFolder\n"
     code += "with RunFolder(Path(sys.argv[1])).locked(): print('locked')"
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder.folder)], capture_output=True, text=True, check=False
