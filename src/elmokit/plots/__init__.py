@@ -1,0 +1,1 @@
+"""The one style of all pictures (style.py), and labels that do not overlap (labels.py)."""
