@@ -20,10 +20,7 @@ def test_order_and_ids():
     assert Labels.of(["I-X", "O", "B-X"]).names == ("O", "B-X", "I-X")
     assert Labels.of(["nan", "inf", "1"]).names == ("1", "inf", "nan")
     labels = Labels.of(["neg", "pos", "neg"])
-    assert [labels.id(name) for name in labels.names] == [0, 1]
-    assert len(labels) == 2
-    assert "pos" in labels
-    assert "new" not in labels
+    assert labels.ids == {"neg": 0, "pos": 1}
     assert Labels.from_dict(labels.to_dict()) == labels
 
 

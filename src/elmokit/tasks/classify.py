@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import Segment, Tokens, place, shown
+from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
 from elmokit.tasks.schemes import Scheme
 from elmokit.tasks.scores import Scores, score_labels
 from elmokit.tasks.task import Answer, AnswerT, Example, Task
@@ -101,31 +100,22 @@ class Labels:
         """For JSON."""
         return {"names": list(self.names), "counts": list(self.counts)}
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._ids
-
-    def id(self, name: str) -> int:
-        """The id of a class that training saw."""
-        return self._ids[name]
-
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
+        """The id of each class."""
         return {name: number for number, name in enumerate(self.names)}
 
-    def check_training(self, path: str | Path | None = None) -> list[str]:
+    def check_training(self, path: FilePath | None = None) -> list[str]:
         """Refuse data that nothing can be learned from; a sentence on labels that look like a slip."""
         where = "the training data" if path is None else str(path)
-        if len(self) == 1:
+        if len(self.names) == 1:
             raise ElmoError(
                 f"there must be at least two classes to tell apart, got {shown(self.names[0])} alone, "
                 f"{counted(sum(self.counts), 'time')}, in {where}: is that the column of the labels?"
             )
-        if len(self) > 10 and 2 * len(self) > sum(self.counts):
+        if len(self.names) > 10 and 2 * len(self.names) > sum(self.counts):
             raise ElmoError(
-                f"{where} has {len(self):,} classes in {sum(self.counts):,} examples ({_listed(self.names)}): "
+                f"{where} has {len(self.names):,} classes in {sum(self.counts):,} examples ({_listed(self.names)}): "
                 "is that the column of the labels?"
             )
         single = [name for name, count in zip(self.names, self.counts, strict=True) if count == 1]
@@ -142,8 +132,8 @@ class Labels:
         unseen: Counter[str] = Counter()
         first, any_seen = "", False
         for label, place_of in labels:
-            any_seen = any_seen or label in self
-            if label not in self:
+            any_seen = any_seen or label in self.ids
+            if label not in self.ids:
                 unseen[label] += 1
                 first = first or place_of()
         if not unseen:
@@ -186,7 +176,7 @@ class LabelledExample(Example, Protocol):
 LabelledT = TypeVar("LabelledT", bound=LabelledExample)
 
 
-def label_of(example: LabelledExample, path: str | Path | None = None) -> str:
+def label_of(example: LabelledExample, path: FilePath | None = None) -> str:
     """The label of an example that must have one."""
     if example.label is None:
         raise ElmoError(f"{place(path, example.line)}: an example must have a label here, got none")
@@ -201,7 +191,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
 
     @classmethod
     def from_examples(
-        cls, examples: Sequence[LabelledT], options: TaskOptions, path: str | Path | None = None
+        cls, examples: Sequence[LabelledT], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
         """The labels of training examples, and a sentence on labels that look like a slip."""
         labels = Labels.of(label_of(example, path) for example in examples)
@@ -235,7 +225,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
         return example.label
 
     def check(
-        self, examples: Sequence[LabelledT], path: str | Path | None = None, *, held_out: bool = False
+        self, examples: Sequence[LabelledT], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
         """Refuse examples without a label; sentences on labels that training or these examples lack."""
         assert self.labels is not None
@@ -250,7 +240,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
     def targets(self, examples: Sequence[LabelledT]) -> Tensor:
         """The ids of the labels [B]."""
         assert self.labels is not None
-        return torch.tensor([self.labels.id(label_of(example)) for example in examples])
+        return torch.tensor([self.labels.ids[label_of(example)] for example in examples])
 
     def answer(self, example: LabelledT, decoded: tuple[Tensor, ...]) -> AnswerT:
         """The most probable label; decoded: probabilities [K]."""
@@ -295,7 +285,7 @@ TASK = ClassifyTask
 
 
 def read_texts(
-    path: str | Path,
+    path: FilePath,
     *,
     text: str | None = None,
     label: str | None = None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +21,7 @@ from elmokit.errors import ElmoError
 from elmokit.tasks.classify import LabelAnswer, LabelTask, label_of
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import Segment, Tokens, place, shown
+from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
 from elmokit.tasks.scores import MainScore, Scores, check_lengths
 from elmokit.tasks.task import Answer
 
@@ -94,7 +93,7 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return ranks
 
 
-def scores_of(examples: Sequence[PairExample], path: str | Path | None = None) -> list[float]:
+def scores_of(examples: Sequence[PairExample], path: FilePath | None = None) -> list[float]:
     """The examples' labels as numbers."""
     scores = []
     for example in examples:
@@ -113,7 +112,7 @@ def scores_of(examples: Sequence[PairExample], path: str | Path | None = None) -
     return scores
 
 
-def check_scores(scores: Sequence[float], path: str | Path | None = None) -> None:
+def check_scores(scores: Sequence[float], path: FilePath | None = None) -> None:
     """Refuse training scores that are all the same."""
     if len(set(scores)) < 2:
         where = "the training data" if path is None else str(path)
@@ -223,7 +222,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
 
     @classmethod
     def from_examples(
-        cls, examples: Sequence[PairExample], options: TaskOptions, path: str | Path | None = None
+        cls, examples: Sequence[PairExample], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
         """The labels of training examples, or nothing but a check for scores."""
         if options.target == "label":
@@ -232,7 +231,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
         return cls(None), []
 
     def check(
-        self, examples: Sequence[PairExample], path: str | Path | None = None, *, held_out: bool = False
+        self, examples: Sequence[PairExample], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
         """Refuse examples without a label or a score."""
         if self.labels is not None:
@@ -246,7 +245,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
 
     def build_network(self, options: TaskOptions, spec: InputSpec) -> PairNetwork:
         """A network with one output per label, or one for a score."""
-        return PairNetwork(options, spec, 1 if self.labels is None else len(self.labels))
+        return PairNetwork(options, spec, 1 if self.labels is None else len(self.names))
 
     def prepare_network(self, network: TaskNetwork, examples: Sequence[PairExample]) -> None:
         """Give a network the mean and the spread of the training scores."""
@@ -275,7 +274,7 @@ TASK = PairTask
 
 
 def read_pairs(
-    path: str | Path,
+    path: FilePath,
     *,
     first: str | None = None,
     second: str | None = None,

@@ -18,14 +18,13 @@ from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 
 Tokens = tuple[str, ...]
+FilePath = str | Path
 Segment = SegmenterName | TextPolicy
 """How a string becomes tokens."""
 _SHOWN_CHARACTERS = 40
 
-# --- Lines and places -------------------------------------------------------------------------------------------------
 
-
-def suffix_of(path: str | Path) -> str:
+def suffix_of(path: FilePath) -> str:
     """What a file's format is detected from: its suffix in lower case, before that of its packing.
 
     >>> suffix_of("Train.TSV.xz")
@@ -37,7 +36,7 @@ def suffix_of(path: str | Path) -> str:
     return Path(name).suffix
 
 
-def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
     """Each line of a UTF-8 file, plain or packed, with its number from 1; only "\\n" ends a line."""
     if str(path) == "-":
         raise ElmoError("examples are read from a file, whose suffix is its format, got - for standard input")
@@ -57,21 +56,19 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…")
 
 
-def place(path: str | Path | None, line: int) -> str:
+def place(path: FilePath | None, line: int) -> str:
     """Where an example is, as the start of a message."""
     where = f"line {line}" if line else "an example"
     return where if path is None else f"{path}, {where}"
 
 
-def token_place(path: str | Path | None, line: int, tokens: Sequence[str], index: int) -> str:
+def token_place(path: FilePath | None, line: int, tokens: Sequence[str], index: int) -> str:
     """Where a token of the sentence that starts at a line is, as the start of a message."""
     # In CoNLL-U there are ranges and empty nodes between the tokens; elsewhere a token is a line.
     if path is not None and line and suffix_of(path) != ".conllu":
         return place(path, line + index)
     return f"{place(path, line)}, token {index + 1} ({shown(tokens[index])})"
 
-
-# --- Tables -----------------------------------------------------------------------------------------------------------
 
 Names = Mapping[str, str | None]
 """The roles to read, each with its column's name or number if the user gave one."""
@@ -114,7 +111,7 @@ class TableRow(NamedTuple):
     label: str | None
 
 
-def read_table(path: str | Path, names: Names, segment: Segment = "whitespace") -> Iterator[TableRow]:
+def read_table(path: FilePath, names: Names, segment: Segment = "whitespace") -> Iterator[TableRow]:
     """The examples of a table, one by one, so that a file may be larger than the memory.
 
     Columns without a name are found by the usual names in a header; without a header, two columns are `label TAB text`.
@@ -142,7 +139,7 @@ class _Row(NamedTuple):
     cells: list[str]
 
 
-def _table_cells(path: str | Path, names: Names, suffix: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _table_cells(path: FilePath, names: Names, suffix: str) -> Iterator[tuple[int, dict[str, str]]]:
     one_text_per_line = suffix == ".txt" and names == {"text": None}
     rows = _csv_rows(path) if suffix == ".csv" else _tsv_rows(path, split=not one_text_per_line)
     first = next(rows, None)
@@ -165,7 +162,7 @@ def _table_cells(path: str | Path, names: Names, suffix: str) -> Iterator[tuple[
         raise ElmoError(f"{path} has a header and no examples after it")
 
 
-def _even_rows(path: str | Path, first: _Row, rest: Iterator[_Row]) -> Iterator[_Row]:
+def _even_rows(path: FilePath, first: _Row, rest: Iterator[_Row]) -> Iterator[_Row]:
     """All rows, each as wide as the first, without blank lines that cannot be meant as an example."""
     width, blank = len(first.cells), 0
     for row in chain([first], rest):
@@ -183,7 +180,7 @@ def _even_rows(path: str | Path, first: _Row, rest: Iterator[_Row]) -> Iterator[
         yield row
 
 
-def _plausible(path: str | Path, rows: list[_Row]) -> Iterator[_Row]:
+def _plausible(path: FilePath, rows: list[_Row]) -> Iterator[_Row]:
     """The rows of a file whose order was assumed, unless its labels differ more than its texts do."""
     if len({row.cells[0] for row in rows}) > len({row.cells[1] for row in rows}):
         raise ElmoError(
@@ -195,7 +192,7 @@ def _plausible(path: str | Path, rows: list[_Row]) -> Iterator[_Row]:
     return iter(rows)
 
 
-def _tsv_rows(path: str | Path, *, split: bool) -> Iterator[_Row]:
+def _tsv_rows(path: FilePath, *, split: bool) -> Iterator[_Row]:
     """Rows of a file that has no quoting; leading blank lines are not rows."""
     seen = False
     for number, line in numbered_lines(path):
@@ -205,7 +202,7 @@ def _tsv_rows(path: str | Path, *, split: bool) -> Iterator[_Row]:
             yield _Row(number, [""] if blank else line.split("\t") if split else [line])
 
 
-def _csv_rows(path: str | Path) -> Iterator[_Row]:
+def _csv_rows(path: FilePath) -> Iterator[_Row]:
     """Rows of a file in which a field in quotes may contain commas, quotes and line ends; each with its first line."""
     reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
     seen, start = False, 1
@@ -229,7 +226,7 @@ def _csv_rows(path: str | Path) -> Iterator[_Row]:
         start = reader.line_num + 1
 
 
-def _json_cells(path: str | Path, names: Names) -> Iterator[tuple[int, dict[str, str]]]:
+def _json_cells(path: FilePath, names: Names) -> Iterator[tuple[int, dict[str, str]]]:
     chosen: dict[str, str] = {}
     for number, line in numbered_lines(path):
         if not line.strip(" "):
@@ -244,18 +241,15 @@ def _json_cells(path: str | Path, names: Names) -> Iterator[tuple[int, dict[str,
 
 
 def _json_object(where: str, line: str) -> dict[str, object]:
-    hint = ", with jq -c '.[]' if they are in one list" if line.lstrip().startswith("[") else ""
     try:
-        item = json.loads(line)
+        item, problem = json.loads(line), ""
     except (ValueError, RecursionError) as error:
-        raise ElmoError(
-            f"{where}: each line must be a JSON object, got {shown(line)} ({str(error).splitlines()[0]}): "
-            f"write one object per line{hint}"
-        ) from error
+        item, problem = None, f" ({str(error).splitlines()[0]})"
     if not isinstance(item, dict) or not item:
+        hint = ", with jq -c '.[]' if they are in one list" if line.lstrip().startswith("[") else ""
         raise ElmoError(
-            f"{where}: each line must be a JSON object with fields, got {shown(line)}: "
-            f'write {{"text": "…", "label": "…"}}{hint}'
+            f"{where}: each line must be a JSON object with fields, got {shown(line)}{problem}: "
+            f'write one {{"text": "…", "label": "…"}} per line{hint}'
         )
     return item
 
@@ -278,9 +272,6 @@ def _json_field(where: str, item: dict[str, object], key: str, role: str) -> str
     return value
 
 
-# --- Which column of a table is which ---------------------------------------------------------------------------------
-
-
 def _is_header(cells: Sequence[str], names: Names) -> bool:
     """Whether a first row is a header: a column is chosen by name, or all cells look like names and one is usual."""
     if any(name is not None and not _is_number(name) for name in names.values()):
@@ -292,7 +283,7 @@ def _is_header(cells: Sequence[str], names: Names) -> bool:
     return like_names and len(set(plain)) == len(plain) and any(cell in usual for cell in plain)
 
 
-def _columns_by_header(path: str | Path, header: Sequence[str], names: Names) -> dict[str, int]:
+def _columns_by_header(path: FilePath, header: Sequence[str], names: Names) -> dict[str, int]:
     """Each role's column, from 0; a missing, doubtful or doubled one is an ElmoError."""
     found: dict[str, int] = {}
     for role, name in names.items():
@@ -311,7 +302,7 @@ def _columns_by_header(path: str | Path, header: Sequence[str], names: Names) ->
     return _distinct(path, found, header)
 
 
-def _columns_by_order(path: str | Path, first_row: Sequence[str], names: Names) -> dict[str, int]:
+def _columns_by_order(path: FilePath, first_row: Sequence[str], names: Names) -> dict[str, int]:
     """Each role's column in a file without a header: by number, or by an order that leaves no doubt."""
     width = len(first_row)
     if width < len(names):
@@ -336,20 +327,20 @@ def _columns_by_order(path: str | Path, first_row: Sequence[str], names: Names) 
     return _distinct(path, found, first_row)
 
 
-def _numbered_column(path: str | Path, number: int, role: str, cells: Sequence[str]) -> int:
+def _numbered_column(path: FilePath, number: int, role: str, cells: Sequence[str]) -> int:
     if not 1 <= number <= len(cells):
         raise ElmoError(f"{path}: {role} is column {number}, but there is no such column: {_listed(cells)}", role)
     return number - 1
 
 
-def _only(path: str | Path, matches: Sequence[int], which: str, role: str, header: Sequence[str]) -> int:
+def _only(path: FilePath, matches: Sequence[int], which: str, role: str, header: Sequence[str]) -> int:
     if len(matches) != 1:
         number = f"{len(matches)} columns" if matches else "no column"
         raise ElmoError(f"{path} has {number} {which} for {_MEANING[role]}: {_remedy(role, header)}", role)
     return matches[0]
 
 
-def _distinct(path: str | Path, found: dict[str, int], cells: Sequence[str]) -> dict[str, int]:
+def _distinct(path: FilePath, found: dict[str, int], cells: Sequence[str]) -> dict[str, int]:
     roles: dict[int, str] = {}
     for role, column in found.items():
         if column in roles:
@@ -375,8 +366,6 @@ def _plain(name: str) -> str:
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
-
-# --- Columns of tagged tokens -----------------------------------------------------------------------------------------
 
 Column = int | str
 """A column by its number from 1 or, in CoNLL-U, by its name."""
@@ -406,7 +395,7 @@ class _Line(NamedTuple):
 
 
 def read_columns(
-    path: str | Path,
+    path: FilePath,
     *,
     token_column: Column | None = None,
     tag_column: Column | None = None,
@@ -440,7 +429,7 @@ def _sentences(lines: Iterable[_Line | None], labelled: bool) -> Iterator[Tagged
             rows = []
 
 
-def _text_sentences(path: str | Path, policy: TextPolicy) -> Iterator[TaggedSentence]:
+def _text_sentences(path: FilePath, policy: TextPolicy) -> Iterator[TaggedSentence]:
     empty = True
     for number, line in numbered_lines(path):
         if tokens := tuple(policy.split(line)):
@@ -451,7 +440,7 @@ def _text_sentences(path: str | Path, policy: TextPolicy) -> Iterator[TaggedSent
 
 
 def _column_lines(
-    path: str | Path, token_column: Column | None, tag_column: Column | None, labelled: bool
+    path: FilePath, token_column: Column | None, tag_column: Column | None, labelled: bool
 ) -> Iterator[_Line | None]:
     """The tokens of a CoNLL file; None after each sentence."""
     lines = numbered_lines(path)
@@ -495,7 +484,7 @@ def _column_lines(
 
 
 def _conllu_lines(
-    path: str | Path, token_column: Column | None, tag_column: Column | None, labelled: bool
+    path: FilePath, token_column: Column | None, tag_column: Column | None, labelled: bool
 ) -> Iterator[_Line | None]:
     """The words of a CoNLL-U file, without ranges and empty nodes; None after each sentence."""
     token_at = _column(path, "token_column", "form" if token_column is None else token_column, len(_CONLLU), _CONLLU)
@@ -528,13 +517,13 @@ def _conllu_lines(
         yield _line(path, number, cells[token_at], tag)
 
 
-def _line(path: str | Path, number: int, token: str, tag: str | None) -> _Line:
+def _line(path: FilePath, number: int, token: str, tag: str | None) -> _Line:
     if not token or tag == "":
         raise ElmoError(f"{place(path, number)}: the {'tag' if token else 'token'} is empty: fill in the column")
     return _Line(number, token, tag)
 
 
-def _column(path: str | Path, argument: str, column: Column, width: int, names: tuple[str, ...] = ()) -> int:
+def _column(path: FilePath, argument: str, column: Column, width: int, names: tuple[str, ...] = ()) -> int:
     """The column counted from 0."""
     text = str(column).lower()
     if text in names:
@@ -545,7 +534,7 @@ def _column(path: str | Path, argument: str, column: Column, width: int, names: 
     return int(text) - 1
 
 
-def _check_distinct(path: str | Path, token_at: int, tag_at: int) -> None:
+def _check_distinct(path: FilePath, token_at: int, tag_at: int) -> None:
     if token_at == tag_at:
         raise ElmoError(
             f"{path}: column {token_at + 1} cannot be both the token and the tag: change tag_column", "tag_column"
@@ -590,7 +579,7 @@ def _have_segment_digits(sentences: Iterable[TaggedSentence]) -> bool:
     return regular >= _SEGMENT_SHARE * tokens
 
 
-def _without_digits(path: str | Path, sentence: TaggedSentence) -> TaggedSentence:
+def _without_digits(path: FilePath, sentence: TaggedSentence) -> TaggedSentence:
     for index, token in enumerate(sentence.tokens):
         if not _has_digit(token):
             raise ElmoError(

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +20,7 @@ from elmokit.tasks.classify import Labels
 from elmokit.tasks.inputs import padded_rows
 from elmokit.tasks.network import Inputs, InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import Column, Segment, Tokens, read_columns, token_place
+from elmokit.tasks.reading import Column, FilePath, Segment, Tokens, read_columns, token_place
 from elmokit.tasks.schemes import (
     OUTSIDE,
     Scheme,
@@ -314,7 +313,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     @classmethod
     def read(
         cls,
-        path: str | Path,
+        path: FilePath,
         *,
         segment: Segment = "whitespace",
         labelled: bool = True,
@@ -325,7 +324,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
 
     @classmethod
     def from_examples(
-        cls, examples: Sequence[TaggedExample], options: TaskOptions, path: str | Path | None = None
+        cls, examples: Sequence[TaggedExample], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
         """The tags of training examples and their scheme, and a sentence on broken spans."""
         scheme = detect_scheme(_tags(example) for example in examples)
@@ -360,7 +359,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         return Labels.of(found).names
 
     def check(
-        self, examples: Sequence[TaggedExample], path: str | Path | None = None, *, held_out: bool = False
+        self, examples: Sequence[TaggedExample], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
         """Refuse examples without tags or with tags of another scheme; sentences on tags that training never saw."""
         sentences = _placed(examples, path)
@@ -375,11 +374,11 @@ class TagTask(Task[TaggedExample, TagAnswer]):
 
     def build_network(self, options: TaskOptions, spec: InputSpec) -> TagNetwork:
         """A network with one output per BIOES tag."""
-        return TagNetwork(options, spec, len(self.labels), transitions(self.labels.names, self.scheme))
+        return TagNetwork(options, spec, len(self.labels.names), transitions(self.labels.names, self.scheme))
 
     def targets(self, examples: Sequence[TaggedExample]) -> Tensor:
         """The ids of the tags [B, T], 0 at padding."""
-        return padded_rows([[self.labels.id(tag) for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
+        return padded_rows([[self.labels.ids[tag] for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
 
     def answer(self, example: TaggedExample, decoded: tuple[Tensor, ...]) -> TagAnswer:
         """The tags as the training file spells them; decoded: tags [T] and probabilities [T, K], padded."""
@@ -403,7 +402,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         if letters is None or tag == OUTSIDE:
             return []
         names = [letter + tag[1:].replace(self.scheme.separator, "-", 1) for letter in letters[tag[0]]]
-        return [self.labels.id(name) for name in names if name in self.labels]
+        return [self.labels.ids[name] for name in names if name in self.labels.ids]
 
     def score(self, examples: Sequence[TaggedExample], answers: Sequence[TagAnswer]) -> Scores:
         """The F1 of spans and the accuracy of tags."""
@@ -439,7 +438,7 @@ def _tags(example: TaggedExample) -> Tokens:
     return example.tags
 
 
-def _placed(examples: Iterable[TaggedExample], path: str | Path | None) -> list[tuple[Tokens, Callable[[int], str]]]:
+def _placed(examples: Iterable[TaggedExample], path: FilePath | None) -> list[tuple[Tokens, Callable[[int], str]]]:
     """The tags of each sentence, and a function from a token's index to its place in the file."""
     return [(_tags(example), partial(token_place, path, example.line, example.tokens)) for example in examples]
 
@@ -449,7 +448,7 @@ def _joined(tokens: Sequence[str]) -> str:
 
 
 def read_tagged(
-    path: str | Path,
+    path: FilePath,
     *,
     token_column: Column | None = None,
     tag_column: Column | None = None,

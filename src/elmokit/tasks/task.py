@@ -20,7 +20,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import Segment, Tokens, read_table
+from elmokit.tasks.reading import FilePath, Segment, Tokens, read_table
 from elmokit.tasks.scores import Scores
 
 _BUILT_IN = ("classify", "tag", "pair")
@@ -91,7 +91,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     @classmethod
     def read(
         cls,
-        path: str | Path,
+        path: FilePath,
         *,
         segment: Segment = "whitespace",
         labelled: bool = True,
@@ -105,7 +105,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     @classmethod
     @abstractmethod
     def from_examples(
-        cls, examples: Sequence[ExampleT], options: TaskOptions, path: str | Path | None = None
+        cls, examples: Sequence[ExampleT], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
         """The task that training examples define, and a sentence about each thing that looks odd in them."""
 
@@ -119,9 +119,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         """For JSON; `kind` is the name of the task."""
 
     @abstractmethod
-    def check(
-        self, examples: Sequence[ExampleT], path: str | Path | None = None, *, held_out: bool = False
-    ) -> list[str]:
+    def check(self, examples: Sequence[ExampleT], path: FilePath | None = None, *, held_out: bool = False) -> list[str]:
         """Refuse examples that cannot be scored; a sentence about each thing that looks odd in them.
 
         `held_out`: they are part of a training file that was checked as a whole.
