@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from elmokit.tasks.trainer import TrainingListener
-
 Counted = TypeVar("Counted")
 _LOG_SECONDS = 15.0
 """Without a terminal, so long between two lines."""
@@ -46,7 +44,7 @@ class AnswerBar:
         self._bar.close()
 
 
-class TrainingShown(TrainingListener):
+class TrainingShown:
     """Shows a training: a bar on a terminal, a line for each epoch in any case."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:

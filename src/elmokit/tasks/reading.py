@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from elmokit.corpus.lines import byte_lines
 from elmokit.errors import ElmoError
@@ -103,16 +103,10 @@ _MEANING: dict[str, str] = {
 }  # fmt: skip
 
 
-class TableRow(NamedTuple):
-    """One example of a table: its first line, the tokens of each text, and its label if labels were read."""
-
-    line: int
-    tokens: dict[str, Tokens]
-    label: str | None
-
-
-def read_table(path: FilePath, names: Names, segment: Segment = "whitespace") -> Iterator[TableRow]:
-    """The examples of a table, one by one, so that a file may be larger than the memory.
+def read_table(
+    path: FilePath, names: Names, segment: Segment = "whitespace"
+) -> Iterator[tuple[int, dict[str, Tokens], str | None]]:
+    """The examples of a table, one by one: the first line, the tokens of each text, and the label if it is read.
 
     Columns without a name are found by the usual names in a header; without a header, two columns are `label TAB text`.
     """
@@ -131,7 +125,7 @@ def read_table(path: FilePath, names: Names, segment: Segment = "whitespace") ->
             if not found:
                 name = "text" if role == "text" else f"{role} sentence"
                 raise ElmoError(f"{place(path, line)}: the {name} is empty: fill it in or remove the example")
-        yield TableRow(line, tokens, label)
+        yield line, tokens, label
 
 
 class _Row(NamedTuple):
@@ -149,10 +143,10 @@ def _table_cells(path: FilePath, names: Names, suffix: str) -> Iterator[tuple[in
     if one_text_per_line:
         columns: dict[str, int] = {"text": 0}
     elif _is_header(first.cells, names):
-        columns = _columns_by_header(path, first.cells, names)
+        columns = _choose_columns(path, first.cells, names, header=True)
         next(body)
     else:
-        columns = _columns_by_order(path, first.cells, names)
+        columns = _choose_columns(path, first.cells, names, header=False)
         if names == {"text": None, "label": None}:
             body = _plausible(path, list(body))
     row = None
@@ -234,7 +228,8 @@ def _json_cells(path: FilePath, names: Names) -> Iterator[tuple[int, dict[str, s
         item = _json_object(place(path, number), line)
         if not chosen:
             keys = list(item)
-            chosen = {role: keys[column] for role, column in _columns_by_header(path, keys, names).items()}
+            columns = _choose_columns(path, keys, names, header=True)
+            chosen = {role: keys[column] for role, column in columns.items()}
         yield number, {role: _json_field(place(path, number), item, key, role) for role, key in chosen.items()}
     if not chosen:
         raise ElmoError(f"{path} is empty: it must have one JSON object per line")
@@ -283,54 +278,44 @@ def _is_header(cells: Sequence[str], names: Names) -> bool:
     return like_names and len(set(plain)) == len(plain) and any(cell in usual for cell in plain)
 
 
-def _columns_by_header(path: FilePath, header: Sequence[str], names: Names) -> dict[str, int]:
-    """Each role's column, from 0; a missing, doubtful or doubled one is an ElmoError."""
+def _choose_columns(path: FilePath, cells: Sequence[str], names: Names, *, header: bool) -> dict[str, int]:
+    """Each role's column, from 0: by number, by name, by usual name or by usual order; doubt is an ElmoError."""
+    if not header and len(cells) < len(names):
+        raise ElmoError(
+            f"{path} must have columns for {' and '.join(names)}, separated by tabs or, in a .csv file, commas; "
+            f"{_listed(cells)}"
+        )
     found: dict[str, int] = {}
     for role, name in names.items():
         if name is not None and _is_number(name):
-            found[role] = _numbered_column(path, int(name), role, header)
+            if not 1 <= int(name) <= len(cells):
+                raise ElmoError(f"{path}: {role} is column {name}, but there is no such column: {_listed(cells)}", role)
+            found[role] = int(name) - 1
         elif name is not None:
-            cells = [cell.strip() for cell in header]
-            matches = [column for column, cell in enumerate(cells) if cell == name]
+            matches = [column for column, cell in enumerate(cells) if cell.strip() == name]
             matches = matches or [column for column, cell in enumerate(cells) if _plain(cell) == _plain(name)]
-            found[role] = _only(path, matches, f"named {shown(name)}", role, header)
-    taken = frozenset(found.values())
-    for role, name in names.items():
-        if name is None:
-            usual = [column for column, cell in enumerate(header) if _plain(cell) in USUAL_NAMES[role]]
-            found[role] = _only(path, [c for c in usual if c not in taken], "with a usual name", role, header)
-    return _distinct(path, found, header)
-
-
-def _columns_by_order(path: FilePath, first_row: Sequence[str], names: Names) -> dict[str, int]:
-    """Each role's column in a file without a header: by number, or by an order that leaves no doubt."""
-    width = len(first_row)
-    if width < len(names):
-        raise ElmoError(
-            f"{path} must have columns for {' and '.join(names)}, separated by tabs or, in a .csv file, commas; "
-            f"{_listed(first_row)}"
-        )
-    found = {r: _numbered_column(path, int(name), r, first_row) for r, name in names.items() if name is not None}
+            found[role] = _only(path, matches, f"named {shown(name)}", role, cells)
     open_roles = [role for role in names if role not in found]
-    free = [column for column in range(width) if column not in found.values()]
-    if "text" in names and width == 2:
-        order: tuple[str, ...] = ("label", "text")  # of most files with two columns
-        usual = [role for role in order if role not in found]
-        found |= {role: column for role, column in zip(usual, free, strict=False) if role in names}
+    free = [column for column in range(len(cells)) if column not in found.values()]
+    if header:
+        for role in open_roles:
+            usual = [column for column in free if _plain(cells[column]) in USUAL_NAMES[role]]
+            found[role] = _only(path, usual, "with a usual name", role, cells)
+    elif "text" in names and len(cells) == 2:
+        order = [role for role in ("label", "text") if role not in found]  # of most files with two columns
+        found |= {role: column for role, column in zip(order, free, strict=False) if role in names}
     elif len(open_roles) == len(free) and ("label" not in open_roles or len(open_roles) == 1):
         found |= dict(zip(open_roles, free, strict=True))
-    for role in open_roles:
+    roles: dict[int, str] = {}
+    for role in names:
         if role not in found:
-            raise ElmoError(
-                f"{path} has no header that says which column has {_MEANING[role]}: {_remedy(role, first_row)}", role
-            )
-    return _distinct(path, found, first_row)
-
-
-def _numbered_column(path: FilePath, number: int, role: str, cells: Sequence[str]) -> int:
-    if not 1 <= number <= len(cells):
-        raise ElmoError(f"{path}: {role} is column {number}, but there is no such column: {_listed(cells)}", role)
-    return number - 1
+            message = f"{path} has no header that says which column has {_MEANING[role]}: {_remedy(role, cells)}"
+            raise ElmoError(message, role)
+        other = roles.setdefault(found[role], role)
+        if other != role:
+            name = f"column {found[role] + 1} ({shown(cells[found[role]].strip())})"
+            raise ElmoError(f"{path}: {name} cannot be both {other} and {role}", role)
+    return found
 
 
 def _only(path: FilePath, matches: Sequence[int], which: str, role: str, header: Sequence[str]) -> int:
@@ -338,16 +323,6 @@ def _only(path: FilePath, matches: Sequence[int], which: str, role: str, header:
         number = f"{len(matches)} columns" if matches else "no column"
         raise ElmoError(f"{path} has {number} {which} for {_MEANING[role]}: {_remedy(role, header)}", role)
     return matches[0]
-
-
-def _distinct(path: FilePath, found: dict[str, int], cells: Sequence[str]) -> dict[str, int]:
-    roles: dict[int, str] = {}
-    for role, column in found.items():
-        if column in roles:
-            name = shown(cells[column].strip())
-            raise ElmoError(f"{path}: column {column + 1} ({name}) cannot be both {roles[column]} and {role}", role)
-        roles[column] = role
-    return found
 
 
 def _remedy(role: str, cells: Sequence[str]) -> str:
@@ -395,15 +370,13 @@ class _Line(NamedTuple):
 
 
 def read_columns(
-    path: FilePath,
-    *,
-    token_column: Column | None = None,
-    tag_column: Column | None = None,
-    segment_digits: bool | None = None,
-    segment: Segment = "whitespace",
-    labelled: bool = True,
+    path: FilePath, columns: Mapping[str, Any], segment: Segment = "whitespace", labelled: bool = True
 ) -> Iterator[TaggedSentence]:
-    """The sentences of a file of columns, one by one, so that a file may be larger than the memory."""
+    """The sentences of a file of columns, one by one, so that a file may be larger than the memory.
+
+    `columns` may have token_column, tag_column and segment_digits, as `read_tagged` explains them.
+    """
+    token_column, tag_column = columns.get("token_column"), columns.get("tag_column")
     if not labelled and token_column is None and suffix_of(path) == ".txt":
         yield from _text_sentences(path, TextPolicy.of(segment))
         return
@@ -412,7 +385,9 @@ def read_columns(
     head = list(_until_clear(sentences))
     if not head:
         raise ElmoError(f"{path} has no sentences: it must have one token with its tag per line")
-    digits = _have_segment_digits(head) if segment_digits is None else segment_digits
+    digits = columns.get("segment_digits")
+    if digits is None:
+        digits = _have_segment_digits(head)
     for sentence in chain(head, sentences):
         yield _without_digits(path, sentence) if digits else sentence
 

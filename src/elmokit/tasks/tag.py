@@ -311,16 +311,11 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     suffixes = (".jsonl", ".tsv", ".conll")
 
     @classmethod
-    def read(
-        cls,
-        path: FilePath,
-        *,
-        segment: Segment = "whitespace",
-        labelled: bool = True,
-        **columns: Any,  # noqa: ANN401
-    ) -> Iterator[TaggedExample]:
-        """What `read_tagged` returns, one by one, so that a file may be larger than the memory."""
-        return (TaggedExample(*found) for found in read_columns(path, segment=segment, labelled=labelled, **columns))
+    def read_rows(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        """The tokens, tags and line of each sentence of a file."""
+        return read_columns(path, columns, segment, labelled)
 
     @classmethod
     def from_examples(
@@ -463,5 +458,5 @@ def read_tagged(
     whether a token ends in a digit that counts its place in a word (口0 腔1); None: detect it. With labelled=False no
     tags are read, and a .txt file has one sentence per line, split by `segment`.
     """
-    columns = {"token_column": token_column, "tag_column": tag_column}
-    return list(TagTask.read(path, segment_digits=segment_digits, segment=segment, labelled=labelled, **columns))
+    columns = {"token_column": token_column, "tag_column": tag_column, "segment_digits": segment_digits}
+    return list(TagTask.read(path, segment=segment, labelled=labelled, **columns))

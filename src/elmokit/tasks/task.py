@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -71,7 +71,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     """
 
     name: ClassVar[str]
-    example: ClassVar[Callable[..., Any]]
+    example: ClassVar[type[Any]]
     """The class of its examples: a call takes the sentences, the answer and the line in the file."""
     columns: ClassVar[tuple[str, ...]] = ("text", "label")
     """The arguments of `read` that name columns; `elmo task` has an option for each."""
@@ -97,10 +97,17 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         labelled: bool = True,
         **columns: Any,  # noqa: ANN401
     ) -> Iterator[ExampleT]:
-        """The examples of a file, here of a table, one by one; with labelled=False no answers are read."""
+        """The examples of a file, one by one; with labelled=False no answers are read."""
+        return (cls.example(*row) for row in cls.read_rows(path, columns, segment, labelled))
+
+    @classmethod
+    def read_rows(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        """The arguments of each example of a file, here of a table."""
         names = {name: columns.get(name) for name in cls.columns if labelled or name != "label"}
-        for row in read_table(path, names, segment):
-            yield cls.example(*(row.tokens[side] for side in cls.sides), row.label, row.line)
+        for line, tokens, label in read_table(path, names, segment):
+            yield *(tokens[side] for side in cls.sides), label, line
 
     @classmethod
     @abstractmethod
@@ -180,9 +187,8 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     def check_examples(cls, examples: Iterable[Example]) -> None:
         """Refuse examples of another task."""
         for example in examples:
-            if type(example) is not cls.example:
-                wanted = getattr(cls.example, "__name__", cls.name)
-                raise ElmoError(f"the task {cls.name} takes {wanted}, got {type(example).__name__}")
+            if not isinstance(example, cls.example):
+                raise ElmoError(f"the task {cls.name} takes {cls.example.__name__}, got {type(example).__name__}")
 
     @classmethod
     def check_suffix(cls, path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ _LONGEST_MEMORY = 0.998
 """The largest share of an average that an update leaves as it was: a memory of 500 updates."""
 
 
-class TrainingListener:
-    """Receives the progress of a training; a subclass overrides the methods of interest, the others do nothing."""
+class TrainingListener(Protocol):
+    """Receives the progress of a training; a subclass inherits methods that do nothing."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -57,6 +57,13 @@ class TrainingListener:
 
     def epoch(self, line: dict[str, Any], *, best: bool) -> None:
         """An epoch's loss and score."""
+
+
+class _Silent:
+    def note(self, *_: object, **__: object) -> None:
+        """Ignore it."""
+
+    features = batch = epoch = note
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def fit(
     frozen ELMo vectors. `watch` receives the progress. `paths`: the names of the two files in messages.
     """
     task = task_named(kind)
-    options, watch = options or task.options(), watch or TrainingListener()
+    options, watch = options or task.options(), watch or _Silent()
     if options.elmo != "none" and elmo is None:
         raise ElmoError("the task reads ELMo vectors: give elmo=, or the option elmo='none'")
     task.check_examples([*train, *(dev or ())])
