@@ -122,7 +122,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     text = (tmp_path / "report.md").read_text()
     assert note in text
     assert ".png" not in text
-    with pytest.raises(MissingExtraError, match="a picture needs the package matplotlib"):
+    with pytest.raises(MissingExtraError, match="a confusion picture needs the package matplotlib"):
         draw_confusion(tmp_path / "a.png", ["a"], [[1]])
 
 

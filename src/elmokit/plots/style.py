@@ -67,7 +67,7 @@ def check_picture(path: Path, argument: str = "output") -> None:
         raise ElmoError(f"{argument} must end in {', '.join(SUFFIXES)}, got {path}", argument)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ElmoError(f"{argument} must be a file in a folder that exists, got {path}", argument)
-    _require_matplotlib("a picture")
+    require_matplotlib("a picture")
 
 
 @contextmanager
@@ -78,13 +78,15 @@ def drawing(
     *,
     purpose: str = "a picture",
     layout: Literal["constrained", "tight"] | None = None,
+    crop: bool = False,
     skip_missing: bool = False,
 ) -> Iterator[Figure]:
     """A new figure of a size in inches, written to the path when the block has ended without an error.
 
     The fonts are chosen by `texts`. A character that no font has is an error; with `skip_missing` it is an empty box.
+    `crop` fits the picture to what is drawn, which may be more or less than the figure.
     """
-    _require_matplotlib(purpose)
+    require_matplotlib(purpose)
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -101,7 +103,7 @@ def drawing(
         yield figure
         dates = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]
         with atomic_file(path) as temporary:
-            figure.savefig(temporary, format=suffix, metadata=dates)
+            figure.savefig(temporary, format=suffix, metadata=dates, bbox_inches="tight" if crop else None)
 
 
 def open_panel(axes: Axes) -> None:
@@ -202,8 +204,9 @@ def _characters(path: str) -> frozenset[str]:
         return frozenset()
 
 
-def _require_matplotlib(purpose: str) -> None:
+def require_matplotlib(purpose: str) -> None:
+    """Raise an error that says how to install matplotlib if it is missing."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plot", purpose) from error

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import MissingExtraError
-from elmokit.plots.style import BLUE, DARK, GREY, LEGEND, check_picture, drawable, drawing, open_panel, shortened
+from elmokit.plots.style import BLUE, DARK, GREY, LEGEND, drawable, drawing, open_panel, require_matplotlib, shortened
 from elmokit.storage.atomic import update_folder, write_text
 from elmokit.tasks.scores import UNTYPED, ClassScore, Scores, columns, padded
 
@@ -221,12 +221,14 @@ def draw_confusion(path: Path, names: Sequence[str], counts: Sequence[Sequence[i
 
     Of more than 40 classes the most frequent are drawn, and the others as one.
     """
-    check_picture(path)
+    purpose = "a confusion picture"
+    require_matplotlib(purpose)  # the labels depend on the fonts
     labels, matrix = most_frequent(_labels(names), np.asarray(counts, dtype=np.int64))
     size = len(labels)
     cell, points = (0.62, 9.0) if size <= _FEW_CLASSES else (0.42, 7.5)
     inches = (3.2 + cell * size, 2.4 + cell * size)
-    with drawing(path, inches, labels, layout="constrained", skip_missing=True) as figure:
+    look: Any = {"layout": "constrained", "crop": True, "skip_missing": True}
+    with drawing(path, inches, labels, purpose=purpose, **look) as figure:
         axes = figure.subplots()
         shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
         picture = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1)
