@@ -140,6 +140,14 @@ def test_options_of_another_kind_are_refused(trained, kind, options, message):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [("tag", {"max_tokens": 9, "words_beside": False}), ("pair", {"elmo": "none", "words_beside": False})],
+)
+def test_options_that_tasks_and_comparisons_may_share(kind, options):
+    fit(kind, samples(kind, 8), samples(kind, 4), tiny_options(epochs=1, **{"elmo": "none", **options}))
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),

@@ -8,12 +8,15 @@ from typing import Any, Literal
 from elmokit.errors import ElmoError
 from elmokit.options import check_options, option
 
+_LENIENT: dict[str, Any] = {"shared": False, "lenient": True}
+
 
 @dataclass(frozen=True)
 class TaskOptions:
     """How a task model is built and trained; a task of your own may have a subclass with more fields.
 
-    Options with shared=False are only read by tasks that list them in `Task.own_options`.
+    Options with shared=False are only read by tasks that list them in `Task.own_options`. Other tasks refuse them, or
+    ignore them if they are lenient, so that one set of options can serve several tasks and a comparison.
     """
 
     elmo: Literal["mix", "0", "none"] = option(
@@ -38,7 +41,7 @@ class TaskOptions:
     crf: bool = option(True, "Score whole tag sequences instead of each tag separately (tag).", shared=False)
     alignment: bool = option(True, "Compare each word with the words of the other sentence (pair).", shared=False)
     words_beside: bool = option(
-        True, "Also compare words by ELMo vectors, a mix and layer 0, next to the LSTM's output (pair).", shared=False
+        True, "Also compare words by ELMo vectors, a mix and layer 0, next to the LSTM's output (pair).", **_LENIENT
     )
     target: Literal["label", "score"] = option(
         "label", "What a pair has: a label, or a score such as a similarity (pair).", shared=False
@@ -49,7 +52,7 @@ class TaskOptions:
     patience: int = option(3, "Stop after this number of epochs without a better dev score; 0: never.", least=0)
     clip_norm: float = option(5.0, "Largest norm of the gradients; 0: no limit.", least=0)
     max_tokens: int = option(
-        400, "Longer texts are cut to this number of tokens (classify, pair).", least=8, shared=False
+        400, "Longer texts are cut to this number of tokens (classify, pair).", least=8, **_LENIENT
     )
     seed: int = option(1, "Seed of all random numbers.", least=0, below=2**63)
 

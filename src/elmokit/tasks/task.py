@@ -205,14 +205,14 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
     @classmethod
     def refuse_unused(cls, options: TaskOptions, given: Iterable[str] | None = None) -> None:
-        """Refuse an option that was given and changes nothing.
+        """Refuse an option that was given and changes nothing; without `given`, one of another task that was changed.
 
-        Without `given`, only options of other tasks that differ from their default are refused, since those of other
-        inputs may be shared by a comparison.
+        Options of other inputs are accepted then, since a comparison shares its options.
         """
+        known = {item.name: item for item in fields(options)}
         for name, purpose in cls.unused(options).items():
-            default = next(item.default for item in fields(options) if item.name == name)
-            changed = name not in options.unused() and getattr(options, name) != default
+            strict = not known[name].metadata.get("shared", True) and not known[name].metadata.get("lenient", False)
+            changed = strict and getattr(options, name) != known[name].default
             if changed if given is None else name in given:
                 raise ElmoError(
                     f"{name} is for {purpose}: it would change nothing in this task ({cls.name}), so leave it out",
