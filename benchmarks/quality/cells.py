@@ -24,7 +24,7 @@ from elmokit.analyse.probes.wordnet import WordNet
 from elmokit.analyse.probes.wsd import probe_wsd
 from elmokit.errors import ElmoError
 from elmokit.tasks import TaskOptions, read_pairs, read_tagged, read_texts
-from elmokit.tasks.scores import Scores
+from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "glove", "both", "static"]
@@ -155,7 +155,7 @@ _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
 }
 
 
-def score_of(row: Row, scores: Scores) -> float:
+def score_of(row: Row, scores: TaskScores) -> float:
     """The row's metric, which must be the one that training watched."""
     if scores.main.name != row.metric:
         raise ElmoError(f"the metric of {row.name} must be {scores.main.name}, got {row.metric}: correct tasks.toml")

@@ -23,7 +23,7 @@ from elmokit.tasks import (
     unregister_task,
 )
 from elmokit.tasks.network import TaskNetwork, masked_mean
-from elmokit.tasks.scores import MainScore, Scores
+from elmokit.tasks.scores import MainScore, TaskScores
 from elmokit.tasks.task import Answer
 from task_samples import GOOD, texts, tiny_options
 from tiny_models import tiny_checkpoint
@@ -105,7 +105,7 @@ class CountTask(Task):
 
     def score(self, examples, answers):
         errors = [abs(float(e.label) - a.count) for e, a in zip(examples, answers, strict=True)]
-        return Scores((MainScore("negative error", -sum(errors) / len(errors)),), has_errors=False)
+        return TaskScores((MainScore("negative error", -sum(errors) / len(errors)),), has_errors=False)
 
 
 @pytest.fixture

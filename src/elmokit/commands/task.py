@@ -19,7 +19,7 @@ from elmokit.storage.atomic import check_new_folder, new_folder
 from elmokit.tasks.model import LAST, load, write_answers, write_model
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.report import comparison_table, write_report
-from elmokit.tasks.scores import Scores
+from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import AnyTask, Example, task_named
 from elmokit.tasks.trainer import Fitted, fit
 from elmokit.text.policy import TextPolicy
@@ -110,7 +110,7 @@ def run_task_train(request: TrainTaskRequest) -> None:
             )
 
     fitted = trained(options, "" if not request.compare else _name(options))
-    comparison: list[tuple[str, Scores]] = []
+    comparison: list[tuple[str, TaskScores]] = []
     if request.compare:
         comparison.append((_name(options), fitted.scores))
         for other in (options.with_layer_0(), options.without_elmo()):

@@ -21,7 +21,7 @@ from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
 from elmokit.tasks.schemes import Scheme
-from elmokit.tasks.scores import Scores, score_labels
+from elmokit.tasks.scores import TaskScores, score_labels
 from elmokit.tasks.task import Answer, AnswerT, Example, Task
 
 _LISTED = 5
@@ -248,7 +248,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
         values = dict(zip(self.names, probabilities.tolist(), strict=True))
         return LabelAnswer(self.names[int(probabilities.argmax())], values)  # type: ignore[return-value]
 
-    def score(self, examples: Sequence[LabelledT], answers: Sequence[AnswerT]) -> Scores:
+    def score(self, examples: Sequence[LabelledT], answers: Sequence[AnswerT]) -> TaskScores:
         """Accuracy, and precision, recall and F1 of each label."""
         gold = [label_of(example) for example in examples]
         return score_labels(gold, [answer.answer for answer in answers], self.names)

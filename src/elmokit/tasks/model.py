@@ -31,7 +31,7 @@ from elmokit.tasks.inputs import ExampleInputs, StaticVectors, batches_of
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment, Tokens
-from elmokit.tasks.scores import Scores
+from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Answer, AnyTask, Example, task_named
 from elmokit.text.policy import PolicyName, TextPolicy
 
@@ -94,7 +94,7 @@ class TaskModel:
             return next(self.stream([self.example(texts)]))
         return list(self.stream(self.example(text) for text in texts))
 
-    def score(self, examples: Sequence[Example]) -> Scores:
+    def score(self, examples: Sequence[Example]) -> TaskScores:
         """How good the model's answers to labelled examples are."""
         self.task.check_examples(examples)
         self.task.check(examples)

@@ -22,7 +22,7 @@ from elmokit.tasks.classify import LabelAnswer, LabelTask, label_of
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
-from elmokit.tasks.scores import MainScore, Scores, check_lengths
+from elmokit.tasks.scores import MainScore, TaskScores, check_lengths
 from elmokit.tasks.task import Answer
 
 
@@ -65,7 +65,7 @@ class ScoreAnswer(Answer):
         return f"{self.score:.3f}"
 
 
-def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> Scores:
+def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> TaskScores:
     """Score predicted numbers, both [N]; a correlation with numbers that are all the same counts as 0."""
     right, guess = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     check_lengths(len(right), len(guess))
@@ -74,7 +74,7 @@ def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> Scores:
         MainScore("Spearman", _pearson(_ranks(right), _ranks(guess))),
         MainScore("mean squared error", float(np.mean((right - guess) ** 2))),
     )
-    return Scores(scores, counts={"examples": len(right)}, has_errors=False)
+    return TaskScores(scores, counts={"examples": len(right)}, has_errors=False)
 
 
 def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
@@ -263,7 +263,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
         """The most probable label, or the score."""
         return super().answer(example, decoded) if self.labels is not None else ScoreAnswer(float(decoded[0]))
 
-    def score(self, examples: Sequence[PairExample], answers: Sequence[LabelAnswer | ScoreAnswer]) -> Scores:
+    def score(self, examples: Sequence[PairExample], answers: Sequence[LabelAnswer | ScoreAnswer]) -> TaskScores:
         """Accuracy, and scores of each label; or the correlation of the scores."""
         if self.labels is not None:
             return super().score(examples, answers)

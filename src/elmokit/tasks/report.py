@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elmokit.errors import MissingExtraError
 from elmokit.plots.style import BLUE, DARK, GREY, LEGEND, drawable, drawing, open_panel, require_matplotlib, shortened
 from elmokit.storage.atomic import update_folder, write_text
-from elmokit.tasks.scores import UNTYPED, ClassScore, Scores, columns, padded
+from elmokit.tasks.scores import UNTYPED, ClassScore, TaskScores, columns, padded
 
 Mix = tuple[Sequence[float], float]
 """The softmax weights of the layers, and γ."""
@@ -33,11 +33,11 @@ def write_report(
     folder: Path,
     *,
     title: str,
-    scores: Scores,
+    scores: TaskScores,
     history: History,
     mixes: Sequence[Mix],
     facts: Mapping[str, Any],
-    comparison: Sequence[tuple[str, Scores]] | None = None,
+    comparison: Sequence[tuple[str, TaskScores]] | None = None,
     best_epoch: int | None = None,
 ) -> str | None:
     """Write scores.json, report.md and pictures into a folder, all or none; returns why pictures are missing, if so.
@@ -68,7 +68,7 @@ def write_report(
     return note
 
 
-def comparison_table(comparison: Sequence[tuple[str, Scores]]) -> list[str]:
+def comparison_table(comparison: Sequence[tuple[str, TaskScores]]) -> list[str]:
     """Models next to each other, as lines to print; the first is compared with each of the others."""
     rows = _comparison_rows(comparison)
     widths = [max(columns(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -79,7 +79,7 @@ def comparison_table(comparison: Sequence[tuple[str, Scores]]) -> list[str]:
 
 
 def _pictures(
-    scores: Scores, history: History, mixes: Sequence[Mix], best_epoch: int | None
+    scores: TaskScores, history: History, mixes: Sequence[Mix], best_epoch: int | None
 ) -> Iterable[tuple[str, Callable[[Path], None]]]:
     if scores.confusion:
         names = [name or UNTYPED for name in scores.names]
@@ -92,11 +92,11 @@ def _pictures(
 
 def _markdown(
     title: str,
-    scores: Scores,
+    scores: TaskScores,
     history: History,
     mixes: Sequence[Mix],
     facts: Mapping[str, Any],
-    comparison: Sequence[tuple[str, Scores]] | None,
+    comparison: Sequence[tuple[str, TaskScores]] | None,
     drawn: Sequence[str],
     note: str | None,
 ) -> str:
@@ -142,7 +142,7 @@ def _class_rows(classes: Iterable[ClassScore]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _confusion_rows(scores: Scores) -> list[tuple[str, str, str]]:
+def _confusion_rows(scores: TaskScores) -> list[tuple[str, str, str]]:
     names = [name or UNTYPED for name in scores.names]
     cells = [
         (count, gold, predicted)
@@ -173,7 +173,7 @@ def _history_rows(history: History) -> list[tuple[str, ...]]:
     return [tuple(names), *(tuple(_value(line.get(name)) for name in names) for line in history)]
 
 
-def _comparison_rows(comparison: Sequence[tuple[str, Scores]]) -> list[tuple[str, ...]]:
+def _comparison_rows(comparison: Sequence[tuple[str, TaskScores]]) -> list[tuple[str, ...]]:
     first = comparison[0][1]
     errors = ["errors the first avoids"] * first.has_errors
     rows: list[tuple[str, ...]] = [("model", *(item.name for item in first.all), *errors)]
@@ -183,7 +183,7 @@ def _comparison_rows(comparison: Sequence[tuple[str, Scores]]) -> list[tuple[str
     return rows
 
 
-def _avoided(first: Scores, other: Scores) -> str:
+def _avoided(first: TaskScores, other: TaskScores) -> str:
     """The share of the other's errors that the first does not make."""
     left = 1 - other.main.value
     return f"{(first.main.value - other.main.value) / left:.1%}" if left > 0 else "–"

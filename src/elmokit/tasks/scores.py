@@ -60,7 +60,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
-class Scores:
+class TaskScores:
     """The scores of a model on some examples; `scores["accuracy"]` is one of them."""
 
     all: tuple[MainScore, ...]
@@ -112,11 +112,11 @@ class Scores:
         return lines + [f"{item.name:<{width}}  {item.value:7.4f}" for item in self.all]
 
 
-def score_labels(gold: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> Scores:
+def score_labels(gold: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> TaskScores:
     """Score predicted classes; `names` are the model's, and a gold class that is not among them counts as missed."""
     names = [*names, *sorted({*gold, *predicted} - set(names))]
     classes, confusion = class_scores(gold, predicted, names)
-    return Scores(accuracy_scores(classes), classes, tuple(names), confusion)
+    return TaskScores(accuracy_scores(classes), classes, tuple(names), confusion)
 
 
 def accuracy_scores(classes: Sequence[ClassScore]) -> tuple[MainScore, MainScore]:

@@ -32,7 +32,7 @@ from elmokit.tasks.schemes import (
     to_bioes,
     transitions,
 )
-from elmokit.tasks.scores import ClassScore, MainScore, Scores, accuracy_scores, check_lengths, class_scores
+from elmokit.tasks.scores import ClassScore, MainScore, TaskScores, accuracy_scores, check_lengths, class_scores
 from elmokit.tasks.task import Answer, Task, printable
 from elmokit.text.graphemes import HAN, KANA
 
@@ -91,7 +91,7 @@ class TagAnswer(Answer):
         }
 
 
-def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme) -> Scores:
+def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme) -> TaskScores:
     """Accuracy by token and, if tags mark spans, precision, recall and F1 of whole spans by type.
 
     Both are spelled as the file's tags; a broken sequence is read as conlleval reads it.
@@ -107,7 +107,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
     counts = {"tokens": len(flat_gold)}
     if not scheme.has_spans:
         all_scores = (accuracy, macro_f1)
-        return Scores(all_scores, classes, tuple(names), confusion, counts, "tag", confusion_title="tokens")
+        return TaskScores(all_scores, classes, tuple(names), confusion, counts, "tag", confusion_title="tokens")
     right_spans, guessed_spans = ([spans(tags, scheme) for tags in part] for part in (gold, predicted))
     types = sorted({span.type for sentence in (*right_spans, *guessed_spans) for span in sentence})
     right_types, guessed_types = (_token_types(part, map(len, gold)) for part in (right_spans, guessed_spans))
@@ -123,7 +123,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
         MainScore("token accuracy", accuracy.value),
     )
     title = "tokens by type of span"
-    return Scores(scores, classes, (*types, OUTSIDE), confusion, counts, "type", total, title)
+    return TaskScores(scores, classes, (*types, OUTSIDE), confusion, counts, "type", total, title)
 
 
 def _span_scores(
@@ -399,7 +399,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         names = [letter + tag[1:].replace(self.scheme.separator, "-", 1) for letter in letters[tag[0]]]
         return [self.labels.ids[name] for name in names if name in self.labels.ids]
 
-    def score(self, examples: Sequence[TaggedExample], answers: Sequence[TagAnswer]) -> Scores:
+    def score(self, examples: Sequence[TaggedExample], answers: Sequence[TagAnswer]) -> TaskScores:
         """The F1 of spans and the accuracy of tags."""
         return score_tags([_tags(example) for example in examples], [a.tags for a in answers], self.scheme)
 

@@ -21,7 +21,7 @@ from elmokit.errors import ElmoError
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import FilePath, Segment, Tokens, read_table
-from elmokit.tasks.scores import Scores
+from elmokit.tasks.scores import TaskScores
 
 _BUILT_IN = ("classify", "tag", "pair")
 """The modules of our own tasks, each named after its task."""
@@ -159,7 +159,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         """The answer for one example from its part of what the network's `decode` returned."""
 
     @abstractmethod
-    def score(self, examples: Sequence[ExampleT], answers: Sequence[AnswerT]) -> Scores:
+    def score(self, examples: Sequence[ExampleT], answers: Sequence[AnswerT]) -> TaskScores:
         """Compare answers, one for each example, with what the examples say."""
 
     # --- Answers as text ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import InputSpec
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment
-from elmokit.tasks.scores import Scores
+from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Example, task_named
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import word_splitter
@@ -71,7 +71,7 @@ class Fitted:
     """A trained model and how its training went."""
 
     model: TaskModel
-    scores: Scores
+    scores: TaskScores
     """On the dev data, of the best epoch, which is the model's."""
     epoch: int
     """The best epoch, from 1."""
@@ -220,7 +220,7 @@ class _Trainer:
         options = self.options
         order = random.Random(options.seed)
         history: list[dict[str, Any]] = []
-        best: Scores | None = None
+        best: TaskScores | None = None
         best_weights: list[Tensor] = []
         best_epoch = since = 0
         for epoch in range(1, options.epochs + 1):
@@ -283,7 +283,7 @@ class _Trainer:
             self.watch.note(f"{of_all} were skipped, because their gradients were not finite {advice}")
         return total / n_examples
 
-    def _score(self) -> Scores:
+    def _score(self) -> TaskScores:
         examples, inputs = self.dev
         with self.averages.in_use():
             answers = self.model.answer(examples, inputs)
