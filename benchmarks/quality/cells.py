@@ -21,11 +21,9 @@ from elmokit.analyse.probes.sources import LayerSource, StaticSource, evenly, so
 from elmokit.analyse.probes.wic import probe_wic, read_wic
 from elmokit.analyse.probes.wsd import WordNet, probe_wsd, read_evaluation, read_semcor
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import Example, PairExample
-from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading.columns import read_tagged
-from elmokit.tasks.reading.tables import read_pairs, read_texts
-from elmokit.tasks.scores import Scores
+from elmokit.tasks import TaskOptions, read_pairs, read_tagged, read_texts
+from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "glove", "both", "static"]
 """The mix of all layers or layer 0, each beside vectors that the head learns from nothing; GloVe; the mix beside GloVe;
@@ -122,7 +120,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
 
 def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
     """A network of elmokit.tasks, trained for each input and seed."""
-    from elmokit.tasks.training import fit
+    from elmokit.tasks import fit
 
     segment = _segment(row, setting)
     train, dev, measured = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
@@ -155,7 +153,7 @@ _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
 }
 
 
-def score_of(row: Row, scores: Scores) -> float:
+def score_of(row: Row, scores: TaskScores) -> float:
     """The row's metric, which must be the one that training watched."""
     if scores.main.name != row.metric:
         raise ElmoError(f"the metric of {row.name} must be {scores.main.name}, got {row.metric}: correct tasks.toml")
@@ -202,7 +200,7 @@ def _wanted(static: Static, examples: Iterable[Example]) -> Static:
     """The vectors of the words that the examples have, as they are spelt or in lower case."""
     words = set(_UNKNOWN_WORDS)
     for example in examples:
-        tokens = (*example.first, *example.second) if isinstance(example, PairExample) else example.tokens
+        tokens = [token for sentence in example.sentences for token in sentence]
         words.update(tokens)
         words.update(token.lower() for token in tokens)
     rows = [row for row, word in enumerate(static[0]) if word in words]

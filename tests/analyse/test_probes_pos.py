@@ -8,8 +8,7 @@ from elmokit import Elmo, ElmoError
 from elmokit.analyse.probes import pos
 from elmokit.analyse.probes.pos import LinearOptions, StoredRows, fit_linear, probe_pos
 from elmokit.analyse.probes.sources import ElmoSource, StaticSource, append_mean
-from elmokit.tasks import features
-from elmokit.tasks.examples import TaggedExample
+from elmokit.tasks import TaggedExample, inputs
 
 pytestmark = pytest.mark.usefixtures("_own_cache")
 QUICK = LinearOptions(epochs=10, batch_size=16, learning_rate=0.05, least_updates=0)
@@ -18,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def _own_cache(tmp_path, monkeypatch):
-    for module in (pos, features):
+    for module in (pos, inputs):
         monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
 
 
@@ -128,7 +127,7 @@ def test_the_vectors_of_an_elmo_are_stored_for_the_next_probe(make_elmo, tmp_pat
 def test_stored_rows_are_the_layers_and_their_mean(make_elmo, tmp_path):
     elmo = make_elmo()
     rows = [example.tokens for example in sentences(by_word, 9)]
-    stored = features.frozen_features(elmo, rows, cache=tmp_path, dtype=torch.float32)
+    stored = inputs.frozen_features(elmo, rows, cache=tmp_path, dtype=torch.float32)
     expected = np.concatenate(elmo.encode(rows, output="layers"), axis=1)  # [L+1, N, D]
     for layers in ([0], [1], [2], [0, 1, 2]):
         read = StoredRows(stored, layers, elmo.config.vector_size)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.static import PADDING, UNKNOWN, StaticVectors
+from elmokit.tasks.inputs import PADDING, UNKNOWN, StaticVectors
 
 SENTENCES = [("The", "bank", "of", "the", "river"), ("the", "bank", "Rates")]
 FILE_WORDS = ["of", "the", "bank", "rates", "never", "seen"]

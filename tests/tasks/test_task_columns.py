@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import TaggedExample
-from elmokit.tasks.reading import columns
-from elmokit.tasks.reading.columns import read_tagged, stream_tagged
+from elmokit.tasks import TaggedExample, read_tagged, reading
+from elmokit.tasks.tag import TagTask
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 CONLLU = """# sent_id = 1
@@ -69,7 +68,7 @@ def test_chosen_columns(file):
     assert read_tagged(path, token_column=2, tag_column=3) == [TaggedExample(("EU", "rejects"), ("NNP", "VBZ"), 1)]
     assert read_tagged(path, token_column="2", tag_column="4")[0].tags == ("B-ORG", "O")
     refused(path, "tag_column must be a number from 1 to 4, got 5", tag_column=5)
-    refused(path, "tag_column must be a number from 1 to 4, got 'upos'", tag_column="upos")
+    refused(path, "tag_column must be a number from 1 to 4, got upos", tag_column="upos")
     refused(path, "token_column must be a number from 1 to 4, got 0", token_column=0)
     refused(path, "column 4 cannot be both the token and the tag", token_column=4)
 
@@ -132,12 +131,12 @@ def test_a_few_slips_do_not_hide_segment_digits(file):
 
 
 def test_a_stream_gives_sentences_before_the_file_is_read(file, monkeypatch):
-    stream = stream_tagged(file("EU B-ORG\nsays O\n\nNo O\n\nAda\n"))
+    stream = TagTask.read(file("EU B-ORG\nsays O\n\nNo O\n\nAda\n"))
     assert [next(stream).tokens for _ in range(2)] == [("EU", "says"), ("No",)]
     with pytest.raises(ElmoError, match="line 6"):
         next(stream)
-    monkeypatch.setattr(columns, "_SEGMENT_TOKENS", 3)
-    stream = stream_tagged(file("科0\tO\n技1\tO\n\n" * 3 + "全\tO\n"))
+    monkeypatch.setattr(reading, "_SEGMENT_TOKENS", 3)
+    stream = TagTask.read(file("科0\tO\n技1\tO\n\n" * 3 + "全\tO\n"))
     assert [next(stream).tokens for _ in range(3)] == [("科", "技")] * 3
     with pytest.raises(ElmoError, match=r"line 10.*must end in a digit"):
         next(stream)

@@ -73,7 +73,7 @@ def test_what_was_saved_comes_back(trained, tmp_path, name):
     shutil.move(tmp_path / "somewhere" / "model", tmp_path / "elsewhere")
     found = load(tmp_path / "elsewhere")
     assert (found.kind, found.labels, found.options) == (model.kind, model.labels, model.options)
-    assert found.answers == model.answers
+    assert found.task == model.task
     assert answers(found) == answers(model)
     for parameter, other in zip(found.network.parameters(), model.network.parameters(), strict=True):
         assert torch.equal(parameter, other)
@@ -101,6 +101,29 @@ def test_pair_models_older_than_an_option_open(trained, tmp_path):
     opened = load(tmp_path / "model")
     assert opened.options.words_beside is False
     assert answers(opened) == answers(model)
+
+
+SAVED = Path(__file__).parent / "saved_models"
+"""Models of the first version of the format, without their ELMo, which is the tiny one of the tests."""
+EXPECTED = json.loads((SAVED / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_models_of_the_first_version_open(tmp_path, name):
+    shutil.copytree(SAVED / name, tmp_path / "model")
+    Elmo(tiny_checkpoint(scale=1.0)).save(tmp_path / "model" / "elmo")
+    model, expected = load(tmp_path / "model"), EXPECTED[name]
+    assert model.labels == tuple(expected["labels"])
+    questions = [tuple(text) if isinstance(text, list) else text for text in expected["questions"]]
+    for answer, known in zip(model.predict(questions), expected["answers"], strict=True):
+        found = answer.to_dict()
+        assert found.keys() == known.keys()
+        for key, value in known.items():
+            numbers = key in ("probability", "probabilities", "score")
+            assert found[key] == (pytest.approx(value, abs=1e-5) if numbers else value), key
+    save(model, tmp_path / "again")
+    for file in ("task.json", "network.safetensors", "words.txt"):
+        assert (tmp_path / "again" / file).read_bytes() == (SAVED / name / file).read_bytes()
 
 
 def test_weights_of_half_precision_stay_so(trained, tmp_path, make_elmo):
@@ -179,7 +202,7 @@ def test_an_error_in_the_middle_leaves_nothing(model, tmp_path, monkeypatch, wri
         calls += 1
         raise error
 
-    monkeypatch.setattr("elmokit.storage.atomic.sync" if write == "sync" else f"elmokit.tasks.folder.{write}", fail)
+    monkeypatch.setattr("elmokit.storage.atomic.sync" if write == "sync" else f"elmokit.tasks.model.{write}", fail)
     with pytest.raises((ElmoError, KeyboardInterrupt)) as caught:
         save(model, place)
     assert calls == 1
@@ -229,7 +252,7 @@ def options(folder, **changes):
         (lambda f: (f / "task.json").write_text("{}"), "does not describe a task model"),
         (lambda f: changed(f, version=2), "has version 2, and this elmokit reads 1"),
         (lambda f: changed(f, answers=None), r"task\.json is damaged"),
-        (lambda f: changed(f, answers={}), r"task\.json is damaged \(KeyError\('labels'\)\)"),
+        (lambda f: changed(f, answers={}), r"task\.json is damaged \(KeyError\('kind'\)\)"),
         (lambda f: changed(f, answers={"kind": "x", "labels": None, "scheme": {}}), "a task is one of classify"),
         (lambda f: changed(f, answers={"kind": "tag", "labels": None, "scheme": {}}), "must have labels"),
         (lambda f: changed(f, options=3), r"task\.json is damaged"),

@@ -3,8 +3,11 @@
 import pytest
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import PairExample, TaggedExample, TextExample
-from elmokit.tasks.labels import Labels, check_scores, label_of, scores_of
+from elmokit.tasks import PairExample, TaggedExample, TextExample
+from elmokit.tasks.classify import ClassifyTask, Labels, label_of
+from elmokit.tasks.pair import check_scores, scores_of
+from elmokit.tasks.schemes import Scheme
+from elmokit.tasks.tag import TagTask
 
 
 def text(label, line):
@@ -17,10 +20,7 @@ def test_order_and_ids():
     assert Labels.of(["I-X", "O", "B-X"]).names == ("O", "B-X", "I-X")
     assert Labels.of(["nan", "inf", "1"]).names == ("1", "inf", "nan")
     labels = Labels.of(["neg", "pos", "neg"])
-    assert [labels.id(name) for name in labels.names] == [0, 1]
-    assert len(labels) == 2
-    assert "pos" in labels
-    assert "new" not in labels
+    assert labels.ids == {"neg": 0, "pos": 1}
     assert Labels.from_dict(labels.to_dict()) == labels
 
 
@@ -52,13 +52,13 @@ def test_slips_in_training_data_are_told():
 
 
 def test_dev_labels():
-    labels = Labels.of("aabbcc")
-    assert labels.check_dev([text("a", 2), text("b", 3), text("c", 4)]) == []
-    assert labels.check_dev([text("a", 2), text("z", 3), text("c", 4), text("z", 5)], "dev.tsv") == [
+    task = ClassifyTask(Labels.of("aabbcc"))
+    assert task.check([text("a", 2), text("b", 3), text("c", 4)]) == []
+    assert task.check([text("a", 2), text("z", 3), text("c", 4), text("z", 5)], "dev.tsv") == [
         "dev.tsv, line 3: training never saw the label 'z'; 2 places with it will count as wrong",
         "there is no example of 'b' to score on, so no score speaks for that",
     ]
-    two = labels.check_dev([text(label, 2) for label in "abcyz"], "dev.tsv")
+    two = task.check([text(label, 2) for label in "abcyz"], "dev.tsv")
     assert two == ["dev.tsv, line 2: training never saw the labels 'y', 'z'; 2 places with them will count as wrong"]
 
 
@@ -66,14 +66,14 @@ def test_dev_labels_of_another_kind_are_refused():
     with pytest.raises(
         ElmoError, match=r"dev\.tsv, line 2: training saw none of the labels here \('1', '0'\), only 'a'"
     ):
-        Labels.of("aabb").check_dev([text("1", 2), text("0", 3)], "dev.tsv")
+        ClassifyTask(Labels.of("aabb")).check([text("1", 2), text("0", 3)], "dev.tsv")
 
 
 def test_dev_tags():
-    labels = Labels.of(["O", "B-X", "I-X"])
+    task = TagTask(Labels.of(["O", "B-X", "E-X"]), Scheme("BIO"))
     examples = [TaggedExample(("u", "v"), ("O", "O"), 1), TaggedExample(("u", "v", "w"), ("O", "O", "B-Y"), 4)]
     expected = "dev.conll, line 6: training never saw the label 'B-Y'; 1 place with it will count as wrong"
-    assert labels.check_dev(examples, "dev.conll") == [expected]
+    assert task.check(examples, "dev.conll") == [expected]
 
 
 def test_scores():

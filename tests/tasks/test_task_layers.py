@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.layers.alignment import Alignment, align
-from elmokit.tasks.layers.attention import AttentionPooling, Pooling, masked_max, masked_mean, masked_softmax
-from elmokit.tasks.layers.crf import Crf
-from elmokit.tasks.layers.recurrent import BiLstm
+from elmokit.tasks.network import AttentionPooling, Pooling, SentenceLstm, masked_max, masked_mean, masked_softmax
+from elmokit.tasks.pair import WordAlignment, align
+from elmokit.tasks.tag import Crf
 
 LENGTHS = torch.tensor([4, 1, 3, 2])
 
@@ -197,7 +196,7 @@ def test_softmax_weights_add_up_to_one_or_nothing():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_lstm_reads_no_padding_and_no_neighbours(layers):
     torch.manual_seed(0)
-    lstm = BiLstm(6, 5, layers=layers, dropout=0.5).eval()
+    lstm = SentenceLstm(6, 5, layers=layers, dropout=0.5).eval()
     narrow, mask, wide, _ = padded_pair()
     outputs = lstm(narrow, LENGTHS)
     assert outputs.shape == (4, 4, 10)
@@ -211,7 +210,7 @@ def test_lstm_reads_no_padding_and_no_neighbours(layers):
 
 @pytest.mark.parametrize("lengths", [[1], [3], [0], [1, 1], [0, 2], [2, 2]])
 def test_lstm_takes_awkward_lengths(lengths):
-    lstm = BiLstm(6, 5)
+    lstm = SentenceLstm(6, 5)
     values = torch.randn(len(lengths), max(lengths), 6, requires_grad=True)
     outputs = lstm(values, torch.tensor(lengths))
     assert outputs.shape == (len(lengths), max(lengths), 10)
@@ -235,7 +234,7 @@ def test_alignment_finds_the_same_word_in_the_other_sentence():
 
 def test_alignment_never_counts_padding():
     torch.manual_seed(0)
-    alignment = Alignment(6, 5).eval()
+    alignment = WordAlignment(6, 5).eval()
     narrow, mask, wide, wide_mask = padded_pair()
     other, other_mask = narrow.flip(0), mask.flip(0)
     expected = alignment(narrow, other, mask, other_mask)
@@ -245,7 +244,7 @@ def test_alignment_never_counts_padding():
 
 
 def test_alignment_with_an_empty_sentence_is_finite():
-    alignment = Alignment(6, 5)
+    alignment = WordAlignment(6, 5)
     values = torch.randn(1, 2, 6, requires_grad=True)
     mask = torch.ones(1, 2, dtype=torch.bool)
     u, v = alignment(values, torch.randn(1, 2, 6), mask, ~mask)

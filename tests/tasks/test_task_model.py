@@ -7,8 +7,10 @@ import pytest
 from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.tasks import PairExample, TaggedExample, TextExample, fit
-from elmokit.tasks.model import Entity, LabelAnswer, ScoreAnswer, TagAnswer
+from elmokit.tasks.classify import LabelAnswer
+from elmokit.tasks.pair import ScoreAnswer
 from elmokit.tasks.schemes import Scheme
+from elmokit.tasks.tag import Entity, TagAnswer
 from task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 from tiny_models import tiny_checkpoint
 
@@ -87,9 +89,9 @@ def test_what_a_pair_model_takes_and_gives(model_of):
         ("classify", [5], "a text is a string or a list of tokens"),
         ("classify", [[1, 2]], "a text is a string or a list of tokens"),
         ("tag", None, "predict takes a text"),
-        ("pair", "one text", "a pair is a tuple of two texts, got 'o'"),
-        ("pair", ["one text", "another"], "a pair is a tuple of two texts, got 'one text'"),
-        ("pair", ("a", "b", "c"), "a pair is a tuple of two texts"),
+        ("pair", "one text", "takes a tuple of 2 texts, got 'o'"),
+        ("pair", ["one text", "another"], "takes a tuple of 2 texts, got 'one text'"),
+        ("pair", ("a", "b", "c"), "takes a tuple of 2 texts"),
     ],
 )
 def test_what_is_no_text(model_of, kind, given, message):
@@ -98,7 +100,7 @@ def test_what_is_no_text(model_of, kind, given, message):
 
 
 def test_examples_of_another_kind(model_of):
-    with pytest.raises(ElmoError, match="a task of the kind classify takes TextExample, got TaggedExample"):
+    with pytest.raises(ElmoError, match="the task classify takes TextExample, got TaggedExample"):
         model_of("classify").score(sentences(4))
     with pytest.raises(ElmoError, match="must have a label"):
         model_of("classify").score([TextExample(("a",))])

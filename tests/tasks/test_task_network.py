@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.inputs import InputEncoder, SentenceBatch
-from elmokit.tasks.network import TaskNetwork
-from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.static import StaticVectors
+from elmokit.tasks import TaskOptions
+from elmokit.tasks.classify import ClassifyNetwork
+from elmokit.tasks.inputs import SentenceBatch, StaticVectors
+from elmokit.tasks.network import InputEncoder, InputSpec
+from elmokit.tasks.pair import PairNetwork
+from elmokit.tasks.tag import TagNetwork
 
 N_LAYERS, SIZE, N_LABELS = 3, 6, 4
 WORDS = [f"w{number}" for number in range(20)]
@@ -31,9 +33,8 @@ def network(kind, seed=0, allowed=None, **options):
     chosen = TaskOptions(hidden=7, **options)
     static = None if chosen.static == "none" else StaticVectors.train_from([WORDS], size=5)
     outputs = 1 if chosen.target == "score" else N_LABELS
-    built = TaskNetwork(
-        kind, chosen, n_outputs=outputs, elmo_layers=N_LAYERS, elmo_size=SIZE, static=static, allowed=allowed
-    )
+    made = {"classify": ClassifyNetwork, "tag": TagNetwork, "pair": PairNetwork}[kind]
+    built = made(chosen, InputSpec(N_LAYERS, SIZE, static), outputs, **({"allowed": allowed} if allowed else {}))
     for parameter in built.parameters():  # nothing is left at 0, where mistakes would not show
         if not parameter.any():
             torch.nn.init.normal_(parameter)
@@ -49,18 +50,20 @@ def sentences(seed=1, lengths=LENGTHS, width=5):
 
 
 def inputs_of(kind, **arguments):
-    return (sentences(1, **arguments), sentences(2, **arguments)) if kind == "pair" else sentences(1, **arguments)
+    return tuple(sentences(seed, **arguments) for seed in ((1, 2) if kind == "pair" else (1,)))
 
 
 def rows(inputs, chosen, width=None):
     """Some sentences of a batch, cut or padded to a width."""
-    if not isinstance(inputs, SentenceBatch):
-        return tuple(rows(batch, chosen, width) for batch in inputs)
-    lengths = inputs.lengths[chosen]
+    return tuple(_rows(batch, chosen, width) for batch in inputs)
+
+
+def _rows(batch, chosen, width):
+    lengths = batch.lengths[chosen]
     width = int(lengths.max()) if width is None else width
-    missing = max(0, width - inputs.width)
-    layers = torch.nn.functional.pad(inputs.layers[:, chosen, :width], (0, 0, 0, missing))
-    words = torch.nn.functional.pad(inputs.words[chosen, :width], (0, missing))
+    missing = max(0, width - batch.width)
+    layers = torch.nn.functional.pad(batch.layers[:, chosen, :width], (0, 0, 0, missing))
+    words = torch.nn.functional.pad(batch.words[chosen, :width], (0, missing))
     return SentenceBatch(layers, words, lengths)
 
 
@@ -71,7 +74,7 @@ def targets_of(kind, **options):
 
 
 def numbers(predictions):
-    return predictions.scores if predictions.probabilities is None else predictions.probabilities
+    return predictions[-1]  # the probabilities or the scores
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)
@@ -93,7 +96,7 @@ def test_numbers_depend_on_the_sentence_alone(kind, options):
 def test_every_weight_is_trained_and_the_loss_falls(kind, options):
     model = network(kind, dropout=0.0, elmo_dropout=0.0, **options)
     inputs, targets = inputs_of(kind), targets_of(kind, **options)
-    if model.scores:
+    if options.get("target") == "score":
         model.standardise(targets)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
     model.loss(inputs, targets).backward()
@@ -111,28 +114,26 @@ def test_every_weight_is_trained_and_the_loss_falls(kind, options):
 
 
 def test_predictions_of_labels():
-    predictions = network("classify").predict(inputs_of("classify"))
-    torch.testing.assert_close(predictions.probabilities.sum(dim=1), torch.ones(6))
-    assert torch.equal(predictions.labels, predictions.probabilities.argmax(dim=1))
-    assert predictions.scores is None
+    (probabilities,) = network("classify").predict(inputs_of("classify"))
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(6))
 
 
 @pytest.mark.parametrize("crf", [True, False])
 def test_predictions_of_tags(crf):
-    predictions = network("tag", crf=crf).predict(inputs_of("tag"))
+    tags, probabilities = network("tag", crf=crf).predict(inputs_of("tag"))
     for row, length in enumerate(LENGTHS.tolist()):
-        torch.testing.assert_close(predictions.probabilities[row, :length].sum(dim=1), torch.ones(length))
-        assert not predictions.probabilities[row, length:].any()
-        assert predictions.labels[row, :length].ge(0).all()
-        assert predictions.labels[row, length:].eq(-1).all()
+        torch.testing.assert_close(probabilities[row, :length].sum(dim=1), torch.ones(length))
+        assert not probabilities[row, length:].any()
+        assert tags[row, :length].ge(0).all()
+        assert tags[row, length:].eq(-1).all()
 
 
 def test_forbidden_tags_have_no_probability():
     follow, start, end = torch.ones(4, 4, dtype=torch.bool), torch.tensor([True, False, True, True]), torch.ones(4)
     follow[:, 1] = False
-    predictions = network("tag", allowed=(follow, start, end)).predict(inputs_of("tag"))
-    assert not predictions.probabilities[:, :, 1].any()
-    assert not predictions.labels.eq(1).any()
+    tags, probabilities = network("tag", allowed=(follow, start, end)).predict(inputs_of("tag"))
+    assert not probabilities[:, :, 1].any()
+    assert not tags.eq(1).any()
 
 
 def test_scores_come_back_in_their_own_range():
@@ -142,11 +143,11 @@ def test_scores_come_back_in_their_own_range():
     with torch.no_grad():
         model.output[-1].weight.zero_()
         model.output[-1].bias.zero_()
-    torch.testing.assert_close(model.predict(inputs_of("pair")).scores, torch.full((6,), 3.0))
+    torch.testing.assert_close(model.predict(inputs_of("pair"))[0], torch.full((6,), 3.0))
     model.output[-1].bias.data.fill_(1.0)
-    torch.testing.assert_close(model.predict(inputs_of("pair")).scores, torch.full((6,), 3 + scores.std(correction=0)))
+    torch.testing.assert_close(model.predict(inputs_of("pair"))[0], torch.full((6,), 3 + scores.std(correction=0)))
     model.output[-1].bias.data.fill_(100.0)
-    assert model.predict(inputs_of("pair")).scores.tolist() == [5.0] * 6
+    assert model.predict(inputs_of("pair"))[0].tolist() == [5.0] * 6
     other = network("pair", target="score")
     other.load_state_dict(model.state_dict())
     assert torch.equal(other.score_facts, model.score_facts)
@@ -174,28 +175,26 @@ def test_the_penalty_is_on_both_mixes():
 def test_layer_0_alone_is_enough_where_only_that_is_used():
     model = network("tag", elmo="0", elmo_output=True)
     inputs = inputs_of("tag")
-    first = SentenceBatch(inputs.layers[:1], inputs.words, inputs.lengths)
-    assert torch.equal(model.predict(first).probabilities, model.predict(inputs).probabilities)
-    changed = SentenceBatch(inputs.layers * torch.tensor([1.0, 5.0, 5.0])[:, None, None, None], *_rest(inputs))
-    assert torch.equal(model.predict(changed).probabilities, model.predict(inputs).probabilities)
+    (batch,) = inputs
+    first = (SentenceBatch(batch.layers[:1], batch.words, batch.lengths),)
+    assert torch.equal(model.predict(first)[-1], model.predict(inputs)[-1])
+    larger = batch.layers * torch.tensor([1.0, 5.0, 5.0])[:, None, None, None]
+    changed = (SentenceBatch(larger, batch.words, batch.lengths),)
+    assert torch.equal(model.predict(changed)[-1], model.predict(inputs)[-1])
     assert model.mixes == {}
-
-
-def _rest(batch):
-    return batch.words, batch.lengths
 
 
 def test_predicting_leaves_the_mode_and_takes_no_dropout():
     model = network("classify").train()
     inputs = inputs_of("classify")
-    assert torch.equal(model.predict(inputs).probabilities, model.predict(inputs).probabilities)
+    assert torch.equal(model.predict(inputs)[-1], model.predict(inputs)[-1])
     assert model.training
 
 
 def test_gradients_reach_the_layers_for_fine_tuning():
     inputs = sentences()
     layers = inputs.layers.clone().requires_grad_()
-    network("tag").loss(SentenceBatch(layers, inputs.words, inputs.lengths), targets_of("tag")).backward()
+    network("tag").loss((SentenceBatch(layers, inputs.words, inputs.lengths),), targets_of("tag")).backward()
     mask = inputs.mask
     assert layers.grad[:, mask].any(dim=2).all()
     assert not layers.grad[:, ~mask].any()
@@ -213,18 +212,18 @@ def test_a_batch_knows_its_mask_and_moves():
 def test_what_is_missing_is_named():
     batch = sentences()
     with pytest.raises(ElmoError, match="needs the rows of its words"):
-        network("classify")(SentenceBatch(batch.layers, None, LENGTHS))
-    with pytest.raises(ElmoError, match="needs the biLM's layers"):
-        network("classify")(SentenceBatch(None, batch.words, LENGTHS))
+        network("classify")((SentenceBatch(batch.layers, None, LENGTHS),))
+    with pytest.raises(ElmoError, match="needs ELMo's layers"):
+        network("classify")((SentenceBatch(None, batch.words, LENGTHS),))
     with pytest.raises(ElmoError, match="got neither"):
         SentenceBatch(None, None, LENGTHS).mask  # noqa: B018
-    with pytest.raises(ElmoError, match="two batches"):
-        network("pair")(batch)
-    with pytest.raises(ElmoError, match="one batch of sentences, got 2"):
+    with pytest.raises(ElmoError, match="takes 2 batches"):
+        network("pair")((batch,))
+    with pytest.raises(ElmoError, match=r"takes 1 batches .*got 2"):
         network("tag")((batch, batch))
     with pytest.raises(ElmoError, match="got neither"):
-        InputEncoder(TaskOptions(elmo="none"), elmo_layers=3, elmo_size=6)
+        InputEncoder(TaskOptions(elmo="none"), InputSpec(3, 6))
     with pytest.raises(ElmoError, match="got 0 outputs"):
-        TaskNetwork("tag", TaskOptions(static="none"), n_outputs=0, elmo_layers=3, elmo_size=6)
+        TagNetwork(TaskOptions(static="none"), InputSpec(3, 6), 0)
     with pytest.raises(ElmoError, match="finite"):
         network("pair", target="score").standardise(torch.tensor([1.0, float("nan")]))

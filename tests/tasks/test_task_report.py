@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.tasks import pictures
-from elmokit.tasks.pictures import draw_confusion, draw_learning, draw_mixes, most_frequent
-from elmokit.tasks.report import comparison_table, write_report
+from elmokit.tasks import report as module
+from elmokit.tasks.pair import score_numbers
+from elmokit.tasks.report import (
+    comparison_table,
+    draw_confusion,
+    draw_learning,
+    draw_mixes,
+    most_frequent,
+    write_report,
+)
 from elmokit.tasks.schemes import Scheme
-from elmokit.tasks.scores import score_labels, score_numbers, score_tags
+from elmokit.tasks.scores import score_labels
+from elmokit.tasks.tag import score_tags
 
 HISTORY = [{"epoch": n, "loss": 1 / n, "score": 1 - 1 / n, "seconds": 2.5} for n in range(1, 5)]
 MIXES = [([0.2, 0.5, 0.3], 1.25)]
@@ -107,7 +115,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     note, names = report(tmp_path)
     assert names == {"scores.json", "report.md"}
     assert "pip install 'elmokit[plot]'" in note
@@ -177,7 +185,7 @@ def test_many_classes(tmp_path, figures):
     names = [f"c{n}" for n in range(60)]
     counts = np.diag(np.arange(60)) + 1
     shown, matrix = most_frequent(names, counts)
-    assert shown == [f"c{n}" for n in range(21, 60)] + [pictures.OTHERS]
+    assert shown == [f"c{n}" for n in range(21, 60)] + [module.OTHERS]
     assert matrix.sum() == counts.sum()
     assert matrix[0, 0] == 22
     assert matrix[-1, -1] == 21 * 21 + sum(range(21))
@@ -186,7 +194,7 @@ def test_many_classes(tmp_path, figures):
 
 
 def test_names_that_no_font_has_are_numbered(tmp_path, figures, monkeypatch):
-    monkeypatch.setattr(pictures, "_families", lambda: ["DejaVu Sans"])
+    monkeypatch.setattr(module, "drawable", str.isascii)
     draw_confusion(tmp_path / "a.png", ["sport", "体育", "財経"], np.eye(3, dtype=int))
     assert [label.get_text() for label in figures[0].axes[0].get_yticklabels()] == ["sport", "class 2", "class 3"]
 

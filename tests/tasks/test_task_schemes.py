@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import TaggedExample
 from elmokit.tasks.schemes import (
     BIOES,
     Scheme,
@@ -23,6 +22,7 @@ from elmokit.tasks.schemes import (
     to_bioes,
     transitions,
 )
+from elmokit.tasks.tag import TaggedExample, _placed
 
 BIO, IOB1, NONE = Scheme("BIO"), Scheme("IOB1"), Scheme()
 BMES = Scheme("BIOES", "BMES")
@@ -139,7 +139,7 @@ def test_other_tags_are_left_alone():
     tags = ["NN", "S", "B-thing"]
     assert to_bioes(tags, NONE) == from_bioes(tags, NONE) == ("NN", "S", "B-thing")
     assert not find_faults(tags, NONE)
-    assert check_scheme([sentence(*tags)], NONE) is None
+    assert check_scheme(_placed([sentence(*tags)], None), NONE) is None
 
 
 def test_bare_letters():
@@ -169,27 +169,27 @@ def test_transitions():
 
 def test_a_few_broken_sequences_are_told():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
-    assert check_scheme(examples, BIO, "a.conll") is None
+    assert check_scheme(_placed(examples, "a.conll"), BIO) is None
     examples[7] = sentence("O", "I-X", line=29)
-    told = check_scheme(examples, BIO, "a.conll")
-    assert told.startswith("a.conll, line 30: in BIO I-X cannot stand after O (1 such place, 30 spans);")
+    told = check_scheme(_placed(examples, "a.conll"), BIO)
+    assert told.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
     few = examples[7:9]
-    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot stand after O"):
-        check_scheme(few, BIO, "a.conll")
+    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot be after O"):
+        check_scheme(_placed(few, "a.conll"), BIO)
     with pytest.raises(ElmoError, match=r"a\.conllu, line 29, token 2 \('w1'\): in BIO"):
-        check_scheme(few, BIO, "a.conllu")
+        check_scheme(_placed(few, "a.conllu"), BIO)
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
-        check_scheme(few, BIO)
-    assert check_scheme(few, BIO, "a.conll", refuse=False).startswith("a.conll, line 30: in BIO I-X cannot stand")
+        check_scheme(_placed(few, None), BIO)
+    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False).startswith("a.conll, line 30: in BIO I-X cannot be")
 
 
 @pytest.mark.parametrize(
     ("examples", "scheme", "message"),
     [
-        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X cannot stand at the start"),
-        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X cannot stand after O"),
+        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X cannot be at the start"),
+        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X cannot be after O"),
         ([sentence("O", "B-X")], BIOES, "line 2: in BIOES no sentence ends in B-X"),
-        ([sentence("B-X", "E-Y")], BIOES, "line 2: in BIOES E-Y cannot stand after B-X"),
+        ([sentence("B-X", "E-Y")], BIOES, "line 2: in BIOES E-Y cannot be after B-X"),
         ([sentence("B-X", "I-X")], BMES, "line 2: the tags are BMES, which has no 'I-X'"),
         ([sentence("B-X", "E-X")], BIO, "line 2: the tags are BIO, which has no 'E-X'"),
         ([sentence("B-X", "b-X", line=9)], BIO, "line 10: the tags are BIO, which has no 'b-X'"),
@@ -199,7 +199,7 @@ def test_a_few_broken_sequences_are_told():
 )
 def test_files_that_mix_or_break_their_scheme_are_refused(examples, scheme, message):
     with pytest.raises(ElmoError, match=r"a\.conll, ") as caught:
-        check_scheme(examples, scheme, "a.conll")
+        check_scheme(_placed(examples, "a.conll"), scheme)
     assert message in str(caught.value)
 
 
@@ -207,7 +207,7 @@ def test_letters_of_two_schemes():
     examples = [sentence("B-X", "I-X", "O"), sentence("B-X", "M-X", "E-X", line=5)]
     scheme = detect_scheme(example.tags for example in examples)
     with pytest.raises(ElmoError, match="line 6: the tags are BIOES, which has no 'M-X'"):
-        check_scheme(examples[1:], scheme, "a.conll")
+        check_scheme(_placed(examples[1:], "a.conll"), scheme)
 
 
 @given(st.lists(st.sampled_from(tags_of("BIES", ("PER", "LOC", "A.B"))), max_size=12))

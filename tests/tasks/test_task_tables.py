@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import PairExample, TextExample
-from elmokit.tasks.reading.lines import suffix_of
-from elmokit.tasks.reading.tables import read_pairs, read_texts, stream_pairs, stream_texts
+from elmokit.tasks import PairExample, TextExample, read_pairs, read_texts
+from elmokit.tasks.classify import ClassifyTask
+from elmokit.tasks.pair import PairTask
+from elmokit.tasks.reading import suffix_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
@@ -115,7 +116,7 @@ def test_without_a_header_the_label_comes_first(file):
 
 def test_swapped_columns_without_a_header_are_noticed(file):
     path = file("a.tsv", "".join(f"text number {n}\t{'ab'[n % 2]}\n" for n in range(12)))
-    refused(read_texts, path, "more different values than the second", "--text 1 --label 2")
+    refused(read_texts, path, "more different values than column 2", "text=1, label=2")
     assert len(read_texts(path, text="1", label="2")) == 12
 
 
@@ -126,11 +127,11 @@ def test_a_class_named_like_a_header_is_no_header(file):
 
 def test_columns_by_name_and_number(file):
     path = file("a.csv", "id,Phrase,Topic,Score\n1,one two,x,3\n2,three,y,4\n")
-    refused(read_texts, path, "2 columns that may be meant for the label", "3 'Topic', 4 'Score'")
+    refused(read_texts, path, "2 columns with a usual name for the label", "3 'Topic', 4 'Score'")
     for label in ("Topic", "topic", "3"):
         assert [example.label for example in read_texts(path, label=label)] == ["x", "y"]
     assert read_texts(path, label="4", text="1")[0] == TextExample(("1",), "3", 2)
-    refused(read_texts, path, "no column named 'topics' for the label", "1 'id', 2 'Phrase'", label="topics")
+    refused(read_texts, path, "no column named 'topics' for the labels", "1 'id', 2 'Phrase'", label="topics")
     refused(read_texts, path, "label is column 5", "no such column", label="5")
     refused(read_texts, path, "label is column 0", label="0")
     refused(read_texts, path, "cannot be both text and label", text="3", label="topic")
@@ -156,7 +157,7 @@ def test_pairs(file, header):
 
 def test_a_file_with_a_label_and_a_score_needs_the_name(file):
     path = file("a.tsv", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta\tb\t3.5\tNO\n")
-    refused(read_pairs, path, "relatedness_score", "entailment_judgment", "name it with --label")
+    refused(read_pairs, path, "relatedness_score", "entailment_judgment", "choose one with label")
     assert read_pairs(path, label="relatedness_score")[0].label == "3.5"
     assert read_pairs(path, label="entailment_judgment")[0].label == "NO"
     assert read_pairs(path, labelled=False)[0].label is None
@@ -232,7 +233,7 @@ def test_segmenters(file):
         ("a.tsv", "label\twords\na\tb\n", ["no column with a usual name for the text", "1 'label', 2 'words'"]),
         ("a.tsv", "words\ttext\na\tb\n", ["no column with a usual name for the label"]),
         ("a.tsv", "just a text\n", ["must have columns for text and label", "the only column is 1 'just a text'"]),
-        ("a.tsv", "a\tb\tc\n", ["has no header that says which column is the text", "1 'a', 2 'b', 3 'c'"]),
+        ("a.tsv", "a\tb\tc\n", ["has no header that says which column has the texts", "1 'a', 2 'b', 3 'c'"]),
         ("a.csv", 'label,text\na,b\na,"b\nc,d\n', ["line 3", "not CSV", "unexpected end of data"]),
         ("a.csv", 'label,text\na,"b"c\n', ["line 2", "not CSV"]),
         ("a.jsonl", '{"text": "a", "label": "b"}\n[1, 2]\n', ["line 2", "must be a JSON object", "'[1, 2]'"]),
@@ -241,13 +242,13 @@ def test_segmenters(file):
         ("a.json", '[{"text": "a", "label": "b"}]\n', ["line 1", "jq -c"]),
         ("a.jsonl", "[" * 100_000, ["line 1", "must be a JSON object"]),
         ("a.jsonl", "{}\n", ["line 1", "must be a JSON object with fields"]),
-        ("a.jsonl", '{"text": ["a"], "label": "b"}\n', ["line 1", "'text' for the text must be a string", "'[\"a\"]'"]),
+        ("a.jsonl", '{"text": ["a"], "label": "b"}\n', ["'text' for the texts must be a string", "'[\"a\"]'"]),
         ("a.jsonl", '{"text": 3, "label": "b"}\n', ["line 1", "must be a string, got '3'"]),
         ("a.jsonl", '{"text": "a", "label": {}}\n', ["line 1", "must be a string or a number, got '{}'"]),
         ("a.jsonl", '{"text": "a", "label": null}\n', ["line 1: the label is empty"]),
         (
             "a.jsonl", '{"text": "a", "label": "b"}\n{"text": "a", "Label": "b"}\n',
-            ["line 2", "'label' for the label is missing", "'text', 'Label'"],
+            ["line 2", "'label' for the labels is missing", "'text', 'Label'"],
         ),
         ("a.jsonl", '{"text": "a\\ud800", "label": "b"}\n', ["line 1", "half of a surrogate pair"]),
         ("a.xlsx", "label\ttext\n", ["suffix tells the format", "rename it"]),
@@ -287,14 +288,14 @@ def test_a_torn_packed_file(file):
     ],
 )
 def test_a_stream_gives_examples_before_the_file_is_read(file, name, content):
-    stream = stream_texts(file(name, content), labelled=False)
+    stream = ClassifyTask.read(file(name, content), labelled=False)
     assert next(stream).tokens == ("one",)
     with pytest.raises(ElmoError, match=r"line [23]"):
         next(stream)
 
 
 def test_a_stream_of_pairs(file):
-    stream = stream_pairs(file("a.tsv", "first\tsecond\na\tb\nc\n"), labelled=False)
+    stream = PairTask.read(file("a.tsv", "first\tsecond\na\tb\nc\n"), labelled=False)
     assert next(stream) == PairExample(("a",), ("b",), None, 2)
     with pytest.raises(ElmoError, match="line 3"):
         next(stream)

@@ -13,7 +13,6 @@ from elmokit.cli.shared import Device, ModelOption, Options, Vocab, group, refus
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.option_fields import shown_value, with_options_of
-from elmokit.tasks.examples import Kind
 from elmokit.tasks.options import TaskOptions
 from elmokit.text.tokens import SegmenterName
 
@@ -31,7 +30,7 @@ TagColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: the 
 @task.command("train")
 @with_options_of(TaskOptions, {item.name: shown_value(item.default) for item in fields(TaskOptions)})
 def train(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="classify, tag or pair.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="classify, tag or pair.")],
     train: Annotated[str, typer.Argument(metavar="TRAIN", help="Examples: .tsv, .csv, .jsonl; .conll, .conllu (tag).")],
     output: Annotated[str, typer.Option(metavar="DIR", help="The folder to write: the model and its report.")] = "",
     model: ModelOption = DEFAULT,

@@ -19,7 +19,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage.atomic import write_text
-from elmokit.tasks.reading.columns import read_tagged
+from elmokit.tasks.tag import read_tagged
 
 _LOG_EVERY = 5_000
 

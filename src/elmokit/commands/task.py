@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,12 @@ from elmokit.formats.bundled import DEFAULT
 from elmokit.messages import counted
 from elmokit.model.placement import choose_device
 from elmokit.storage.atomic import check_new_folder, new_folder
-from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample
-from elmokit.tasks.folder import LAST, load, write_model
+from elmokit.tasks.model import LAST, load, write_answers, write_model
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading.columns import Column, stream_tagged
-from elmokit.tasks.reading.tables import stream_pairs, stream_texts
 from elmokit.tasks.report import comparison_table, write_report
-from elmokit.tasks.scores import Scores
-from elmokit.tasks.sources import cut_note, is_cut
-from elmokit.tasks.training import Fitted, fit, with_layer_0, without_elmo
-from elmokit.tasks.writing import check_suffix, on_screen, write_answers
+from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.task import AnyTask, Example, task_named
+from elmokit.tasks.trainer import Fitted, fit
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 
@@ -43,28 +39,19 @@ class Columns:
     token_column: str | None = None
     tag_column: str | None = None
 
-    def read(self, kind: Kind, path: str, policy: TextPolicy, *, labelled: bool = True) -> Iterator[Example]:
+    def read(
+        self, task: type[AnyTask] | AnyTask, path: str, policy: TextPolicy, *, labelled: bool = True
+    ) -> Iterator[Example]:
         """The examples of a file, one by one."""
-        if kind == "classify":
-            return stream_texts(path, text=self.text, label=self.label, segment=policy, labelled=labelled)
-        if kind == "pair":
-            return stream_pairs(
-                path, first=self.first, second=self.second, label=self.label, segment=policy, labelled=labelled
-            )
-        return stream_tagged(
-            path,
-            token_column=_column(self.token_column),
-            tag_column=_column(self.tag_column),
-            segment=policy,
-            labelled=labelled,
-        )
+        columns = {name: getattr(self, name) for name in task.columns}
+        return task.read(path, segment=policy, labelled=labelled, **columns)
 
 
 @dataclass(frozen=True)
 class TrainTaskRequest:
     """The arguments of `elmo task train`."""
 
-    kind: Kind
+    kind: str
     train: str
     dev: str | None
     output: Path
@@ -83,8 +70,9 @@ class TrainTaskRequest:
 
 def run_task_train(request: TrainTaskRequest) -> None:
     """Train, score on the dev data, write the model with its report, and print what came out."""
-    options = TaskOptions(**request.changes)
-    _refuse_idle(request, options)
+    task = task_named(request.kind)
+    options = task.options(**request.changes)
+    task.refuse_unused(options, request.changes)
     check_new_folder(request.output)
     for path in (request.train, request.dev, None if options.static in ("train", "none") else options.static):
         _refuse_missing(path)
@@ -100,8 +88,8 @@ def run_task_train(request: TrainTaskRequest) -> None:
     policy = TextPolicy(request.segment or "whitespace") if elmo is None else elmo.text_policy
     if request.segment is None and policy.name != "whitespace":
         log.info("texts are tokenised as the training text of the model was, --segment %s", policy.name)
-    train = list(request.columns.read(request.kind, request.train, policy))
-    dev = None if request.dev is None else list(request.columns.read(request.kind, request.dev, policy))
+    train = list(request.columns.read(task, request.train, policy))
+    dev = None if request.dev is None else list(request.columns.read(task, request.dev, policy))
     told = f"{request.train}: {counted(len(train), 'example')}"
     say(told if dev is None else f"{told}; {request.dev}: {counted(len(dev), 'example')}")
     _report_unknown(elmo, train, request.train)
@@ -122,10 +110,10 @@ def run_task_train(request: TrainTaskRequest) -> None:
             )
 
     fitted = trained(options, "" if not request.compare else _name(options))
-    comparison: list[tuple[str, Scores]] = []
+    comparison: list[tuple[str, TaskScores]] = []
     if request.compare:
         comparison.append((_name(options), fitted.scores))
-        for other in (with_layer_0(options), without_elmo(options)):
+        for other in (options.with_layer_0(), options.without_elmo()):
             if other != options:
                 comparison.append((_name(other), trained(other, _name(other)).scores))
     with new_folder(request.output, last=LAST) as folder:
@@ -172,13 +160,14 @@ def run_task_eval(request: EvalTaskRequest) -> None:
     """Print a trained model's scores on a labelled file; write a report of them where one is asked for."""
     _refuse_missing(request.file)
     model = load(request.folder, device=request.device)
-    examples = list(request.columns.read(model.kind, request.file, model.text_policy))
-    for note in (*model.answers.check(examples, request.file), *cut_note(examples, model.options, request.file)):
+    task = model.task
+    examples = list(request.columns.read(task, request.file, model.text_policy))
+    for note in (*task.check(examples, request.file), *task.cut_notes(examples, model.options, request.file)):
         say(note)
     _report_unknown(model.elmo, examples, request.file)
     with AnswerBar(len(examples)) as bar:
         answers = list(bar.counted(model.stream(examples)))
-    scores = model.answers.score(examples, [answer.answer for answer in answers])
+    scores = task.score(examples, answers)
     for line in scores.table():
         print(line)
     if request.report is not None:
@@ -205,46 +194,35 @@ def run_task_predict(request: PredictTaskRequest) -> None:
     if bool(request.texts) == bool(request.input):
         raise ElmoError("give texts as arguments or a file with --input FILE, one of the two")
     _refuse_missing(request.input)
-    if request.output is not None:
-        check_suffix(request.output)
     model = load(request.folder, device=request.device)
+    task, sides = model.task, len(model.task.sides)
     if request.output is not None:
-        check_suffix(request.output, model.kind)
+        task.check_suffix(request.output)
     examples: Iterable[Example]
     if request.input is not None:
-        examples = request.columns.read(model.kind, request.input, model.text_policy, labelled=False)
-    elif model.kind == "pair":
-        if len(request.texts) % 2:
-            raise ElmoError(f"pairs are given as FIRST SECOND FIRST SECOND …, got {len(request.texts)} texts")
-        pairs = zip(request.texts[::2], request.texts[1::2], strict=True)
-        examples = [PairExample(model.tokens(first), model.tokens(second)) for first, second in pairs]
+        examples = request.columns.read(task, request.input, model.text_policy, labelled=False)
+    elif len(request.texts) % sides:
+        order = " ".join(side.upper() for side in task.sides)
+        raise ElmoError(f"the texts of a {task.name} model are given as {order} {order} …, got {len(request.texts)}")
     else:
-        made: Callable[..., Example] = TaggedExample if model.kind == "tag" else TextExample
-        examples = [made(model.tokens(text)) for text in request.texts]
+        groups = zip(*(request.texts[side::sides] for side in range(sides)), strict=True)
+        examples = [model.example(group if sides > 1 else group[0]) for group in groups]
     cut = 0
 
     def watched() -> Iterator[Example]:
         nonlocal cut
         for example in examples:
-            cut += is_cut(example, model.options)
+            cut += task.is_cut(example, model.options)
             yield example
 
     if request.output is None:  # what appears is progress enough, and a bar would stand in its way
         for example, answer in model.answered(watched()):
-            print(on_screen(example, answer, has_spans=model.answers.scheme.has_spans))
+            print(task.on_screen(example, answer))
     else:
         with AnswerBar(None if request.input is not None else len(request.texts)) as bar:
-            write_answers(request.output, bar.counted(model.answered(watched())), model)
+            write_answers(request.output, bar.counted(model.answered(watched())), task)
     if cut:
         say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")
-
-
-def _refuse_idle(request: TrainTaskRequest, options: TaskOptions) -> None:
-    """Refuse an option that was typed and would change nothing."""
-    for name, what in options.idle(request.kind).items():
-        if name in request.changes:
-            shown = f"--{'no-' if request.changes[name] is False else ''}{name.replace('_', '-')}"
-            raise ElmoError(f"{shown} is for {what}: it would change nothing here, so leave it out")
 
 
 def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:
@@ -252,8 +230,7 @@ def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -
         return
     unknown = elmo.unknown_tokens()
     for example in examples:
-        parts = (example.first, example.second) if isinstance(example, PairExample) else (example.tokens,)
-        for tokens in parts:
+        for tokens in example.sentences:
             unknown.add(tokens)
     if message := unknown.message():
         say(f"{path}: {message}")
@@ -283,7 +260,3 @@ def _facts(request: TrainTaskRequest, fitted: Fitted, train: int, dev: list[Exam
 def _name(options: TaskOptions) -> str:
     static = "" if options.static == "none" else " + static vectors"
     return {"mix": f"ELMo{static}", "0": f"layer 0 alone{static}", "none": "static vectors, no ELMo"}[options.elmo]
-
-
-def _column(name: str | None) -> Column | None:
-    return int(name) if name is not None and name.isdecimal() else name

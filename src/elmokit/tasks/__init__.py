@@ -1,9 +1,10 @@
 """Classifiers, taggers and sentence-pair models on the vectors of any ELMo.
 
-reading/      files → examples                     training.py   examples → a trained model
-schemes.py    how tags mark spans                  model.py      a trained model: texts → answers
-features.py   ELMo vectors, computed once          folder.py     a trained model as one folder
-network.py    the three heads                      report.py     scores and pictures of a training
+classify.py, tag.py, pair.py   one task each: how it is read, its network, its answers and its scores
+task.py                        what a task is, and the registry
+trainer.py                     examples → a trained model
+model.py                       a trained model: texts → answers; stored as one folder
+reading.py, inputs.py          files → examples → batches of ELMo layers and static vectors
 """
 
 from __future__ import annotations
@@ -12,48 +13,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elmokit.tasks.examples import PairExample as PairExample
-    from elmokit.tasks.examples import TaggedExample as TaggedExample
-    from elmokit.tasks.examples import TextExample as TextExample
-    from elmokit.tasks.folder import load as load
-    from elmokit.tasks.folder import save as save
+    from elmokit.tasks.classify import TextExample as TextExample
+    from elmokit.tasks.classify import read_texts as read_texts
     from elmokit.tasks.model import TaskModel as TaskModel
+    from elmokit.tasks.model import load as load
+    from elmokit.tasks.model import save as save
     from elmokit.tasks.options import TaskOptions as TaskOptions
-    from elmokit.tasks.reading.columns import read_tagged as read_tagged
-    from elmokit.tasks.reading.tables import read_pairs as read_pairs
-    from elmokit.tasks.reading.tables import read_texts as read_texts
-    from elmokit.tasks.training import Fitted as Fitted
-    from elmokit.tasks.training import fit as fit
+    from elmokit.tasks.pair import PairExample as PairExample
+    from elmokit.tasks.pair import read_pairs as read_pairs
+    from elmokit.tasks.tag import TaggedExample as TaggedExample
+    from elmokit.tasks.tag import read_tagged as read_tagged
+    from elmokit.tasks.task import Task as Task
+    from elmokit.tasks.task import register_task as register_task
+    from elmokit.tasks.task import task_named as task_named
+    from elmokit.tasks.task import task_names as task_names
+    from elmokit.tasks.task import unregister_task as unregister_task
+    from elmokit.tasks.trainer import Fitted as Fitted
+    from elmokit.tasks.trainer import TrainingListener as TrainingListener
+    from elmokit.tasks.trainer import fit as fit
 
-# Looked up on first use, so that `elmo --help` does not wait for torch.
-_HOMES = {
-    "Fitted": "training",
-    "PairExample": "examples",
-    "TaggedExample": "examples",
-    "TaskModel": "model",
-    "TaskOptions": "options",
-    "TextExample": "examples",
-    "fit": "training",
-    "load": "folder",
-    "read_pairs": "reading.tables",
-    "read_tagged": "reading.columns",
-    "read_texts": "reading.tables",
-    "save": "folder",
+# Imported on first use, so that `elmo --help` does not wait for torch.
+_MODULES = {
+    "classify": ("TextExample", "read_texts"),
+    "model": ("TaskModel", "load", "save"),
+    "options": ("TaskOptions",),
+    "pair": ("PairExample", "read_pairs"),
+    "tag": ("TaggedExample", "read_tagged"),
+    "task": ("Task", "register_task", "task_named", "task_names", "unregister_task"),
+    "trainer": ("Fitted", "TrainingListener", "fit"),
 }
-__all__ = [
-    "Fitted",
-    "PairExample",
-    "TaggedExample",
-    "TaskModel",
-    "TaskOptions",
-    "TextExample",
-    "fit",
-    "load",
-    "read_pairs",
-    "read_tagged",
-    "read_texts",
-    "save",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute can be anything

@@ -1,127 +1,63 @@
-"""A trained task model: predicts on text, says its labels with probabilities, is kept as one folder."""
+"""A trained task model: texts in, answers out; stored as one folder.
+
+task.json             what it is: task, labels, scheme, options, how strings are split
+network.safetensors   the task's own weights
+words.txt             the words of its static vectors, one per line in JSON, if it has any
+elmo/                 the ELMo model it reads, without its softmax, if it reads one
+report/               scores and pictures, if `elmo task train` made it
+"""
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.tasks.answers import Answers, check_kind
-from elmokit.tasks.batches import batches_of
-from elmokit.tasks.examples import Example, Kind, PairExample, TaggedExample, TextExample, Tokens
-from elmokit.tasks.network import Predictions, TaskNetwork
+from elmokit.formats.save import write_checkpoint
+from elmokit.model.placement import choose_device
+from elmokit.output.sentence_vectors import without_surrogates
+from elmokit.storage.atomic import atomic_file, new_folder, read_description, write_tensors, write_text
+from elmokit.tasks.inputs import ExampleInputs, StaticVectors, batches_of
+from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.schemes import spans
-from elmokit.tasks.scores import Scores
-from elmokit.tasks.sources import Source
-from elmokit.text.graphemes import HAN, KANA
+from elmokit.tasks.reading import Segment, Tokens
+from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.task import Answer, AnyTask, Example, task_named
 from elmokit.text.policy import PolicyName, TextPolicy
-from elmokit.text.tokens import SegmenterName
 
-_UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
+FORMAT, VERSION = "elmokit-task", 1
+LAST = "task.json"
+"""The file that is written last: a folder that has it is complete."""
+Text = str | Sequence[str]
 _BATCH = 64
 _AT_A_TIME = 512
-"""Examples whose answers are worked out before the next are read, so that input of any length streams."""
-
-
-@dataclass(frozen=True)
-class LabelAnswer:
-    """A text's or a pair's label, and the probability of each."""
-
-    label: str
-    probabilities: dict[str, float]
-
-    @property
-    def answer(self) -> str:
-        """The label."""
-        return self.label
-
-    @property
-    def probability(self) -> float:
-        """Of the label."""
-        return self.probabilities[self.label]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"label": self.label, "probability": self.probability, "probabilities": self.probabilities}
-
-
-@dataclass(frozen=True)
-class Entity:
-    """A span of tokens that the tags mark, from `start` up to but not including `end`."""
-
-    start: int
-    end: int
-    type: str
-    text: str
-    """Its tokens as they are written: with spaces between them, without where both sides are Chinese or Japanese."""
-
-
-@dataclass(frozen=True)
-class TagAnswer:
-    """A sentence's tags, spelled as in training, each with its probability, and the spans that they mark."""
-
-    tokens: Tokens
-    tags: Tokens
-    probabilities: tuple[float, ...]
-    entities: tuple[Entity, ...]
-
-    @property
-    def answer(self) -> Tokens:
-        """The tags."""
-        return self.tags
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = [vars(entity) for entity in self.entities]
-        return {
-            "tokens": list(self.tokens),
-            "tags": list(self.tags),
-            "probabilities": list(self.probabilities),
-            "entities": found,
-        }
-
-
-@dataclass(frozen=True)
-class ScoreAnswer:
-    """A pair's score."""
-
-    score: float
-
-    @property
-    def answer(self) -> float:
-        """The score."""
-        return self.score
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"score": self.score}
-
-
-Answer = LabelAnswer | TagAnswer | ScoreAnswer
-Text = str | Sequence[str]
+"""Examples that are answered before the next are read, so that input of any length streams."""
 
 
 class TaskModel:
-    """A network, what its outputs mean, and the ELMo it reads; `elmokit.tasks.load` opens one."""
+    """A network, its task, and the ELMo it reads; `elmokit.tasks.load` opens one."""
 
     def __init__(
         self,
         network: TaskNetwork,
-        answers: Answers,
+        task: AnyTask,
         elmo: Elmo | None,
         *,
-        segment: SegmenterName | TextPolicy = "whitespace",
+        segment: Segment = "whitespace",
         device: torch.device | None = None,
     ) -> None:
         """`segment`: how a string becomes tokens, as the training texts did."""
-        self.network, self.answers, self.elmo = network.eval(), answers, elmo
+        self.network, self.task, self.elmo = network.eval(), task, elmo
         self.text_policy = TextPolicy.of(segment)
         self.device = device or torch.device("cpu")
 
@@ -131,9 +67,9 @@ class TaskModel:
         return self.text_policy.name
 
     @property
-    def kind(self) -> Kind:
-        """classify, tag or pair."""
-        return self.answers.kind
+    def kind(self) -> str:
+        """The name of the task: classify, tag, pair or one that was registered."""
+        return self.task.name
 
     @property
     def options(self) -> TaskOptions:
@@ -142,83 +78,64 @@ class TaskModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels it knows; tags in the spelling of the training file; none where it gives a score."""
-        return self.answers.spelled
+        """The labels it knows; tags in the spelling of the training file; none if it predicts a score."""
+        return self.task.labels_shown
 
-    def predict(self, texts: Any) -> Any:  # noqa: ANN401 - an answer for one text, a list of them for many
+    def predict(self, texts: Any) -> Any:  # noqa: ANN401 - one answer for one text, a list of them for many
         """Answer for texts: a string is split into tokens as in training, a list of strings is many texts.
 
         A pair is a tuple of two texts. One text, or one pair, gives one answer; a list gives a list. Tokens that are
-        split already go in as a tuple of strings, or as a list of lists for many. A text without words has no tags,
-        and the label that the model gives when it knows nothing.
+        split already are passed as a tuple of strings, or as a list of lists for many. A text without words has no
+        tags, and the label that the model gives when it knows nothing.
         """
         if not isinstance(texts, Iterable):
             raise ElmoError(f"predict takes a text or a list of them, got {texts!r}")
-        if self.kind == "pair":
-            if isinstance(texts, tuple):
-                return next(self.stream([self._example(texts)]))
-            return list(self.stream(self._example(pair) for pair in texts))
-        if isinstance(texts, str | tuple):
-            return next(self.stream([self._example(texts)]))
-        return list(self.stream(self._example(text) for text in texts))
+        if isinstance(texts, tuple) or (isinstance(texts, str) and len(self.task.sides) == 1):
+            return next(self.stream([self.example(texts)]))
+        return list(self.stream(self.example(text) for text in texts))
 
-    def score(self, examples: Sequence[Example]) -> Scores:
+    def score(self, examples: Sequence[Example]) -> TaskScores:
         """How good the model's answers to labelled examples are."""
-        check_kind(self.kind, examples)
-        self.answers.check(examples)
-        return self.answers.score(examples, [answer.answer for answer in self.stream(examples)])
+        self.task.check_examples(examples)
+        self.task.check(examples)
+        return self.task.score(examples, list(self.stream(examples)))
 
-    def stream(self, examples: Iterable[Example]) -> Iterator[Answer]:
-        """An answer for each example, in order; reads some hundred of them ahead."""
+    def stream(self, examples: Iterable[Example]) -> Iterator[Any]:
+        """An answer for each example, in order; reads a few hundred of them ahead."""
         return (answer for _, answer in self.answered(examples))
 
-    def answered(self, examples: Iterable[Example]) -> Iterator[tuple[Example, Answer]]:
-        """Each example with its answer, as `stream` gives it."""
+    def answered(self, examples: Iterable[Example]) -> Iterator[tuple[Any, Any]]:
+        """Each example with its answer, as `stream` returns it."""
         left = iter(examples)
         while group := list(islice(left, _AT_A_TIME)):
             yield from zip(group, self.answer(group), strict=True)
 
-    def answer(self, examples: Sequence[Example], source: Source | None = None) -> list[Answer]:
-        """An answer for each example; `source` gives their batches where they are at hand."""
-        check_kind(self.kind, examples)
-        if source is None:
-            source = Source(examples, self.options, elmo=self.elmo, static=self.network.encoder.static, keep=False)
-        found: list[Answer | None] = [None] * len(examples)
+    def answer(self, examples: Sequence[Example], inputs: ExampleInputs | None = None) -> list[Answer]:
+        """An answer for each example; `inputs` has their batches if they were made before."""
+        self.task.check_examples(examples)
+        if inputs is None:
+            sides, static = self.task.cut_sentences(examples, self.options), self.network.encoder.static
+            inputs = ExampleInputs(sides, self.options, elmo=self.elmo, static=static, store=False)
+        found: dict[int, Answer] = {}
         with torch.no_grad():
-            for numbers in batches_of(source.lengths, _BATCH):
-                predictions = self.network.predict(source.batch(numbers, self.device)).cpu()
+            for numbers in batches_of(inputs.lengths, _BATCH):
+                decoded = [part.cpu() for part in self.network.predict(inputs.batch(numbers, self.device))]
                 for row, number in enumerate(numbers):
-                    found[number] = self._answer(examples[number], predictions, row)
-        return cast(list[Answer], found)
+                    found[number] = self.task.answer(examples[number], tuple(part[row] for part in decoded))
+        return [found[number] for number in range(len(examples))]
 
-    def _answer(self, example: Example, predictions: Predictions, row: int) -> Answer:
-        if predictions.scores is not None:
-            return ScoreAnswer(float(predictions.scores[row]))
-        assert predictions.labels is not None
-        assert predictions.probabilities is not None
-        if isinstance(example, TaggedExample):
-            n = len(example.tokens)
-            ids = predictions.labels[row, :n].tolist()
-            tags = self.answers.tags(ids)
-            sure = self.answers.sure(tags, ids, predictions.probabilities[row, :n])
-            found = spans(tags, self.answers.scheme) if self.answers.scheme.has_spans else []
-            marked = tuple(Entity(s.start, s.end, s.type, _joined(example.tokens[s.start : s.end])) for s in found)
-            return TagAnswer(example.tokens, tags, sure, marked)
-        values = predictions.probabilities[row].tolist()
-        return LabelAnswer(
-            self.answers.names[int(predictions.labels[row])], dict(zip(self.answers.names, values, strict=True))
-        )
-
-    def _example(self, text: Any) -> Example:  # noqa: ANN401
-        if self.kind == "pair":
-            if not isinstance(text, list | tuple) or len(text) != 2:
-                raise ElmoError(f"a pair is a tuple of two texts, got {text!r}")
-            return PairExample(self.tokens(text[0]), self.tokens(text[1]))
-        tokens = self.tokens(text)
-        return TaggedExample(tokens) if self.kind == "tag" else TextExample(tokens)
+    def example(self, text: Any) -> Example:  # noqa: ANN401 - checked here
+        """A text, or a tuple of as many as the task has sides, as an example without an answer."""
+        parts = [text]
+        if len(self.task.sides) > 1:
+            if not isinstance(text, list | tuple) or len(text) != len(self.task.sides):
+                raise ElmoError(f"the task {self.kind} takes a tuple of {len(self.task.sides)} texts, got {text!r}")
+            parts = list(text)
+        example: Example = self.task.example(*map(self.tokens, parts))
+        return example
 
     def tokens(self, text: Text) -> Tokens:
-        """A string as the training texts were split; tokens as they are."""
+        """A string split as the training texts were; tokens as they are."""
         if isinstance(text, str):
             return tuple(self.text_policy.split(text))
         tokens = tuple(text) if isinstance(text, Iterable) else (text,)
@@ -227,5 +144,90 @@ class TaskModel:
         return tokens
 
 
-def _joined(tokens: Sequence[str]) -> str:
-    return _UNSPACED.sub(r"\1", " ".join(tokens))
+def write_answers(path: Path, answered: Iterable[tuple[Example, Answer]], task: AnyTask) -> None:
+    """Write examples with their answers to a file that can be read as examples again, completely or not at all."""
+    task.check_suffix(path)
+    if path.suffix == ".jsonl":
+        lines: Iterator[str] = (task.json_line(example, answer) for example, answer in answered)
+    else:
+        lines = task.table_lines(answered)
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(without_surrogates(line) + "\n" for line in lines)
+
+
+def save(model: TaskModel, folder: str | Path) -> None:
+    """Write a task model to a folder that is new or empty."""
+    with new_folder(Path(folder), last=LAST) as staging:
+        write_model(model, staging)
+
+
+def write_model(model: TaskModel, folder: Path) -> None:
+    """Write a task model's files into a folder; task.json comes last."""
+    network, static = model.network, model.network.encoder.static
+    write_tensors(folder / "network.safetensors", network.state_dict())
+    if static is not None:
+        write_text(folder / "words.txt", "".join(json.dumps(word) + "\n" for word in static.words))
+    if model.elmo is not None:
+        checkpoint = model.elmo.checkpoint()
+        compact = {name: _as_float16(value) for name, value in checkpoint.weights.items()}
+        write_checkpoint(replace(checkpoint, weights=compact, head={}, optimizer={}), folder / "elmo")
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "answers": model.task.to_dict(),
+        "options": model.options.to_dict(),
+        "segment": model.text_policy.name_in_files,
+        "static": static and {"size": static.size, "n_trained": static.n_trained, "frozen": static.frozen},
+    }
+    write_text(folder / LAST, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+
+
+def load(folder: str | Path, *, device: str | torch.device | None = None) -> TaskModel:
+    """Open a task model.
+
+    >>> model = load("my-tagger")  # doctest: +SKIP
+    >>> model.predict("Ada Lovelace was born in London").tags  # doctest: +SKIP
+    ('B-PER', 'I-PER', 'O', 'O', 'O', 'B-LOC')
+    """
+    folder, chosen = Path(folder), choose_device(device)
+    facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", "`elmo task train` makes such a folder")
+    words = None if facts.get("static") is None else _words(folder / "words.txt")
+    try:
+        stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
+        kind = task_named(facts["answers"]["kind"])
+        if unknown := sorted(stored.keys() - {item.name for item in fields(kind.options)}):
+            raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
+        options = kind.options(**stored)
+        task, policy = kind.from_dict(facts["answers"], options), TextPolicy(facts["segment"])
+        static = None if words is None else StaticVectors(words, **facts["static"])
+    except ElmoError as error:
+        raise ElmoError(f"{folder / LAST}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ElmoError(f"{folder / LAST} is damaged ({error!r}): get the folder again") from error
+    elmo = None if options.elmo == "none" else Elmo.load(folder / "elmo", device=chosen)
+    network = task.build_network(options, InputSpec.of(elmo, static))
+    try:
+        network.load_state_dict(load_file(folder / "network.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
+        raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
+    return TaskModel(network.to(chosen), task, elmo, segment=policy, device=chosen)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        words = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise ElmoError(f"{path} cannot be read: {error}") from error
+    if not all(isinstance(word, str) for word in words):
+        raise ElmoError(f"{path} is damaged: it must have one word in quotes per line")
+    return words
+
+
+def _as_float16(value: Tensor) -> Tensor:
+    """The same as float16 if that loses nothing, as in a model that was stored so."""
+    if not value.is_floating_point():
+        return value
+    half = value.half()
+    return half if torch.equal(half.to(value.dtype), value) else value

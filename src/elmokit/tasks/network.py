@@ -1,112 +1,226 @@
-"""The networks of the three kinds of task, from a batch of sentences to a loss or to predictions.
+"""The part that the networks of all tasks share: [static vectors; ELMo] → biLSTM → a head of the task's own → outputs.
 
-    classify  [x; ELMo] → biLSTM → pooling → labels
-    tag       [x; ELMo] → biLSTM → a score a tag → CRF, or each tag for itself
-    pair      both sentences as above → each word beside its counterpart in the other → pooling → labels or a score
-
-In evaluation mode the numbers of a sentence do not depend on padding or on what else is in the batch.
+In evaluation mode the numbers of a sentence do not depend on padding or on the other sentences of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.model.scalar_mix import ScalarMix
-from elmokit.tasks.examples import Kind
-from elmokit.tasks.inputs import InputEncoder, SentenceBatch
-from elmokit.tasks.layers.alignment import Alignment
-from elmokit.tasks.layers.attention import Pooling
-from elmokit.tasks.layers.crf import Allowed, Crf
-from elmokit.tasks.layers.recurrent import BiLstm
+from elmokit.model.scalar_mix import LayerNorm, ScalarMix
+from elmokit.tasks.inputs import SentenceBatch, StaticVectors
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.static import StaticVectors
 
-Inputs = SentenceBatch | Sequence[SentenceBatch]
-"""One batch, or two of a pair."""
+Inputs = tuple[SentenceBatch, ...]
+"""One batch per side of the examples: one, or two for pairs."""
+PoolingName = Literal["attention", "max", "mean"]
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
-    """What the network says of a batch; on the network's device."""
+class InputSpec:
+    """What a network reads: the number of ELMo's layers and their size, 0 without ELMo, and the static vectors."""
 
-    labels: Tensor | None = None
-    """[B] for classify and pair, [B, T] for tag with -1 at padding; None where the target is a score."""
-    probabilities: Tensor | None = None
-    """[B, K], or [B, T, K] for tag with 0 at padding; None where the target is a score."""
-    scores: Tensor | None = None
-    """[B], where the target is a score."""
+    elmo_layers: int
+    elmo_size: int
+    static: StaticVectors | None = None
 
-    def cpu(self) -> Predictions:
-        """The same on the CPU."""
-        parts = (self.labels, self.probabilities, self.scores)
-        return Predictions(*(None if part is None else part.cpu() for part in parts))
+    @classmethod
+    def of(cls, elmo: Elmo | None, static: StaticVectors | None) -> InputSpec:
+        """The vectors of a model and of a table, either of which may be missing."""
+        return cls(elmo.config.n_outputs if elmo else 0, elmo.config.vector_size if elmo else 0, static)
+
+
+class ElmoVectors(nn.Module):
+    """What a task takes from the layers: a learned mix of its own, or layer 0; then dropout."""
+
+    def __init__(self, options: TaskOptions, n_layers: int, dropout: float) -> None:
+        super().__init__()
+        # Over a sentence, not a batch: vectors must not depend on what else is in the batch.
+        norm: LayerNorm = "sentence" if options.mix_layer_norm else False
+        self.mix = ScalarMix(n_layers, layer_norm=norm) if options.elmo == "mix" else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, layers: Tensor, mask: Tensor) -> Tensor:
+        """layers [L+1, B, T, D], mask [B, T] → [B, T, D]."""
+        vectors: Tensor = self.dropout(layers[0] if self.mix is None else self.mix(layers, mask))
+        return vectors
+
+
+class InputEncoder(nn.Module):
+    """[x; ELMo(x)] for each word: x from a static table, ELMo(x) from the layers, either of which may be missing.
+
+    With `elmo_output` a second mix is added to the output of the task's LSTM; with `compares` layer 0 is added too,
+    since two sentences are also compared word by word.
+    """
+
+    def __init__(self, options: TaskOptions, spec: InputSpec, *, compares: bool = False) -> None:
+        super().__init__()
+        uses_elmo, static, elmo_size = options.elmo != "none", spec.static, spec.elmo_size
+        if not uses_elmo and static is None:
+            raise ElmoError("a task network needs ELMo layers, static vectors or both, got neither")
+        self.static = static
+        self.static_dropout = nn.Dropout(options.dropout)
+        self.elmo = ElmoVectors(options, spec.elmo_layers, options.elmo_dropout) if uses_elmo else None
+        again = uses_elmo and (options.elmo_output or compares)
+        self.elmo_again = ElmoVectors(options, spec.elmo_layers, 0.0) if again else None
+        self.layer_0_again = again and compares and options.elmo == "mix"
+        self.input_size = (static.size if static is not None else 0) + (elmo_size if uses_elmo else 0)
+        self.extra_size = elmo_size * (again + self.layer_0_again)
+
+    @property
+    def mixes(self) -> dict[str, ScalarMix]:
+        """The learned mixes by where they are used: "input" and "output"."""
+        places = {"input": self.elmo, "output": self.elmo_again}
+        return {place: part.mix for place, part in places.items() if part is not None and part.mix is not None}
+
+    def forward(self, batch: SentenceBatch) -> Tensor:
+        """The input of the task's LSTM, [B, T, input_size]."""
+        parts = []
+        if self.static is not None:
+            if batch.words is None:
+                raise ElmoError("this task model reads static vectors: the batch needs the rows of its words")
+            parts.append(self.static_dropout(self.static(batch.words)))
+        if self.elmo is not None:
+            parts.append(self.elmo(_layers(batch), batch.mask))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def with_elmo(self, outputs: Tensor, batch: SentenceBatch) -> Tensor:
+        """The LSTM's outputs [B, T, H], followed by ELMo vectors if the options ask for them."""
+        if self.elmo_again is None:
+            return outputs
+        layers = _layers(batch)
+        words = [layers[0]] if self.layer_0_again else []
+        return torch.cat([outputs, self.elmo_again(layers, batch.mask), *words], dim=2)
+
+
+def _layers(batch: SentenceBatch) -> Tensor:
+    if batch.layers is None:
+        raise ElmoError("this task model reads ELMo vectors: the batch needs ELMo's layers")
+    return batch.layers
+
+
+class SentenceLstm(nn.Module):
+    """A bidirectional LSTM over packed sentences, so that padding changes nothing; dropout between its layers."""
+
+    def __init__(self, input_size: int, hidden: int, *, layers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        between = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(input_size, hidden, layers, batch_first=True, dropout=between, bidirectional=True)
+        self.output_size = 2 * hidden
+        for layer in range(layers):
+            for suffix in ("", "_reverse"):
+                _initialise(self.lstm, f"l{layer}{suffix}", hidden)
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        """values [B, T, D], lengths [B] on the CPU → [B, T, 2·hidden], zeros at padding."""
+        batch, width, _ = values.shape
+        if not batch or not width:
+            return values.new_zeros(batch, width, self.output_size)
+        # A packed sentence has at least one word; an empty one has a word of padding, whose output is removed below.
+        packed = pack_padded_sequence(values, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+        outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=width)
+        if int(lengths.min()) == 0:
+            outputs = outputs * (lengths > 0).to(outputs.device)[:, None, None]
+        return outputs
+
+
+def _initialise(lstm: nn.LSTM, name: str, hidden: int) -> None:
+    """Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open."""
+    for gate in range(4):
+        rows = slice(gate * hidden, (gate + 1) * hidden)
+        nn.init.orthogonal_(getattr(lstm, f"weight_hh_{name}").data[rows])
+        nn.init.xavier_uniform_(getattr(lstm, f"weight_ih_{name}").data[rows])
+    for part in ("ih", "hh"):
+        nn.init.zeros_(getattr(lstm, f"bias_{part}_{name}").data)
+    getattr(lstm, f"bias_ih_{name}").data[hidden : 2 * hidden] = 1.0
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """values [B, T, D], mask [B, T] → the mean over the words [B, D]; zeros if there are none."""
+    inside = mask.unsqueeze(2).to(values.dtype)
+    return (values * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """values [B, T, D], mask [B, T] → the largest of each number over the words [B, D]; zeros if there are none."""
+    if not values.shape[1]:
+        return values.new_zeros(len(values), values.shape[2])
+    largest = values.masked_fill(~mask.unsqueeze(2), torch.finfo(values.dtype).min).amax(dim=1)
+    return largest * mask.any(dim=1, keepdim=True)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Weights over the last dimension that are 0 where the mask is false and add up to 1 if anything is true."""
+    inside = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return torch.softmax(inside, dim=-1) * mask
+
+
+class AttentionPooling(nn.Module):
+    """A weighted mean: a word's weight is how well tanh(W x + b) agrees with a learned query."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(size, size)
+        self.query = nn.Parameter(torch.zeros(size))  # the mean, to begin with
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """values [B, T, D], mask [B, T] → [B, D]; zeros if there are no words."""
+        weights = masked_softmax(torch.tanh(self.project(values)) @ self.query, mask)
+        return (weights.unsqueeze(1) @ values).squeeze(1)
+
+
+class Pooling(nn.Module):
+    """One vector from the vectors of a text; "attention" is the attention's mean and the maximum.
+
+    A weighted mean shows what a text is about as a whole, the maximum whether any word stands out.
+    """
+
+    def __init__(self, name: PoolingName, size: int) -> None:
+        super().__init__()
+        self.name = name
+        self.attention = AttentionPooling(size) if name == "attention" else None
+        self.output_size = 2 * size if name == "attention" else size
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """values [B, T, D], mask [B, T] → [B, output_size]."""
+        if self.attention is not None:
+            return torch.cat([self.attention(values, mask), masked_max(values, mask)], dim=1)
+        return masked_max(values, mask) if self.name == "max" else masked_mean(values, mask)
 
 
 class TaskNetwork(nn.Module):
-    """A task's own layers, from ELMo layers and word rows to the answer; the biLM is not part of it.
+    """The layers of a task, without ELMo itself; a task adds its head in a subclass.
 
-    `n_outputs` K: labels or tags; 1 for a score. `allowed`: see `Crf`. Before a score is trained,
-    `standardise` tells the network what scores look like.
+    The subclass sets `output`, the last layer, and says in `vectors` what that layer reads. Loss and decoding are those
+    of a classifier unless it overrides them.
     """
 
+    n_sides: ClassVar[int] = 1
     score_facts: Tensor
+    output: nn.Module
 
-    def __init__(
-        self,
-        kind: Kind,
-        options: TaskOptions,
-        *,
-        n_outputs: int,
-        elmo_layers: int,
-        elmo_size: int,
-        static: StaticVectors | None = None,
-        allowed: Allowed | None = None,
-    ) -> None:
+    def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int, *, compares: bool = False) -> None:
+        """`n_outputs` K: the number of labels or tags; 1 for a score. `compares`: see `InputEncoder`."""
         super().__init__()
-        self.kind, self.options = kind, options
-        self.scores = kind == "pair" and options.target == "score"
-        if n_outputs < 1 or (self.scores and n_outputs != 1):
-            raise ElmoError(f"a task needs at least one label, and a score is one number, got {n_outputs} outputs")
-        self.encoder = InputEncoder(
-            options,
-            elmo_layers=elmo_layers,
-            elmo_size=elmo_size,
-            static=static,
-            compares=kind == "pair" and options.words_beside,
+        if n_outputs < 1:
+            raise ElmoError(f"a task needs at least one label, got {n_outputs} outputs")
+        self.options = options
+        self.encoder = InputEncoder(options, spec, compares=compares)
+        self.lstm = SentenceLstm(
+            self.encoder.input_size, options.hidden, layers=options.layers, dropout=options.dropout
         )
-        self.lstm = BiLstm(self.encoder.input_size, options.hidden, layers=options.layers, dropout=options.dropout)
         self.dropout = nn.Dropout(options.dropout)
-        size = self.lstm.output_size + self.encoder.extra_size
-        self.pooling: Pooling | None = None
-        self.alignment: Alignment | None = None
-        self.crf: Crf | None = None
-        self.output: nn.Module
-        if kind == "tag":
-            self.output = nn.Linear(size, n_outputs)
-            self.crf = Crf(n_outputs, allowed) if options.crf else None
-        elif kind == "classify":
-            self.pooling = Pooling(options.pooling, size)
-            self.output = nn.Linear(self.pooling.output_size, n_outputs)
-        else:
-            if options.alignment:
-                self.alignment = Alignment(size, options.hidden)
-                pooled = self.alignment.output_size
-            else:
-                self.pooling = Pooling(options.pooling, size)
-                pooled = self.pooling.output_size
-            self.output = nn.Sequential(
-                nn.Linear(4 * pooled, options.hidden),
-                nn.ReLU(),
-                nn.Dropout(options.dropout),
-                nn.Linear(options.hidden, n_outputs),
-            )
-        # Mean, spread, least and largest of the training scores.
+        self.state_size = self.lstm.output_size + self.encoder.extra_size
+        """Numbers per word in what `states` returns."""
+        # Mean, spread, least and largest of the training scores; every saved model contains them.
         self.register_buffer("score_facts", torch.tensor([0.0, 1.0, -torch.inf, torch.inf]))
 
     @property
@@ -114,97 +228,43 @@ class TaskNetwork(nn.Module):
         """The learned mixes of the layers by where they are used: "input" and "output"."""
         return self.encoder.mixes
 
-    def standardise(self, scores: Tensor) -> None:
-        """Take mean and spread from the training scores [N]; predictions will stay within their range."""
-        if not len(scores) or not bool(torch.isfinite(scores).all()):
-            raise ElmoError(f"the scores to learn must be finite numbers and at least one, got {len(scores)} of them")
-        spread = float(scores.double().std(correction=0)) or 1.0  # all the same: any spread will do
-        facts = [float(scores.double().mean()), spread, float(scores.min()), float(scores.max())]
-        self.score_facts.copy_(torch.tensor(facts))
+    def states(self, batch: SentenceBatch) -> Tensor:
+        """A vector for each word in its sentence, [B, T, state_size]."""
+        return self.encoder.with_elmo(self.lstm(self.encoder(batch), batch.lengths), batch)
+
+    def vectors(self, inputs: Inputs) -> Tensor:
+        """What the output layer reads: [B, size], or [B, T, size] for one output per word."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Scores before any softmax: [B, K], or [B, T, K] for one output per word."""
+        if len(inputs) != self.n_sides:
+            raise ElmoError(f"this task takes {self.n_sides} batches of sentences, one per side, got {len(inputs)}")
+        # Dropout comes after pooling: dropped numbers would be missing in a maximum or an alignment.
+        outputs: Tensor = self.output(self.dropout(self.vectors(inputs)))
+        return outputs
 
     def loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The mean over the examples, plus λ‖w‖² of the mixes.
-
-        targets: labels [B], tags [B, T] (anything at padding), or scores [B].
-        """
-        outputs = self(inputs)
-        if self.kind == "tag":
-            loss = self._tag_loss(outputs, targets, _single(inputs))
-        elif self.scores:
-            mean, spread, _, _ = self.score_facts
-            loss = F.mse_loss(outputs.squeeze(1), (targets.to(outputs.dtype) - mean) / spread)
-        else:
-            loss = F.cross_entropy(outputs, targets)
+        """The mean over the examples, plus λ‖w‖² of the mixes."""
+        loss = self.output_loss(self(inputs), targets, inputs)
         for mix in self.mixes.values():
             loss = loss + self.options.mix_penalty * mix.penalty()
         return loss
 
+    def output_loss(self, outputs: Tensor, targets: Tensor, inputs: Inputs) -> Tensor:
+        """outputs [B, K] and labels [B] → the mean loss."""
+        return F.cross_entropy(outputs, targets)
+
     @torch.no_grad()
-    def predict(self, inputs: Inputs) -> Predictions:
-        """Labels with probabilities, or scores, in evaluation mode whatever the mode of the network."""
+    def predict(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """What `decode` returns, in evaluation mode whatever the mode of the network."""
         was_training = self.training
         self.eval()
         try:
-            outputs = self(inputs)
-            if self.scores:
-                mean, spread, least, largest = self.score_facts
-                return Predictions(scores=(outputs.squeeze(1) * spread + mean).clamp(least, largest))
-            if self.kind == "tag":
-                return self._tags(outputs, _single(inputs))
-            probabilities = torch.softmax(outputs, dim=1)
-            return Predictions(probabilities.argmax(dim=1), probabilities)
+            return self.decode(self(inputs), inputs)
         finally:
             self.train(was_training)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Scores before any softmax: [B, K]; for tag [B, T, K]."""
-        if self.kind == "pair":
-            vectors = self._compared(*_pair(inputs))
-        else:
-            batch = _single(inputs)
-            vectors = self._states(batch)
-            if self.pooling is not None:
-                vectors = self.pooling(vectors, batch.mask)
-        # After pooling, where there is one: numbers that were dropped would be missing in a maximum or an alignment.
-        outputs: Tensor = self.output(self.dropout(vectors))
-        return outputs
-
-    def _states(self, batch: SentenceBatch) -> Tensor:
-        """A vector for each word in its sentence, [B, T, size]."""
-        return self.encoder.beside(self.lstm(self.encoder(batch), batch.lengths), batch)
-
-    def _compared(self, first: SentenceBatch, second: SentenceBatch) -> Tensor:
-        """[u; v; |u - v|; u ⊙ v] of a pair's two vectors."""
-        states = [self._states(batch) for batch in (first, second)]
-        if self.alignment is not None:
-            u, v = self.alignment(*states, first.mask, second.mask)
-        else:
-            assert self.pooling is not None
-            u, v = self.pooling(states[0], first.mask), self.pooling(states[1], second.mask)
-        return torch.cat([u, v, (u - v).abs(), u * v], dim=1)
-
-    def _tag_loss(self, emissions: Tensor, tags: Tensor, batch: SentenceBatch) -> Tensor:
-        if self.crf is not None:
-            return -self.crf.log_likelihood(emissions, tags, batch.lengths).mean()
-        known = tags.masked_fill(~batch.mask, -1)
-        total = F.cross_entropy(emissions.flatten(0, 1), known.flatten(), ignore_index=-1, reduction="sum")
-        return total / max(len(emissions), 1)
-
-    def _tags(self, emissions: Tensor, batch: SentenceBatch) -> Predictions:
-        if self.crf is not None:
-            return Predictions(self.crf.decode(emissions, batch.lengths), self.crf.marginals(emissions, batch.lengths))
-        mask = batch.mask
-        probabilities = torch.softmax(emissions, dim=2) * mask.unsqueeze(2)
-        return Predictions(emissions.argmax(dim=2).masked_fill(~mask, -1), probabilities)
-
-
-def _single(inputs: Inputs) -> SentenceBatch:
-    if not isinstance(inputs, SentenceBatch):
-        raise ElmoError(f"this task takes one batch of sentences, got {len(inputs)}")
-    return inputs
-
-
-def _pair(inputs: Inputs) -> tuple[SentenceBatch, SentenceBatch]:
-    if isinstance(inputs, SentenceBatch) or len(inputs) != 2:
-        raise ElmoError("a pair task takes two batches of sentences, one for each side")
-    return inputs[0], inputs[1]
+    def decode(self, outputs: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        """outputs [B, K] → what the task makes answers from, each [B, …]: here the probabilities [B, K]."""
+        return (torch.softmax(outputs, dim=1),)

@@ -1,112 +1,94 @@
-"""Every choice in the making of a task model, with its default and the sentence that `--help` shows."""
+"""Every option of a task model with its default and the sentence that `--help` shows; importable without torch."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import Kind
+from elmokit.options import check_options, option
 
-_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "a text"),
-}
-
-
-def _option(default: Any, help: str, *, least: float | None = None, below: float | None = None) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={"help": help, "least": least, "below": below})
+_LENIENT: dict[str, Any] = {"shared": False, "lenient": True}
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How a task model is built and trained."""
+    """How a task model is built and trained; a task of your own may have a subclass with more fields.
 
-    elmo: Literal["mix", "0", "none"] = _option(
-        "mix", "What ELMo gives: a learned mix of all layers, layer 0 alone, or nothing."
+    Options with shared=False are only read by tasks that list them in `Task.own_options`. Other tasks refuse them, or
+    ignore them if they are lenient, so that one set of options can serve several tasks and a comparison.
+    """
+
+    elmo: Literal["mix", "0", "none"] = option(
+        "mix", "ELMo vectors to read: a learned mix of all layers, layer 0 alone, or none."
     )
-    elmo_output: bool = _option(False, "ELMo again at the output of the task's LSTM, with a mix of its own.")
-    elmo_dropout: float = _option(0.5, "Dropout on the ELMo vectors.", least=0, below=1)
-    mix_layer_norm: bool = _option(False, "Normalise each layer before it is mixed.")
-    mix_penalty: float = _option(0.001, "λ of λ‖w‖², which keeps the mix near the mean of the layers.", least=0)
-    fine_tune: bool = _option(False, "Train the biLM too (slow: its vectors cannot be kept).")
-    elmo_learning_rate: float = _option(1e-5, "Its own learning rate, with --fine-tune.", least=0)
-    static: str = _option("train", "Static vectors beside ELMo: train, none, or a word2vec, GloVe or fastText file.")
-    static_size: int = _option(50, "Their size, where they are trained from nothing.", least=1)
-    static_frozen: bool = _option(False, "Leave given static vectors as they are.")
-    static_min_count: int = _option(2, "Rarer words share one vector, where they are trained from nothing.", least=1)
-    hidden: int = _option(200, "Size of the task's LSTM, each direction.", least=1)
-    layers: int = _option(1, "Layers of the task's LSTM.", least=1)
-    dropout: float = _option(0.5, "Dropout on the input and the output of the task's LSTM.", least=0, below=1)
-    pooling: Literal["attention", "max", "mean"] = _option(
-        "attention", "How a text's vectors become one (classify, or pair without alignment)."
+    elmo_output: bool = option(False, "Also add ELMo vectors, with their own mix, to the output of the task's LSTM.")
+    elmo_dropout: float = option(0.5, "Dropout on the ELMo vectors.", least=0, below=1)
+    mix_layer_norm: bool = option(False, "Normalise each layer before it is mixed.")
+    mix_penalty: float = option(0.001, "λ of the penalty λ‖w‖², which pulls the mix to the mean.", least=0)
+    fine_tune: bool = option(False, "Train the ELMo model too (slow: its vectors cannot be cached).")
+    elmo_learning_rate: float = option(1e-5, "Learning rate of the ELMo model with --fine-tune.", least=0)
+    static: str = option("train", "Static word vectors: train, none, or a word2vec, GloVe or fastText file.")
+    static_size: int = option(50, "Size of static vectors that are trained from scratch.", least=1)
+    static_frozen: bool = option(False, "Do not train the static vectors of a file.")
+    static_min_count: int = option(2, "Rarer words share one static vector that is trained from scratch.", least=1)
+    hidden: int = option(200, "Size of the task's LSTM in each direction.", least=1)
+    layers: int = option(1, "Number of layers of the task's LSTM.", least=1)
+    dropout: float = option(0.5, "Dropout on the input and the output of the task's LSTM.", least=0, below=1)
+    pooling: Literal["attention", "max", "mean"] = option(
+        "attention", "How the vectors of a text become one (classify; pair without alignment).", shared=False
     )
-    crf: bool = _option(True, "Score whole tag sequences (tag); without, each tag for itself.")
-    alignment: bool = _option(True, "Let each word look at the other sentence (pair).")
-    words_beside: bool = _option(
-        True, "Compare words also by ELMo's own vectors, a mix and layer 0 beside the LSTM's output (pair)."
+    crf: bool = option(True, "Score whole tag sequences instead of each tag separately (tag).", shared=False)
+    alignment: bool = option(True, "Compare each word with the words of the other sentence (pair).", shared=False)
+    words_beside: bool = option(
+        True, "Also compare words by ELMo vectors, a mix and layer 0, next to the LSTM's output (pair).", **_LENIENT
     )
-    target: Literal["label", "score"] = _option("label", "What a pair has: a label, or a score such as a similarity.")
-    learning_rate: float = _option(0.001, "The learning rate of everything but the biLM.", least=0)
-    batch_size: int = _option(0, "Examples in an update; 0: 32, or 4 to 32 where there are fewer than 1,600.", least=0)
-    epochs: int = _option(30, "At most so many times through the data.", least=1)
-    patience: int = _option(3, "Stop after so many epochs without a better dev score; 0: never.", least=0)
-    clip_norm: float = _option(5.0, "Bound on the norm of the gradients; 0: none.", least=0)
-    max_tokens: int = _option(400, "Longer texts are cut (classify and pair).", least=8)
-    seed: int = _option(1, "Of everything random.", least=0, below=2**63)
+    target: Literal["label", "score"] = option(
+        "label", "What a pair has: a label, or a score such as a similarity (pair).", shared=False
+    )
+    learning_rate: float = option(0.001, "Learning rate of everything but the ELMo model.", least=0)
+    batch_size: int = option(0, "Examples per update; 0: 32, or 4 to 32 if there are fewer than 1,600.", least=0)
+    epochs: int = option(30, "Largest number of passes over the data.", least=1)
+    patience: int = option(3, "Stop after this number of epochs without a better dev score; 0: never.", least=0)
+    clip_norm: float = option(5.0, "Largest norm of the gradients; 0: no limit.", least=0)
+    max_tokens: int = option(
+        400, "Longer texts are cut to this number of tokens (classify, pair).", least=8, **_LENIENT
+    )
+    seed: int = option(1, "Seed of all random numbers.", least=0, below=2**63)
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(TaskOptions)
-        for item in fields(self):
-            value, hint = getattr(self, item.name), hints[item.name]
-            shown = item.name.replace("_", "-")
-            if choices := get_args(hint):
-                if value not in choices:
-                    raise ElmoError(f"{shown} must be one of {', '.join(choices)}, got {value!r}")
-                continue
-            types, name = _TYPES[hint]
-            if not isinstance(value, types) or (isinstance(value, bool) and hint is not bool):
-                raise ElmoError(f"{shown} must be {name}, got {value!r}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ElmoError(f"{shown} must be a finite number, got {value!r}")
-            least, below = item.metadata["least"], item.metadata["below"]
-            if (least is not None and value < least) or (below is not None and value >= below):
-                bound = f"at least {least:g}" + (f" and below {below:g}" if below is not None else "")
-                raise ElmoError(f"{shown} must be {bound}, got {value!r}")
+        check_options(self)
         if self.elmo == "none" and self.static == "none":
-            raise ElmoError("elmo none and static none leave no input: choose one of the two")
+            raise ElmoError("elmo none and static none leave no input: choose one of the two", "elmo", "static")
         if self.elmo == "none" and (self.elmo_output or self.fine_tune):
-            raise ElmoError("elmo_output and fine_tune need ELMo vectors, but elmo is none")
+            raise ElmoError("elmo_output and fine_tune need ELMo vectors, but elmo is none", "elmo_output", "fine_tune")
 
-    def idle(self, kind: Kind) -> dict[str, str]:
-        """The options that have no effect on a task of this kind with these others, and what each is for."""
+    def unused(self) -> dict[str, str]:
+        """The options that every task has and that change nothing next to the others, and what each is for."""
         uses = {
-            "elmo_output": (self.elmo != "none", "ELMo vectors, and --elmo is none"),
-            "elmo_dropout": (self.elmo != "none", "ELMo vectors, and --elmo is none"),
-            "mix_layer_norm": (self.elmo == "mix", "a mix of the layers, --elmo mix"),
-            "mix_penalty": (self.elmo == "mix", "a mix of the layers, --elmo mix"),
-            "elmo_learning_rate": (self.fine_tune, "a biLM that is trained too, --fine-tune"),
-            "static_size": (self.static == "train", "vectors that are trained from nothing, --static train"),
-            "static_min_count": (self.static == "train", "vectors that are trained from nothing, --static train"),
-            "static_frozen": (self.static not in ("train", "none"), "vectors that are given, --static FILE"),
-            "pooling": (
-                kind == "classify" or (kind == "pair" and not self.alignment),
-                "classify, or pair with --no-alignment",
-            ),
-            "crf": (kind == "tag", "tag"),
-            "alignment": (kind == "pair", "pair"),
-            "words_beside": (kind == "pair" and self.elmo != "none", "pair, with ELMo vectors"),
-            "target": (kind == "pair", "pair"),
-            "max_tokens": (kind != "tag", "classify and pair"),
+            "elmo_output": (self.elmo != "none", "ELMo vectors, and elmo is none"),
+            "elmo_dropout": (self.elmo != "none", "ELMo vectors, and elmo is none"),
+            "mix_layer_norm": (self.elmo == "mix", "a mix of the layers, elmo mix"),
+            "mix_penalty": (self.elmo == "mix", "a mix of the layers, elmo mix"),
+            "elmo_learning_rate": (self.fine_tune, "an ELMo model that is trained too, fine_tune"),
+            "static_size": (self.static == "train", "vectors that are trained from scratch, static train"),
+            "static_min_count": (self.static == "train", "vectors that are trained from scratch, static train"),
+            "static_frozen": (self.static not in ("train", "none"), "vectors of a file, static FILE"),
         }
-        return {name: what for name, (used, what) in uses.items() if not used}
+        return {name: purpose for name, (used, purpose) in uses.items() if not used}
 
     def batch_size_for(self, examples: int) -> int:
-        """Examples in an update: small where there are few, so that an epoch has updates enough."""
+        """Examples per update: few if there are few examples, so that an epoch has enough updates."""
         return self.batch_size or min(32, max(4, examples // 50))
+
+    def without_elmo(self) -> TaskOptions:
+        """The same task on static vectors alone."""
+        static = "train" if self.static == "none" else self.static
+        return replace(self, elmo="none", elmo_output=False, fine_tune=False, static=static)
+
+    def with_layer_0(self) -> TaskOptions:
+        """The same task on layer 0, which sees no context."""
+        return replace(self, elmo="0")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `TaskOptions(**d)` reads it back."""

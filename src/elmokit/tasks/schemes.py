@@ -1,4 +1,4 @@
-"""How tags mark spans (BIO, IOB1, BIOES and its spellings): found, checked, read as spans and written again."""
+"""How tags mark spans (BIO, IOB1, BIOES and its spellings): detected, checked, read as spans and written."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.examples import TaggedExample, Tokens
-from elmokit.tasks.reading.lines import token_place
+from elmokit.messages import counted
+from elmokit.tasks.reading import Tokens
 
 OUTSIDE = "O"
 _BROKEN_SHARE = 0.05
-"""A file with a greater share of broken spans than this is taken for one that mixes schemes."""
+"""A file with a greater share of broken spans than this is refused as a mix of schemes."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a file's tags mark spans; "none" where tags stand each for itself, as parts of speech do."""
+    """How a file's tags mark spans; "none" if they mark none, as parts of speech do."""
 
     name: Literal["none", "BIO", "IOB1", "BIOES"] = "none"
     letters: str = "BIES"
     """How the file spells begin, inside, end and single: BIES, BMES, BILU …; BIO and IOB1 use the first two."""
     separator: str = "-"
-    """What stands between the letter and the type."""
+    """What separates the letter from the type."""
 
     def __post_init__(self) -> None:
         if self.name not in ("none", "BIO", "IOB1", "BIOES") or len(set(self.letters)) != 4 or "O" in self.letters:
@@ -53,7 +52,7 @@ BIOES = Scheme("BIOES")
 
 
 class Span(NamedTuple):
-    """Tokens from `start` up to but not including `end`, and what they are; the type is "" where tags have none."""
+    """Tokens from `start` up to but not including `end`, and what they are; the type is "" if tags have none."""
 
     start: int
     end: int
@@ -69,12 +68,12 @@ class _Part(NamedTuple):
 
 _OUT = _Part(OUTSIDE, "")
 _TYPED = re.compile(r"([BIESLUMW])([-_])(.+)")
-# Their order decides where a file has letters of more than one; the first that has them all is taken.
+# The first that has all letters of a file is taken.
 _FAMILIES = (("BI", "BIES"), ("BIES", "BIES"), ("BMES", "BMES"), ("BILU", "BILU"), ("BMEW", "BMEW"))
 
 
 def detect_scheme(sequences: Iterable[Sequence[str]]) -> Scheme:
-    """The scheme of a file from all its tag sequences; a few broken ones do not lead it astray."""
+    """The scheme of a file from all its tag sequences; a few broken ones do not mislead it."""
     sentences = [tuple(tags) for tags in sequences]
     counts = Counter(tag for tags in sentences for tag in tags)
     inside = {tag: count for tag, count in counts.items() if tag != OUTSIDE}
@@ -98,7 +97,7 @@ def detect_scheme(sequences: Iterable[Sequence[str]]) -> Scheme:
 
 
 def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal["BIO", "IOB1"]:
-    """IOB1 begins a span with I and keeps B for one that touches another of its type; count who is contradicted."""
+    """IOB1 begins a span with I and uses B only for one that touches another of its type; the majority decides."""
     iob1 = Scheme("IOB1", "BIES", separator)
     for_bio = for_iob1 = 0
     for tags in sentences:
@@ -113,22 +112,22 @@ def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal[
 
 
 def check_scheme(
-    examples: Sequence[TaggedExample], scheme: Scheme, path: str | Path | None = None, *, refuse: bool = True
+    sentences: Iterable[tuple[Sequence[str], Callable[[int], str]]], scheme: Scheme, *, refuse: bool = True
 ) -> str | None:
-    """Check every tag and sequence of a file: None, or a sentence that names the first broken sequence.
+    """Check the tags of all sentences: None, or a sentence that names the first broken sequence.
 
-    A tag that the scheme does not know is an ElmoError, and so are broken sequences where they are more than one
-    span in 20, unless `refuse` is false; fewer are read as conlleval reads them, which is what the sentence says.
+    Each sentence has its tags and a function from a token's index to its place in the file. A tag that the scheme does
+    not have is an ElmoError, and so are broken sequences if they are more than one span in 20, unless `refuse` is
+    false; fewer are read as conlleval reads them.
     """
     if not scheme.has_spans:
         return None
     first, broken, total = "", 0, 0
-    for example in examples:
-        tags = example.tags or ()
+    for tags, place_of in sentences:
         for index, tag in enumerate(tags):
             if _parsed(tag, scheme) is None:
                 raise ElmoError(
-                    f"{token_place(path, example, index)}: the tags are {scheme.spelling}, which has no {tag!r}: "
+                    f"{place_of(index)}: the tags are {scheme.spelling}, which has no {tag!r}: "
                     f"a tag is O or one of {', '.join(_letters(scheme))} with '{scheme.separator}' and a type"
                 )
         total += len(spans(tags, scheme))
@@ -137,11 +136,11 @@ def check_scheme(
         if faults and not first:
             index = faults[0]
             before = f"after {tags[index - 1]}" if index else "at the start"
-            told = f"{tags[index]} cannot stand {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
-            first = f"{token_place(path, example, min(index, len(tags) - 1))}: in {scheme.spelling} {told}"
+            rule = f"{tags[index]} cannot be {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
+            first = f"{place_of(min(index, len(tags) - 1))}: in {scheme.spelling} {rule}"
     if not broken:
         return None
-    first += f" ({broken:,} such place{'' if broken == 1 else 's'}, {total:,} span{'' if total == 1 else 's'})"
+    first += f" ({counted(broken, 'such place')}, {counted(total, 'span')})"
     if refuse and broken > _BROKEN_SHARE * total:
         raise ElmoError(f"{first}: correct the tags, or convert the file")
     return f"{first}; a span is taken to begin or end there"
@@ -159,10 +158,10 @@ def find_faults(tags: Sequence[str], scheme: Scheme) -> list[int]:
 def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
     """The spans that tags mark; a broken sequence is read as conlleval reads it."""
     found: list[Span] = []
-    start, kind = -1, ""  # of the span that is open, -1 where none is
+    start, kind = -1, ""  # of the open span; -1 if there is none
     for index, part in enumerate([*_parts(tags, scheme), _OUT]):
-        goes_on = start >= 0 and part.letter in "IE" and part.type == kind
-        if start >= 0 and not goes_on:
+        continues = start >= 0 and part.letter in "IE" and part.type == kind
+        if start >= 0 and not continues:
             found.append(Span(start, index, kind))
             start = -1
         if part.letter != OUTSIDE and start < 0:
@@ -174,25 +173,22 @@ def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
 
 
 def to_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
-    """The same spans as BIOES tags; where the scheme is none, the tags themselves."""
+    """The same spans as BIOES tags; if the scheme is none, the tags themselves."""
     return _write(spans(tags, scheme), len(tags), BIOES) if scheme.has_spans else tuple(tags)
 
 
 def from_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
-    """BIOES tags in the file's own scheme and spelling; where that is none, the tags themselves."""
+    """BIOES tags in the file's own scheme and spelling; if that is none, the tags themselves."""
     return _write(spans(tags, BIOES), len(tags), scheme) if scheme.has_spans else tuple(tags)
 
 
 def allowed(before: str | None, after: str | None) -> bool:
-    """Whether one BIOES tag may follow another; None stands for the start or the end of the sentence."""
+    """Whether one BIOES tag may follow another; None is the start or the end of the sentence."""
     return _follows(*(_OUT if tag is None else _part(tag, BIOES) for tag in (before, after)))
 
 
 def transitions(tags: Sequence[str], scheme: Scheme) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """What a CRF over BIOES tags may do: from row to column [K, K], at the start [K], at the end [K].
-
-    Everything, where the scheme of the file is none.
-    """
+    """What a CRF over BIOES tags may do: from row to column [K, K], at the start [K], at the end [K]."""
     if not scheme.has_spans:
         return np.ones((len(tags), len(tags)), bool), np.ones(len(tags), bool), np.ones(len(tags), bool)
     inner = np.array([[allowed(before, after) for after in tags] for before in tags], dtype=bool)
@@ -206,7 +202,7 @@ def _touches(before: _Part, after: _Part) -> bool:
 
 
 def _follows(before: _Part, after: _Part) -> bool:
-    """The rule of BIOES: an open span goes on or ends, and nothing else does."""
+    """The rule of BIOES: an open span continues or ends, and nothing else does."""
     if before.letter in "BI":
         return after.letter in "IE" and before.type == after.type
     return after.letter not in "IE"
@@ -252,7 +248,7 @@ def _part(tag: str, scheme: Scheme) -> _Part:
 
 @lru_cache(maxsize=4096)
 def _parsed(tag: str, scheme: Scheme) -> _Part | None:
-    """None for a tag that the scheme does not know."""
+    """None for a tag that the scheme does not have."""
     if tag == OUTSIDE:
         return _OUT
     letter, separator, kind = tag[:1], tag[1:2], tag[2:]

@@ -26,8 +26,8 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import cache_folder, key_of
 from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
-from elmokit.tasks.examples import TaggedExample
-from elmokit.tasks.features import frozen_features, rounded
+from elmokit.tasks.inputs import frozen_features, rounded
+from elmokit.tasks.tag import TaggedExample
 
 Labels = NDArray[np.int64]
 

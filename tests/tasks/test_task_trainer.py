@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-import elmokit.tasks.features
+import elmokit.tasks.inputs
 from elmokit.errors import ElmoError
-from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample, fit
-from elmokit.tasks.training import Unwatched, held_out, with_layer_0, without_elmo
+from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample, TrainingListener, fit
+from elmokit.tasks.trainer import WeightAverages, held_out
 from task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 
 TOLERANCE = 1e-3
@@ -127,9 +127,9 @@ def test_every_option_counts(trained, name):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("classify", {"crf": False}, "crf is for tag, and this task is classify"),
+        ("classify", {"crf": False}, "crf is for tag: it would change nothing in this task .classify"),
         ("classify", {"target": "score"}, "target is for pair"),
-        ("tag", {"pooling": "max"}, "pooling is for classify, or pair with --no-alignment, and this task is tag"),
+        ("tag", {"pooling": "max"}, "pooling is for classify and pair: it would change nothing in this task .tag"),
         ("pair", {"pooling": "max"}, "pooling is for"),
         ("tag", {"alignment": False}, "alignment is for pair"),
     ],
@@ -137,6 +137,14 @@ def test_every_option_counts(trained, name):
 def test_options_of_another_kind_are_refused(trained, kind, options, message):
     with pytest.raises(ElmoError, match=message):
         trained(kind, samples(kind, 8), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("tag", {"max_tokens": 9, "words_beside": False}), ("pair", {"elmo": "none", "words_beside": False})],
+)
+def test_options_that_tasks_and_comparisons_may_share(kind, options):
+    fit(kind, samples(kind, 8), samples(kind, 4), tiny_options(epochs=1, **{"elmo": "none", **options}))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,7 @@ def test_options_of_another_kind_are_refused(trained, kind, options, message):
         ({"pooling": "first"}, "pooling must be one of attention, max, mean, got 'first'"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 2**64}, "seed must be at least 0 and below"),
-        ({"learning_rate": "fast"}, "learning-rate must be a number, got 'fast'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"elmo": "none", "static": "none"}, "leave no input"),
         ({"elmo": "none", "fine_tune": True}, "fine_tune need ELMo"),
     ],
@@ -207,7 +215,7 @@ def test_training_goes_on_while_nothing_is_found(trained):
 def test_what_is_watched(trained):
     seen = {"note": [], "features": [], "batch": [], "epoch": []}
 
-    class Watch(Unwatched):
+    class Watch(TrainingListener):
         def note(self, text):
             seen["note"].append(text)
 
@@ -248,10 +256,10 @@ def test_without_dev_data_some_is_held_out(elmo, tmp_path):
 def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
     rare = [*texts(20), TextExample(("odd",), "rare", 21)]
     for seed in range(30):
-        train, dev = held_out(rare, seed, by_label=True)
+        train, dev = held_out(rare, seed, [example.label for example in rare])
         assert len(dev) == 2
         assert {example.label for example in train} == {"pos", "neg", "rare"}
-    assert held_out(texts(40), 1, by_label=True) == held_out(texts(40), 1)
+    assert held_out(texts(40), 1, [example.label for example in texts(40)]) == held_out(texts(40), 1)
     assert len(held_out(pairs(20, scores=True), 1)[1]) == 2
     with pytest.raises(ElmoError, match=r"each of the 2 examples is the only one of its label: give dev data"):
         fit("classify", texts(2), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
@@ -264,7 +272,7 @@ def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_pa
     options = tiny_options(epochs=1)
     fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))
     (note,) = fitted.notes
-    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER cannot stand after O")
+    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER cannot be after O")
 
 
 def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):
@@ -291,7 +299,7 @@ def test_dev_data_without_spans_is_told(trained):
         ("classify", texts(4), [], "there must be dev examples"),
         ("classify", texts(4), [TextExample(("a",))], "must have a label"),
         ("tag", sentences(4), [TaggedExample(("a",), line=7)], "line 7: every token must have a tag here, got none"),
-        ("tag", texts(4), texts(4), "a task of the kind tag takes TaggedExample, got TextExample"),
+        ("tag", texts(4), texts(4), "the task tag takes TaggedExample, got TextExample"),
         ("parse", texts(4), texts(4), "a task is one of classify, tag, pair, got 'parse'"),
         ("pair", pairs(4), [PairExample(("a",), ("b",))], "must have a label"),
     ],
@@ -313,14 +321,14 @@ def test_gradients_that_are_no_numbers_are_told(trained, elmo):
 
 
 def test_updates_that_are_left_out_are_told(trained):
-    class Noting(Unwatched):
+    class Noting(TrainingListener):
         notes: ClassVar[list[str]] = []
 
         def note(self, text):
             self.notes.append(text)
 
     fitted = trained("classify", texts(32), epochs=1, learning_rate=1e30, watch=Noting())
-    assert Noting.notes[-1].startswith("2 of the 3 updates of epoch 1 were left out")
+    assert Noting.notes[-1].startswith("2 of the 3 updates of epoch 1 were skipped")
     assert 0.5 < fitted.history[0]["loss"] < 1  # of the one that counted
 
 
@@ -347,9 +355,9 @@ def test_fine_tuning_trains_a_copy(trained, elmo):
 
 def test_vectors_are_computed_once(trained, monkeypatch, tmp_path, elmo):
     computed = []
-    block = elmokit.tasks.features._block
+    block = elmokit.tasks.inputs._block
     monkeypatch.setattr(
-        elmokit.tasks.features, "_block", lambda *arguments: computed.append(len(arguments[1])) or block(*arguments)
+        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[1])) or block(*arguments)
     )
     first = trained("classify", texts(24), epochs=2)
     assert sum(computed) == len({example.tokens for example in texts(24)})
@@ -400,6 +408,38 @@ def test_static_vectors_that_are_given_and_frozen(trained):
 
 def test_what_is_compared():
     options = TaskOptions(static="none", elmo_output=True, fine_tune=True, hidden=9)
-    assert with_layer_0(options) == TaskOptions(static="none", elmo_output=True, fine_tune=True, hidden=9, elmo="0")
-    assert without_elmo(options) == TaskOptions(elmo="none", hidden=9)
-    assert without_elmo(TaskOptions(static="glove.txt")).static == "glove.txt"
+    assert options.with_layer_0() == TaskOptions(static="none", elmo_output=True, fine_tune=True, hidden=9, elmo="0")
+    assert options.without_elmo() == TaskOptions(elmo="none", hidden=9)
+    assert TaskOptions(static="glove.txt").without_elmo().static == "glove.txt"
+
+
+def test_the_average_follows_the_weights_and_forgets_the_start():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    averages = WeightAverages([weight])
+    means = []
+    for _ in range(3000):
+        with torch.no_grad():
+            weight.fill_(1.0)
+        averages.update()
+        means.append(float(averages.copies()[0][0]))
+    assert means == sorted(means)
+    assert means[0] == pytest.approx(0.9)  # while there were few updates, the last ones count most
+    assert means[-1] > 0.99
+
+
+def test_a_network_has_its_own_weights_again():
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    averages = WeightAverages([weight])
+    with torch.no_grad():
+        weight += 10
+    averages.update()
+
+    def fail():
+        with averages.in_use():
+            assert weight.tolist() == pytest.approx([10.0, 11.0])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert weight.tolist() == [11.0, 12.0]
+    assert averages.copies()[0].tolist() == pytest.approx([10.0, 11.0])

@@ -11,8 +11,7 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage import vectors
 from elmokit.storage.cache import cache_folder
-from elmokit.tasks.features import frozen_features, live_layers
-from elmokit.tasks.inputs import SentenceBatch
+from elmokit.tasks.inputs import SentenceBatch, frozen_features, live_layers
 from tiny_models import tiny_config, word_config
 
 SENTENCES = [("the", "bank"), ("a", "river", "bank", "of", "money"), (), ("the",), ("the", "bank"), ("bank", "the")]

@@ -1,1 +1,0 @@
-"""The parts that task networks are made of; all of them take ragged batches and never look at padding."""

@@ -1,1 +1,0 @@
-"""Files of labelled text, as examples: tables for classification and pairs, columns for tagging."""

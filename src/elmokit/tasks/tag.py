@@ -1,0 +1,462 @@
+"""The task `tag`, a tag for each token: [static vectors; ELMo] → biLSTM → scores of the tags → CRF."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from elmokit.errors import ElmoError
+from elmokit.tasks.classify import Labels
+from elmokit.tasks.inputs import padded_rows
+from elmokit.tasks.network import Inputs, InputSpec, TaskNetwork
+from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.reading import Column, FilePath, Segment, Tokens, read_columns, token_place
+from elmokit.tasks.schemes import (
+    OUTSIDE,
+    Scheme,
+    Span,
+    check_scheme,
+    detect_scheme,
+    from_bioes,
+    spans,
+    to_bioes,
+    transitions,
+)
+from elmokit.tasks.scores import ClassScore, MainScore, TaskScores, accuracy_scores, check_lengths, class_scores
+from elmokit.tasks.task import Answer, Task, printable
+from elmokit.text.graphemes import HAN, KANA
+
+_UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
+Allowed = Sequence[Tensor | NDArray[np.bool_]]
+_FORBIDDEN = -1e4
+"""exp of it is exactly 0, and sums of it stay finite, which -inf in a gradient does not."""
+
+
+@dataclass(frozen=True)
+class TaggedExample:
+    """A sentence and a tag for each of its tokens, as the file spells them."""
+
+    tokens: Tokens
+    tags: Tokens | None = None
+    line: int = 0
+
+    @property
+    def sentences(self) -> tuple[Tokens, ...]:
+        """The sentence alone."""
+        return (self.tokens,)
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A span of tokens that the tags mark, from `start` up to but not including `end`."""
+
+    start: int
+    end: int
+    type: str
+    text: str
+    """Its tokens as they are written: with spaces between them, except between Chinese or Japanese characters."""
+
+
+@dataclass(frozen=True)
+class TagAnswer(Answer):
+    """A sentence's tags, spelled as in training, each with its probability, and the spans that they mark."""
+
+    tokens: Tokens
+    tags: Tokens
+    probabilities: tuple[float, ...]
+    entities: tuple[Entity, ...]
+
+    @property
+    def answer(self) -> Tokens:
+        """The tags."""
+        return self.tags
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "tokens": list(self.tokens),
+            "tags": list(self.tags),
+            "probabilities": list(self.probabilities),
+            "entities": [vars(entity) for entity in self.entities],
+        }
+
+
+def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme) -> TaskScores:
+    """Accuracy by token and, if tags mark spans, precision, recall and F1 of whole spans by type.
+
+    Both are spelled as the file's tags; a broken sequence is read as conlleval reads it.
+    """
+    check_lengths(len(gold), len(predicted))
+    for right, guess in zip(gold, predicted, strict=True):
+        if len(right) != len(guess):
+            raise ElmoError(f"each token needs one predicted tag, got {len(guess)} for {len(right)} tokens")
+    flat_gold, flat_predicted = ([tag for tags in part for tag in tags] for part in (gold, predicted))
+    names = sorted({*flat_gold, *flat_predicted})
+    classes, confusion = class_scores(flat_gold, flat_predicted, names)
+    accuracy, macro_f1 = accuracy_scores(classes)
+    counts = {"tokens": len(flat_gold)}
+    if not scheme.has_spans:
+        all_scores = (accuracy, macro_f1)
+        return TaskScores(all_scores, classes, tuple(names), confusion, counts, "tag", confusion_title="tokens")
+    right_spans, guessed_spans = ([spans(tags, scheme) for tags in part] for part in (gold, predicted))
+    types = sorted({span.type for sentence in (*right_spans, *guessed_spans) for span in sentence})
+    right_types, guessed_types = (_token_types(part, map(len, gold)) for part in (right_spans, guessed_spans))
+    _, confusion = class_scores(right_types, guessed_types, [*types, OUTSIDE])
+    classes = _span_scores(right_spans, guessed_spans, types)
+    # A span is right if its start, end and type are.
+    sums = (sum(getattr(item, name) for item in classes) for name in ("correct", "predicted", "gold"))
+    total = ClassScore("all", *sums)
+    scores = (
+        MainScore("entity F1", total.f1),
+        MainScore("entity precision", total.precision),
+        MainScore("entity recall", total.recall),
+        MainScore("token accuracy", accuracy.value),
+    )
+    title = "tokens by type of span"
+    return TaskScores(scores, classes, (*types, OUTSIDE), confusion, counts, "type", total, title)
+
+
+def _span_scores(
+    gold: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]], types: Sequence[str]
+) -> tuple[ClassScore, ...]:
+    counts = {name: [0, 0, 0] for name in types}
+    for right, guess in zip(gold, predicted, strict=True):
+        for place, found in enumerate((set(right) & set(guess), guess, right)):
+            for span in found:
+                counts[span.type][place] += 1
+    return tuple(ClassScore(name, *counts[name]) for name in types)
+
+
+def _token_types(found: Sequence[Sequence[Span]], lengths: Iterable[int]) -> list[str]:
+    """The type of the span that each token of each sentence is in, O outside."""
+    types: list[str] = []
+    for sentence, length in zip(found, lengths, strict=True):
+        row = [OUTSIDE] * length
+        for span in sentence:
+            row[span.start : span.end] = [span.type] * (span.end - span.start)
+        types += row
+    return types
+
+
+class Crf(nn.Module):
+    """A conditional random field: scores of transitions between K tags, and of each tag as the first and the last.
+
+    `allowed` is what `schemes.transitions` returns. What is forbidden has probability 0 and is never decoded, unless
+    no sequence is allowed at all.
+
+    >>> crf = Crf(3)
+    >>> crf.decode(torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]]), torch.tensor([2]))
+    tensor([[1, 0]])
+    """
+
+    may_follow: Tensor
+    may_start: Tensor
+    may_end: Tensor
+
+    def __init__(self, n_tags: int, allowed: Allowed | None = None) -> None:
+        super().__init__()
+        shapes = ((n_tags, n_tags), (n_tags,), (n_tags,))
+        rules = [torch.ones(shape) for shape in shapes] if allowed is None else [torch.as_tensor(a) for a in allowed]
+        if [rule.shape for rule in rules] != list(shapes):
+            raise ElmoError(
+                f"what {n_tags} tags allow must have the shapes {shapes}: steps, starts and ends, got "
+                f"{[tuple(rule.shape) for rule in rules]}"
+            )
+        self.n_tags = n_tags
+        self.transitions = nn.Parameter(torch.zeros(n_tags, n_tags))
+        self.starts = nn.Parameter(torch.zeros(n_tags))
+        self.ends = nn.Parameter(torch.zeros(n_tags))
+        for name, rule in zip(("may_follow", "may_start", "may_end"), rules, strict=True):
+            self.register_buffer(name, rule.to(torch.bool).clone())
+
+    def log_likelihood(self, emissions: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
+        """emissions [B, T, K], tags [B, T] (anything at padding), lengths [B] → log p(tags) [B]; 0 without tokens."""
+        mask = _mask(emissions, lengths)
+        if not emissions.shape[1]:
+            return emissions.new_zeros(len(emissions))
+        score = self._score(emissions, tags.clamp(0, self.n_tags - 1), mask)
+        log_partition = torch.logsumexp(self._forward_scores(emissions, mask)[-1] + self._scores()[2], dim=1)
+        return (score - log_partition) * mask[:, 0]
+
+    def marginals(self, emissions: Tensor, lengths: Tensor) -> Tensor:
+        """emissions [B, T, K] → the probability of each tag at each token [B, T, K], 0 at padding."""
+        mask = _mask(emissions, lengths)
+        if not emissions.shape[1]:
+            return torch.zeros_like(emissions)
+        forward = torch.stack(self._forward_scores(emissions, mask), dim=1)
+        backward = torch.stack(self._backward_scores(emissions, mask), dim=1)
+        return torch.softmax(forward + backward, dim=2) * mask.unsqueeze(2)
+
+    @torch.no_grad()
+    def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
+        """emissions [B, T, K] → the best allowed tag sequences [B, T], -1 at padding."""
+        mask = _mask(emissions, lengths)
+        if not emissions.shape[1]:
+            return lengths.new_zeros(len(lengths), 0).to(emissions.device)
+        transitions, starts, ends = self._scores(float("-inf"))
+        first, *others = emissions.unbind(1)
+        best = starts + first  # [B, K], of the sequences that end in each tag
+        same = torch.arange(self.n_tags, device=emissions.device).expand_as(best)
+        came_from = []
+        for step, here in enumerate(others, 1):
+            reached, previous = (best.unsqueeze(2) + transitions).max(dim=1)
+            inside = mask[:, step, None]
+            best = torch.where(inside, reached + here, best)
+            came_from.append(torch.where(inside, previous, same))
+        tag = (best + ends).argmax(dim=1, keepdim=True)  # [B, 1]
+        path = [tag]
+        for previous in reversed(came_from):
+            tag = previous.gather(1, tag)
+            path.append(tag)
+        return torch.cat(path[::-1], dim=1).masked_fill(~mask, -1)
+
+    def _scores(self, forbidden: float = _FORBIDDEN) -> tuple[Tensor, Tensor, Tensor]:
+        """Transitions [K, K], starts [K] and ends [K], with a score for what is forbidden."""
+        return (
+            self.transitions.masked_fill(~self.may_follow, forbidden),
+            self.starts.masked_fill(~self.may_start, forbidden),
+            self.ends.masked_fill(~self.may_end, forbidden),
+        )
+
+    def _score(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
+        """The score of the given sequences, [B]."""
+        transitions, starts, ends = self._scores()
+        inside = mask.to(emissions.dtype)
+        emitted = emissions.gather(2, tags.unsqueeze(2)).squeeze(2) * inside
+        moved = transitions[tags[:, :-1], tags[:, 1:]] * inside[:, 1:]
+        last = tags.gather(1, (mask.sum(dim=1, keepdim=True) - 1).clamp(min=0)).squeeze(1)
+        return emitted.sum(dim=1) + moved.sum(dim=1) + starts[tags[:, 0]] + ends[last]
+
+    def _forward_scores(self, emissions: Tensor, mask: Tensor) -> list[Tensor]:
+        """For each token [B, K]: log of the sum over all beginnings that end in a tag; at padding as before it."""
+        transitions, starts, _ = self._scores()
+        # unbind, not one index per step, whose gradient would be a whole tensor of zeros each.
+        first, *others = emissions.unbind(1)
+        alpha = starts + first
+        alphas = [alpha]
+        for step, here in enumerate(others, 1):
+            reached = torch.logsumexp(alpha.unsqueeze(2) + transitions, dim=1) + here
+            alpha = torch.where(mask[:, step, None], reached, alpha)
+            alphas.append(alpha)
+        return alphas
+
+    def _backward_scores(self, emissions: Tensor, mask: Tensor) -> list[Tensor]:
+        """For each token [B, K]: log of the sum over all endings after a tag."""
+        transitions, _, ends = self._scores()
+        beta = ends.expand(len(emissions), self.n_tags)
+        betas = [beta]
+        for step in range(emissions.shape[1] - 1, 0, -1):
+            onward = torch.logsumexp(transitions + (emissions[:, step] + beta).unsqueeze(1), dim=2)
+            beta = torch.where(mask[:, step, None], onward, beta)
+            betas.append(beta)
+        return betas[::-1]
+
+
+def _mask(emissions: Tensor, lengths: Tensor) -> Tensor:
+    return torch.arange(emissions.shape[1], device=emissions.device) < lengths.to(emissions.device).unsqueeze(1)
+
+
+class TagNetwork(TaskNetwork):
+    """A linear layer for each token, and a CRF unless the options say otherwise."""
+
+    def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int, allowed: Allowed | None = None) -> None:
+        super().__init__(options, spec, n_outputs)
+        self.output = nn.Linear(self.state_size, n_outputs)
+        self.crf = Crf(n_outputs, allowed) if options.crf else None
+
+    def vectors(self, inputs: Inputs) -> Tensor:
+        """[B, T, size]."""
+        return self.states(inputs[0])
+
+    def output_loss(self, outputs: Tensor, targets: Tensor, inputs: Inputs) -> Tensor:
+        """outputs [B, T, K] and tags [B, T] (anything at padding) → the mean over the sentences."""
+        (batch,) = inputs
+        if self.crf is not None:
+            return -self.crf.log_likelihood(outputs, targets, batch.lengths).mean()
+        known = targets.masked_fill(~batch.mask, -1)
+        total = F.cross_entropy(outputs.flatten(0, 1), known.flatten(), ignore_index=-1, reduction="sum")
+        return total / max(len(outputs), 1)
+
+    def decode(self, outputs: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Tags [B, T], -1 at padding, and the probabilities of all tags [B, T, K], 0 at padding."""
+        (batch,) = inputs
+        if self.crf is not None:
+            return self.crf.decode(outputs, batch.lengths), self.crf.marginals(outputs, batch.lengths)
+        mask = batch.mask
+        return outputs.argmax(dim=2).masked_fill(~mask, -1), torch.softmax(outputs, dim=2) * mask.unsqueeze(2)
+
+
+@dataclass(frozen=True)
+class TagTask(Task[TaggedExample, TagAnswer]):
+    """A tag for each token; the network works on BIOES tags, files and answers have the scheme of the training file."""
+
+    labels: Labels
+    scheme: Scheme = field(default_factory=Scheme)
+
+    name = "tag"
+    example = TaggedExample
+    columns = ("token_column", "tag_column")
+    own_options = ("crf",)
+    splits_text = False
+    suffixes = (".jsonl", ".tsv", ".conll")
+
+    @classmethod
+    def read_rows(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        """The tokens, tags and line of each sentence of a file."""
+        return read_columns(path, columns, segment, labelled)
+
+    @classmethod
+    def from_examples(
+        cls, examples: Sequence[TaggedExample], options: TaskOptions, path: FilePath | None = None
+    ) -> tuple[Self, list[str]]:
+        """The tags of training examples and their scheme, and a sentence on broken spans."""
+        scheme = detect_scheme(_tags(example) for example in examples)
+        note = check_scheme(_placed(examples, path), scheme)
+        labels = Labels.of(tag for example in examples for tag in to_bioes(_tags(example), scheme))
+        labels.check_training(path)  # its sentences are about classes; a rare tag of a span is nothing odd
+        return cls(labels, scheme), [note] if note else []
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], options: TaskOptions) -> Self:
+        """The task that `to_dict` describes."""
+        if stored["labels"] is None:
+            raise ElmoError("a tag model must have labels")
+        return cls(Labels.from_dict(stored["labels"]), Scheme(**stored["scheme"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"kind": self.name, "labels": self.labels.to_dict(), "scheme": asdict(self.scheme)}
+
+    @property
+    def labels_shown(self) -> tuple[str, ...]:
+        """The tags in the scheme and spelling of the training file."""
+        names = self.labels.names
+        if not self.scheme.has_spans:
+            return names
+        found = {OUTSIDE} & set(names)
+        for kind in {name[2:] for name in names if name != OUTSIDE}:
+            for letters in ("SS", "BEBE", "BIE"):  # spans that touch, which IOB1 spells in its own way
+                tags = [f"{letter}-{kind}" if kind else letter for letter in letters]
+                if set(tags) <= set(names):
+                    found.update(from_bioes(tags, self.scheme))
+        return Labels.of(found).names
+
+    def check(
+        self, examples: Sequence[TaggedExample], path: FilePath | None = None, *, held_out: bool = False
+    ) -> list[str]:
+        """Refuse examples without tags or with tags of another scheme; sentences on tags that training never saw."""
+        sentences = _placed(examples, path)
+        # A part of a file may have many broken spans even if the whole has few.
+        notes = [check_scheme(sentences, self.scheme, refuse=not held_out) or ""]
+        if self.scheme.has_spans and all(tag == OUTSIDE for tags, _ in sentences for tag in tags):
+            notes.append("every tag to score on is O, so the entity F1 is 0 whatever the answers")
+        # A broken span counts as what it is read as.
+        read = [(from_bioes(to_bioes(tags, self.scheme), self.scheme), place_of) for tags, place_of in sentences]
+        tags = ((tag, partial(place_of, index)) for tags, place_of in read for index, tag in enumerate(tags))
+        return [*filter(None, notes), *Labels.of(self.labels_shown).check_unseen(tags)]
+
+    def build_network(self, options: TaskOptions, spec: InputSpec) -> TagNetwork:
+        """A network with one output per BIOES tag."""
+        return TagNetwork(options, spec, len(self.labels.names), transitions(self.labels.names, self.scheme))
+
+    def targets(self, examples: Sequence[TaggedExample]) -> Tensor:
+        """The ids of the tags [B, T], 0 at padding."""
+        return padded_rows([[self.labels.ids[tag] for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
+
+    def answer(self, example: TaggedExample, decoded: tuple[Tensor, ...]) -> TagAnswer:
+        """The tags as the training file spells them; decoded: tags [T] and probabilities [T, K], padded."""
+        n = len(example.tokens)
+        ids, probabilities = decoded[0][:n].tolist(), decoded[1][:n]
+        tags = from_bioes([self.labels.names[number] for number in ids], self.scheme)
+        found = spans(tags, self.scheme) if self.scheme.has_spans else []
+        entities = tuple(Entity(*span, _joined(example.tokens[span.start : span.end])) for span in found)
+        return TagAnswer(example.tokens, tags, self._probabilities(tags, ids, probabilities), entities)
+
+    def _probabilities(self, tags: Tokens, ids: Sequence[int], probabilities: Tensor) -> tuple[float, ...]:
+        """The probability of each tag: the sum of those of the BIOES tags that its spelling may mean."""
+        rows = zip(probabilities.tolist(), tags, ids, strict=True)
+        return tuple(
+            min(1.0, sum(row[meaning] for meaning in {number, *self._meanings(tag)})) for row, tag, number in rows
+        )
+
+    def _meanings(self, tag: str) -> list[int]:
+        """The ids of the BIOES tags that a file's tag may mean: in BIO, B begins a span or is all of it."""
+        letters = {"BIO": {"B": "BS", "I": "IE"}, "IOB1": {"B": "BS", "I": "BIES"}}.get(self.scheme.name)
+        if letters is None or tag == OUTSIDE:
+            return []
+        names = [letter + tag[1:].replace(self.scheme.separator, "-", 1) for letter in letters[tag[0]]]
+        return [self.labels.ids[name] for name in names if name in self.labels.ids]
+
+    def score(self, examples: Sequence[TaggedExample], answers: Sequence[TagAnswer]) -> TaskScores:
+        """The F1 of spans and the accuracy of tags."""
+        return score_tags([_tags(example) for example in examples], [a.tags for a in answers], self.scheme)
+
+    def on_screen(self, example: TaggedExample, answer: TagAnswer) -> str:
+        """Spans in brackets, [Ada Lovelace]PER was born in [London]LOC; without spans token/tag."""
+        if not self.scheme.has_spans:
+            return printable(" ".join(map("/".join, zip(answer.tokens, answer.tags, strict=True))))
+        parts: list[str] = []
+        at = 0
+        for entity in answer.entities:
+            parts += [*answer.tokens[at : entity.start], f"[{entity.text}]{entity.type}"]
+            at = entity.end
+        return printable(" ".join([*parts, *answer.tokens[at:]]))
+
+    def json_line(self, example: TaggedExample, answer: TagAnswer) -> str:
+        """A line of a .jsonl file; the answer contains the tokens."""
+        return json.dumps(answer.to_dict(), ensure_ascii=False)
+
+    def table_lines(self, answered: Iterable[tuple[TaggedExample, TagAnswer]]) -> Iterator[str]:
+        """Columns of tokens and tags, with a blank line after each sentence."""
+        for _, answer in answered:
+            yield "".join(f"{token}\t{tag}\n" for token, tag in zip(answer.tokens, answer.tags, strict=True))
+
+
+TASK = TagTask
+
+
+def _tags(example: TaggedExample) -> Tokens:
+    if example.tags is None:
+        raise ElmoError(f"line {example.line}: every token must have a tag here, got none")
+    return example.tags
+
+
+def _placed(examples: Iterable[TaggedExample], path: FilePath | None) -> list[tuple[Tokens, Callable[[int], str]]]:
+    """The tags of each sentence, and a function from a token's index to its place in the file."""
+    return [(_tags(example), partial(token_place, path, example.line, example.tokens)) for example in examples]
+
+
+def _joined(tokens: Sequence[str]) -> str:
+    return _UNSPACED.sub(r"\1", " ".join(tokens))
+
+
+def read_tagged(
+    path: FilePath,
+    *,
+    token_column: Column | None = None,
+    tag_column: Column | None = None,
+    segment_digits: bool | None = None,
+    segment: Segment = "whitespace",
+    labelled: bool = True,
+) -> list[TaggedExample]:
+    """The sentences of a file and their tags, as the file spells them.
+
+    Columns are separated by tabs or spaces and numbered from 1; the token is the first and the tag the last. In a
+    .conllu file they are FORM and UPOS, and columns also have names (`tag_column="xpos"`). `segment_digits` says
+    whether a token ends in a digit that counts its place in a word (口0 腔1); None: detect it. With labelled=False no
+    tags are read, and a .txt file has one sentence per line, split by `segment`.
+    """
+    columns = {"token_column": token_column, "tag_column": tag_column, "segment_digits": segment_digits}
+    return list(TagTask.read(path, segment=segment, labelled=labelled, **columns))

@@ -1,0 +1,293 @@
+"""What a task is, and the registry of tasks.
+
+To add a task, write a module with a subclass of `Task` named `TASK` and add its name to `_BUILT_IN`; from outside the
+package, call `register_task`. `classify.py` is the shortest example.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from elmokit.errors import ElmoError
+from elmokit.tasks.network import InputSpec, TaskNetwork
+from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.reading import FilePath, Segment, Tokens, read_table
+from elmokit.tasks.scores import TaskScores
+
+_BUILT_IN = ("classify", "tag", "pair")
+"""The modules of our own tasks, each named after its task."""
+
+
+class Example(Protocol):
+    """One example of a task."""
+
+    @property
+    def line(self) -> int:
+        """Its line in the file, for messages; 0 if it comes from no file."""
+
+    @property
+    def sentences(self) -> tuple[Tokens, ...]:
+        """Its texts as tokens, one per side of the task."""
+
+
+class Answer(ABC):
+    """What a model says of one example."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> Any:  # noqa: ANN401 - a label, tags or a score
+        """The part that is compared with the right answer."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+    def to_cells(self) -> dict[str, str]:
+        """For a table: the value of each column."""
+        return {"label": str(self.answer)}
+
+    def on_screen(self) -> str:
+        """As a person reads it."""
+        return str(self.answer)
+
+
+ExampleT = TypeVar("ExampleT", bound=Example)
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+
+class Task(ABC, Generic[ExampleT, AnswerT]):
+    """One kind of task: how its files are read, its network, what the network's outputs mean, and its scores.
+
+    An instance is what training learned from the examples apart from weights, such as the labels.
+    """
+
+    name: ClassVar[str]
+    example: ClassVar[type[Any]]
+    """The class of its examples: a call takes the sentences, the answer and the line in the file."""
+    columns: ClassVar[tuple[str, ...]] = ("text", "label")
+    """The arguments of `read` that name columns; `elmo task` has an option for each."""
+    sides: ClassVar[tuple[str, ...]] = ("text",)
+    """The names of an example's texts in files of answers."""
+    own_options: ClassVar[tuple[str, ...]] = ()
+    """The options that this task reads and not every task does."""
+    options: ClassVar[type[TaskOptions]] = TaskOptions
+    """A subclass for a task that has options which no other task has."""
+    splits_text: ClassVar[bool] = True
+    """Whether the texts of its training files are split into tokens; false if files have tokens."""
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv")
+    """The files that answers can be written to."""
+
+    # --- Data ---------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(
+        cls,
+        path: FilePath,
+        *,
+        segment: Segment = "whitespace",
+        labelled: bool = True,
+        **columns: Any,  # noqa: ANN401
+    ) -> Iterator[ExampleT]:
+        """The examples of a file, one by one; with labelled=False no answers are read."""
+        return (cls.example(*row) for row in cls.read_rows(path, columns, segment, labelled))
+
+    @classmethod
+    def read_rows(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        """The arguments of each example of a file, here of a table."""
+        names = {name: columns.get(name) for name in cls.columns if labelled or name != "label"}
+        for line, tokens, label in read_table(path, names, segment):
+            yield *(tokens[side] for side in cls.sides), label, line
+
+    @classmethod
+    @abstractmethod
+    def from_examples(
+        cls, examples: Sequence[ExampleT], options: TaskOptions, path: FilePath | None = None
+    ) -> tuple[Self, list[str]]:
+        """The task that training examples define, and a sentence about each thing that looks odd in them."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, stored: Mapping[str, Any], options: TaskOptions) -> Self:
+        """The task that `to_dict` describes."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `kind` is the name of the task."""
+
+    @abstractmethod
+    def check(self, examples: Sequence[ExampleT], path: FilePath | None = None, *, held_out: bool = False) -> list[str]:
+        """Refuse examples that cannot be scored; a sentence about each thing that looks odd in them.
+
+        `held_out`: they are part of a training file that was checked as a whole.
+        """
+
+    def label(self, example: ExampleT) -> str | None:
+        """The label of a training example, each of which needs an example to train on; None if it has none."""
+        return None
+
+    @property
+    def labels_shown(self) -> tuple[str, ...]:
+        """The labels as the training file spells them; none if the answer is a score."""
+        return ()
+
+    # --- Network and answers ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build_network(self, options: TaskOptions, spec: InputSpec) -> TaskNetwork:
+        """The network of this task, with new weights."""
+
+    def prepare_network(self, network: TaskNetwork, examples: Sequence[ExampleT]) -> None:
+        """Set what a network takes from all training examples before the first update."""
+
+    @abstractmethod
+    def targets(self, examples: Sequence[ExampleT]) -> Tensor:
+        """What the network's loss compares its outputs with, for a batch of training examples."""
+
+    @abstractmethod
+    def answer(self, example: ExampleT, decoded: tuple[Tensor, ...]) -> AnswerT:
+        """The answer for one example from its part of what the network's `decode` returned."""
+
+    @abstractmethod
+    def score(self, examples: Sequence[ExampleT], answers: Sequence[AnswerT]) -> TaskScores:
+        """Compare answers, one for each example, with what the examples say."""
+
+    # --- Answers as text ----------------------------------------------------------------------------------------------
+
+    def on_screen(self, example: ExampleT, answer: AnswerT) -> str:
+        """An answer as a person reads it, on one line."""
+        return printable(f"{answer.on_screen()}  {' | '.join(texts_of(example))}")
+
+    def json_line(self, example: ExampleT, answer: AnswerT) -> str:
+        """A line of a .jsonl file."""
+        texts = dict(zip(self.sides, texts_of(example), strict=True))
+        return json.dumps({**texts, **answer.to_dict()}, ensure_ascii=False)
+
+    def table_lines(self, answered: Iterable[tuple[ExampleT, AnswerT]]) -> Iterator[str]:
+        """The lines of a .tsv file (or of another of `suffixes`), which can be read as examples again."""
+        for number, (example, answer) in enumerate(answered):
+            cells = answer.to_cells()
+            if not number:
+                yield "\t".join([*cells, *self.sides])
+            yield "\t".join([*cells.values(), *texts_of(example)])
+
+    # --- Checks that all tasks share ----------------------------------------------------------------------------------
+
+    @classmethod
+    def check_examples(cls, examples: Iterable[Example]) -> None:
+        """Refuse examples of another task."""
+        for example in examples:
+            if not isinstance(example, cls.example):
+                raise ElmoError(f"the task {cls.name} takes {cls.example.__name__}, got {type(example).__name__}")
+
+    @classmethod
+    def check_suffix(cls, path: Path) -> None:
+        """Refuse a file whose suffix is no format for the answers of this task."""
+        if path.suffix not in cls.suffixes:
+            found = f"got {str(path)!r}"
+            raise ElmoError(f"output must end in {', '.join(cls.suffixes)} for a {cls.name} model, {found}", "output")
+
+    @classmethod
+    def unused(cls, options: TaskOptions) -> dict[str, str]:
+        """The options that change nothing in this task next to the others, and what each is for."""
+        others = [item.name for item in fields(options) if not item.metadata.get("shared", True)]
+        return options.unused() | {name: _readers(name) for name in others if name not in cls.own_options}
+
+    @classmethod
+    def refuse_unused(cls, options: TaskOptions, given: Iterable[str] | None = None) -> None:
+        """Refuse an option that was given and changes nothing; without `given`, one of another task that was changed.
+
+        Options of other inputs are accepted then, since a comparison shares its options.
+        """
+        known = {item.name: item for item in fields(options)}
+        for name, purpose in cls.unused(options).items():
+            strict = not known[name].metadata.get("shared", True) and not known[name].metadata.get("lenient", False)
+            changed = strict and getattr(options, name) != known[name].default
+            if changed if given is None else name in given:
+                raise ElmoError(
+                    f"{name} is for {purpose}: it would change nothing in this task ({cls.name}), so leave it out",
+                    name,
+                    *(other for other in ("elmo", "static", "fine_tune", "alignment") if other in purpose.split()),
+                )
+
+    @classmethod
+    def cut_sentences(cls, examples: Iterable[Example], options: TaskOptions) -> list[list[Tokens]]:
+        """The sentences of examples, one list per side, cut to max_tokens if the task reads that option."""
+        most = options.max_tokens if "max_tokens" in cls.own_options else None
+        rows = [example.sentences for example in examples]
+        return [[row[side][:most] for row in rows] for side in range(len(cls.sides))]
+
+    @classmethod
+    def is_cut(cls, example: Example, options: TaskOptions) -> bool:
+        """Whether an example has a text that is longer than the network reads."""
+        return "max_tokens" in cls.own_options and max(map(len, example.sentences)) > options.max_tokens
+
+    @classmethod
+    def cut_notes(cls, examples: Sequence[Example], options: TaskOptions, path: str | None = None) -> list[str]:
+        """A sentence on examples that are cut, if there are any."""
+        cut = sum(cls.is_cut(example, options) for example in examples)
+        if not cut:
+            return []
+        are = "is" if cut == 1 else "are"
+        of_all = f"{cut:,} of {len(examples):,} texts" + (f" of {path}" if path else "")
+        return [f"{of_all} {are} longer than {options.max_tokens} tokens (max_tokens) and {are} cut"]
+
+
+AnyTask = Task[Any, Any]
+
+
+def texts_of(example: Example) -> list[str]:
+    """The texts of an example, with spaces between the tokens."""
+    return [" ".join(tokens) for tokens in example.sentences]
+
+
+def printable(text: str) -> str:
+    """Without characters that would control a terminal."""
+    return "".join("\ufffd" if unicodedata.category(character) == "Cc" else character for character in text)
+
+
+_registered: dict[str, type[AnyTask] | None] = dict.fromkeys(_BUILT_IN)  # None: its module is not imported yet
+
+
+def register_task(task: type[AnyTask]) -> None:
+    """Add a task from outside the package; `fit`, `load` and `elmo task` then take its name."""
+    if task.name in _registered:
+        raise ElmoError(f"a task named {task.name} is registered: unregister_task({task.name!r}) removes it")
+    _registered[task.name] = task
+
+
+def unregister_task(name: str) -> None:
+    """Remove a task from the registry."""
+    task_named(name)
+    del _registered[name]
+
+
+def task_names() -> list[str]:
+    """The names of all tasks."""
+    return list(_registered)
+
+
+def task_named(name: str) -> type[AnyTask]:
+    """The task of this name."""
+    if name not in _registered:
+        raise ElmoError(f"a task is one of {', '.join(_registered)}, got {name!r}")
+    task = _registered[name]
+    if task is None:
+        task = import_module(f"elmokit.tasks.{name}").TASK
+        _registered[name] = task
+    return task
+
+
+def _readers(option: str) -> str:
+    """The names of the tasks that read an option."""
+    return " and ".join(name for name in _registered if option in task_named(name).own_options)
