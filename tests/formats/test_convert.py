@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.cli import main
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from model_files import WORDS, make_bilm, make_manylangs, named, slot_of, write_bilm, write_manylangs, write_tensorflow
 from numpy_forward import bilm_token

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
 from elmokit.cli import main
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.lm_head import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe

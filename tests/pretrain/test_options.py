@@ -3,9 +3,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+from elmokit.pretrain.options import with_recipe_options
 from typer.testing import CliRunner
 
-from elmokit.pretrain.options import with_recipe_options
 from elmokit.pretrain.recipe import Recipe
 
 HINTS = get_type_hints(Recipe)

@@ -108,7 +108,13 @@ print([name for name in ("torch", "numpy", "h5py", "matplotlib") if name in sys.
 def test_help_shows_each_option_with_its_default(call):
     _, out, _ = call("train", "--help")
     shown = " ".join(out.split())
-    for text in ("--elmo mix|0|none", "--no-crf", "--compare", "Dropout on the ELMo vectors. [0.5]", "--seed N"):
+    for text in (
+        "--elmo mix|0|none",
+        "--no-crf",
+        "--compare",
+        "Dropout on the ELMo vectors. [default: 0.5]",
+        "--seed N",
+    ):
         assert text in shown
 
 
@@ -382,7 +388,7 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--dev", "missing.tsv"], "missing.tsv does not exist"),
         (["--model", "nowhere"], "nowhere does not exist"),
         (["--device", "abacus"], "abacus"),
-        (["--output", ""], "--output DIR is needed"),
+        (["--output", ""], "--output must not be empty"),
         (["--output", "{place}"], "is not empty: name a folder that is new"),
         (["--output", "{place}/classify.tsv"], "is not empty"),
         (["--output", "{place}/classify.tsv/x"], "cannot be written"),
@@ -474,7 +480,7 @@ def test_ctrl_c_leaves_nothing(place, tmp_path):
 
 
 def test_long_work_logs_lines_without_a_terminal(call, train, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("elmokit.commands.task_progress._LOG_SECONDS", -1)
+    monkeypatch.setattr("elmokit.progress._LOG_SECONDS", 0)
     _, _, err = call(
         "predict", place / "classify-model", "--input", place / "classify-dev.tsv", "--output", tmp_path / "a.tsv"
     )

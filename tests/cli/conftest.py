@@ -1,0 +1,14 @@
+"""Fixtures for the commands."""
+
+from pathlib import Path
+
+import pytest
+
+TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    return path
