@@ -17,7 +17,7 @@ MODULES = sorted(
 # From the bottom to the top; a module imports from its own floor and from those below.
 FLOORS = [
     {"errors"},
-    {"storage", "config", "messages", "option_fields"},
+    {"storage", "config", "messages", "options", "progress"},
     {"text"},
     {"corpus"},
     {"ops"},
@@ -27,7 +27,6 @@ FLOORS = [
     {"pretrain"},
     {"tasks", "compat"},
     {"analyse", "sklearn"},
-    {"commands"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -128,7 +128,10 @@ class ProgressDisplay:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._new_line = partial(StatusLine, first=_FIRST_SECONDS, stay=False, stream=stream, quiet=quiet, clock=clock)
+        first, every = _FIRST_SECONDS, _LOG_SECONDS
+        self._new_line = partial(
+            StatusLine, first=first, every=every, stay=False, stream=stream, quiet=quiet, clock=clock
+        )
         self._line = self._new_line()
         self._begin(doing, unit, total)
 
@@ -154,7 +157,7 @@ class ProgressDisplay:
             parts.insert(0, f"{int(100 * min(1.0, done / self._total)):3d} %")
         seconds, count = now - self._since[0], done - self._since[1]
         if seconds > 0 and count > 0:
-            parts.append(f"{quantity(count / seconds)}{self._space}{self._unit}/s")
+            parts.append(f"{quantity(count / seconds)}{'' if self._unit == 'B' else ' '}{self._unit}/s")
             if self._total:
                 parts.append(f"{duration(seconds / count * max(0, self._total - done))} left")
         if extra:
@@ -175,13 +178,10 @@ class ProgressDisplay:
         """Remove the line from a terminal."""
         self._line.close()
 
-    @property
-    def _space(self) -> str:
-        return "" if self._unit == "B" else " "
-
     def _amount(self, done: int) -> str:
-        shown = quantity if self._unit == "B" else "{:,}".format
-        return f"{shown(done)}{'' if self._total is None else f' of {shown(self._total)}'}{self._space}{self._unit}"
+        if self._unit == "B":
+            return f"{quantity(done)}B" + ("" if self._total is None else f" of {quantity(self._total)}B")
+        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {self._unit}"
 
     def __enter__(self) -> ProgressDisplay:
         return self

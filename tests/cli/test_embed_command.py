@@ -123,7 +123,7 @@ def test_stopped_killed_and_resumed_loses_nothing_and_doubles_nothing(tmp_path, 
     arguments = ["embed", "--model", model_folder, "--input", text, "--output", output, "--batch-tokens", 64]
     status, err = start_and_stop(arguments, partial, signal.SIGINT)
     assert status == 130
-    assert err.endswith(b"elmo: interrupted; --resume goes on from here\n")
+    assert err.endswith(b"elmo: interrupted; the same command with --resume continues\n")
     refused = elmo(*arguments)
     assert refused.returncode == 2
     assert b"--resume" in refused.stderr

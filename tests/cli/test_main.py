@@ -49,7 +49,7 @@ def test_it_can_say_what_it_chose(model_folder):
             "layout of HDF5",
         ),
         (["embed", "--model", "{model}", "--input", "{text}", "--format", "bilm"], "add --output"),
-        (["embed", "x", "--model", "{model}", "--resume"], "--resume goes with"),
+        (["embed", "x", "--model", "{model}", "--resume"], "--resume needs --output"),
         (["embed", "x", "--model", "{model}", "--batch-tokens", "0"], "--batch-tokens"),
         (["embed", "x", "--model", "{model}", "--device", "abacus"], "the device 'abacus' cannot be used here"),
         (["embed", "x", "--model", ""], "--model must not be empty"),

@@ -10,7 +10,7 @@ from elmokit.cli.vocab import VocabCommand
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache").run()
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_bytes(b"b a c a\n\nc \xff\nd a.\n")
     VocabCommand(corpus=[str(text)], output=tmp_path / "vocab.txt", segment="english", max_size=5).run()
@@ -31,23 +31,22 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 def test_progress_of_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache").run()
-    monkeypatch.setattr("elmokit.corpus.report._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("elmokit.corpus.report._BAR_AFTER_SECONDS", 0.0)
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0)
     (tmp_path / "t").write_text("a b\n")
     VocabCommand(corpus=[str(tmp_path / "t")], output=tmp_path / "v").run()
-    assert capsys.readouterr().err.startswith("preparing the corpus: 1 sentence, 2 tokens (100%)\n")
+    assert capsys.readouterr().err.startswith("preparing the corpus: 100 %, 4.0B of 4.0B, 2 tokens\n")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     VocabCommand(corpus=[str(tmp_path / "t")], output=tmp_path / "v", max_tokens=9).run()
-    assert "preparing the corpus: 100%" in capsys.readouterr().err
+    assert "\rpreparing the corpus: 100 %" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"output": "."}, "is a folder: name a file in it"),
-        ({"output": "missing/vocab.txt"}, "make the folder first"),
-        ({"output": "text.txt"}, "--output must not be a file of the corpus"),
+        ({"output": "."}, "output must be a file in a folder that exists, got ."),
+        ({"output": "missing/vocab.txt"}, "output must be a file in a folder that exists"),
+        ({"output": "text.txt"}, "output must not be a file that is read"),
         ({"max_size": 3}, "--max-size must be more than 3"),
         ({"corpus": ["nothing.txt"]}, r"nothing\.txt was not found"),
     ],
@@ -63,6 +62,6 @@ def test_mistakes_show_before_anything_is_read(tmp_path, monkeypatch, changes, s
 
 
 def test_standard_input_needs_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"b a\nb\n")).run()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"b a\nb\n")))
     VocabCommand(corpus=["-"], output=tmp_path / "v").run()
     assert (tmp_path / "v").read_text().split() == ["<S>", "</S>", "<UNK>", "b", "a"]
