@@ -41,19 +41,17 @@ class NeighboursCommand(SearchOptions):
 
     def run(self) -> None:
         """Find the index or build it, and print the nearest contexts, one per line."""
-        from elmokit.analyse.finding import find_index
         from elmokit.analyse.joining import WordJoiner
         from elmokit.analyse.nearest import neighbours
         from elmokit.analyse.showing import in_context, terminal_width
 
-        request = self.index_request()
         elmo = self.load(self.segment)
         policy = elmo.text_policy
         tokens = WordJoiner(elmo, policy.name, [self.word], ignore_case=self.ignore_case).join(
             policy.split(self.context)
         )
         position = find_word(self.word, tokens, self.position, ignore_case=self.ignore_case, segment=policy.name)
-        index = find_index(request, elmo, words=None if self.any_word else [self.word], ignore_case=self.ignore_case)
+        index = self.find_index(elmo, None if self.any_word else [self.word])
         found = neighbours(elmo, index, tokens, position, self.k, any_word=self.any_word, ignore_case=self.ignore_case)
         if self.json:
             for each in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,13 +114,10 @@ class PlotWordsCommand(SearchOptions):
         """Some occurrences of each word, spread evenly over the corpus."""
         import numpy as np
 
-        from elmokit.analyse.finding import find_index
         from elmokit.analyse.index_text import in_pieces
 
-        request = replace(self.index_request(), words=None)
-        if not self.index:
-            request = replace(request, max_occurrences=self.occurrences)
-        index = find_index(request, elmo, words=words, ignore_case=self.ignore_case)
+        limit = {} if self.index else {"max_occurrences": self.occurrences}
+        index = self.find_index(elmo, words, **{"words": None, **limit})
         found = []
         for number, word in enumerate(words):
             rows = index.rows_of(word, ignore_case=self.ignore_case)

@@ -35,7 +35,6 @@ class SensesCommand(SearchOptions):
     def run(self) -> None:
         """Find the index or build it, print the clusters with examples, and draw them if that is asked for."""
         from elmokit.analyse.figures import check_groups, check_picture
-        from elmokit.analyse.finding import find_index
         from elmokit.analyse.fonts import add_font, families_for
         from elmokit.analyse.sense_picture import draw_senses
         from elmokit.analyse.senses import find_senses
@@ -48,9 +47,8 @@ class SensesCommand(SearchOptions):
             families_for([self.word])  # a missing font has to show before anything is read
         elif self.font is not None:
             raise ElmoError("--font is for the picture: add --output FILE.png")
-        request = self.index_request()
         elmo = self.load(self.segment)
-        index = find_index(request, elmo, words=[self.word], ignore_case=self.ignore_case)
+        index = self.find_index(elmo, [self.word])
         senses = find_senses(
             index, self.word, self.clusters, ignore_case=self.ignore_case, examples=self.examples, seed=self.seed
         )

@@ -15,7 +15,7 @@ from elmokit.options import option
 from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
-    from elmokit.analyse.finding import IndexRequest
+    from elmokit.analyse.index import OccurrenceIndex
     from elmokit.elmo import Elmo
 
 Split = Literal["none", "line", "paragraph"]
@@ -81,12 +81,16 @@ class SearchOptions(ModelOptions):
     split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
     workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
 
-    def index_request(self) -> IndexRequest:
-        """The index that these options describe."""
-        from elmokit.analyse.finding import IndexRequest
+    def find_index(self, elmo: Elmo, words: Sequence[str] | None, **changes: Any) -> OccurrenceIndex:  # noqa: ANN401
+        """The index in which these words, or with None all words, are searched; it is built if there is none.
+
+        `changes` replace values of the options by name.
+        """
+        from elmokit.analyse.finding import IndexRequest, find_index
 
         given = {item.name: getattr(self, item.name) for item in fields(IndexRequest) if hasattr(self, item.name)}
-        return IndexRequest(**{**given, "words": given.get("words") or None})
+        given |= {"words": given.get("words") or None, **changes}
+        return find_index(IndexRequest(**given), elmo, words=words, ignore_case=self.ignore_case)
 
 
 def say(text: str) -> None:
