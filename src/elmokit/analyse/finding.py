@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
-
-from elmokit.analyse.building import BuildProgress, build_index, opened, plan_of
+from elmokit.analyse.building import build_index, opened, plan_of
 from elmokit.analyse.choosing import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
 from elmokit.corpus.prepare import prepare
@@ -23,11 +20,10 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.fingerprint import former_fingerprint
 from elmokit.messages import counted
+from elmokit.progress import ProgressDisplay
 from elmokit.storage.cache import cache_folder
 from elmokit.storage.checksum import name_of
 from elmokit.text.tokens import SegmenterName
-
-_LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _cached(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: C
 
 def _build(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: Choice, folder: Path) -> OccurrenceIndex:
     new = not (folder / DESCRIPTION).is_file()
-    with _building() as on_progress:
+    with ProgressDisplay("building the index", "sentences") as display:
         index = build_index(
             elmo,
             corpus,
@@ -146,7 +142,7 @@ def _build(request: IndexRequest, elmo: Elmo, corpus: PreparedCorpus, choice: Ch
             layer=_layer(request, elmo),
             choice=choice,
             batch_tokens=request.batch_tokens,
-            on_progress=on_progress,
+            on_progress=lambda done: display.update(done.sentences, done.total),
         )
     if new:
         size = sum(file.stat().st_size for file in index.folder.rglob("*.bin"))
@@ -173,28 +169,3 @@ def _report_unknown(elmo: Elmo, index: OccurrenceIndex) -> None:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
-@contextmanager
-def _building() -> Iterator[Callable[[BuildProgress], None]]:
-    """A bar on a terminal, a log line now and then elsewhere, on stderr."""
-    if sys.stderr.isatty():
-        with tqdm(unit=" sentences", desc="building the index", delay=_BAR_AFTER_SECONDS, file=sys.stderr) as bar:
-
-            def show(progress: BuildProgress) -> None:
-                bar.total = progress.total
-                bar.update(progress.sentences - bar.n)
-
-            yield show
-        return
-    last = time.monotonic()
-
-    def log(progress: BuildProgress) -> None:
-        nonlocal last
-        if time.monotonic() - last < _LOG_SECONDS:
-            return
-        last = time.monotonic()
-        done = f"{progress.sentences:,} of {counted(progress.total, 'sentence')}"
-        print(f"building the index: {done}", file=sys.stderr, flush=True)
-
-    yield log
