@@ -290,3 +290,13 @@ def test_a_file_that_is_read_is_never_the_table(elmo, refused, text, tmp_path) -
     assert "would be overwritten" in refused("eval", run, text, "--sentences", run / "vocab.txt")
     assert "a folder that exists" in refused("eval", run, text, "--sentences", tmp_path / "none" / "t.tsv")
     assert text.read_bytes() == before
+
+
+@pytest.mark.parametrize("more", [(), ("--by-position", "t.tsv"), ("--state", "carry")])
+def test_progress_in_a_log(elmo, corpus, model_folder, monkeypatch, tmp_path, more) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0)
+    err = elmo("eval", model_folder, corpus, *more).err
+    state = "carried" if "carry" in more else "from zero"
+    predictions = sum(len(line.split()) + 1 for line in LINES)
+    assert f"state {state}: 100 %, {predictions} of {predictions} predictions" in err

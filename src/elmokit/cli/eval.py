@@ -151,10 +151,10 @@ class EvalCommand(ModelFiles, DeviceOption):
             for state in states:
                 display.start(f"state {_SHORT[state]}", "predictions", sentences.n_predictions)
                 if self.by_position:
-                    positions[state] = by_position(network, types, sentences, state=state)
+                    positions[state] = by_position(network, types, sentences, state=state, on_progress=display.update)
                     results[state] = positions[state].all()
                 else:
-                    results[state] = evaluate(network, types, sentences, state=state)
+                    results[state] = evaluate(network, types, sentences, state=state, on_progress=display.update)
         return results, positions
 
     def _check_outputs(self) -> None:

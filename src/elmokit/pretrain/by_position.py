@@ -7,7 +7,7 @@ prediction after the last word is the boundary.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,11 @@ def by_position(
     *,
     state: StateUse = "zero",
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> ByPosition:
     """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
     losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
-    for found in scored(network, types, sentences, state, rows=rows):
+    for found in scored(network, types, sentences, state, rows=rows, on_progress=on_progress):
         bins = np.searchsorted(STARTS, found.positions, side="right") - 1
         counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
         for direction, part in enumerate(found.losses):

@@ -7,7 +7,7 @@ of processes, so neither does the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -90,14 +90,16 @@ def evaluate(
     state: StateUse = "zero",
     processes: Processes | None = None,
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> HeldOut:
     """The perplexity over sentences, each read from a zero state or, with "carry", from where the one before ended.
 
-    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero.
+    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero. `on_progress` is
+    called with the number of predictions that this process has made.
     """
     processes = processes or Processes()
     sums: dict[int, NDArray[np.float64]] = {}
-    for found in scored(network, types, sentences, state, processes=processes, rows=rows):
+    for found in scored(network, types, sentences, state, processes=processes, rows=rows, on_progress=on_progress):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
@@ -170,16 +172,23 @@ def scored(
     *,
     processes: Processes | None = None,
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Scored]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
     if not len(sentences):
         raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
     processes = processes or Processes()
+    done = 0
     with _evaluating(network):
         if state == "carry":
-            yield from _carried(network, types, sentences, processes, rows)
+            parts = _carried(network, types, sentences, processes, rows)
         else:
-            yield from _from_zero(network, types, sentences, processes)
+            parts = _from_zero(network, types, sentences, processes)
+        for found in parts:
+            done += len(found.places)
+            if on_progress is not None:
+                on_progress(done)
+            yield found
 
 
 @torch.no_grad()
