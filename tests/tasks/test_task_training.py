@@ -151,7 +151,7 @@ def test_options_of_another_kind_are_refused(trained, kind, options, message):
         ({"pooling": "first"}, "pooling must be one of attention, max, mean, got 'first'"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 2**64}, "seed must be at least 0 and below"),
-        ({"learning_rate": "fast"}, "learning-rate must be a number, got 'fast'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"elmo": "none", "static": "none"}, "leave no input"),
         ({"elmo": "none", "fine_tune": True}, "fine_tune need ELMo"),
     ],

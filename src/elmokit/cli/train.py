@@ -23,13 +23,13 @@ def _defaults() -> dict[str, str]:
     for item in fields(Recipe):
         by_size = {size: getattr(recipes[size, "modern"], item.name) for size in sizes}
         of_transformer = {size: getattr(transformers[size], item.name) for size in sizes}
-        if item.metadata["only"] == "segments":
+        if item.metadata.get("only") == "segments":
             by_size = of_transformer
         text = _by_size(by_size)
         paper = {getattr(recipes[size, "paper"], item.name) for size in sizes}
-        if item.metadata["only"] != "segments" and len(paper) == 1 and paper != set(by_size.values()):
+        if item.metadata.get("only") != "segments" and len(paper) == 1 and paper != set(by_size.values()):
             text += f"; paper {shown_value(paper.pop())}"
-        if item.metadata["only"] is None and item.name != "context" and of_transformer != by_size:
+        if item.metadata.get("only") is None and item.name != "context" and of_transformer != by_size:
             text += f"; transformer {_by_size(of_transformer)}"
         shown[item.name] = text
     return shown

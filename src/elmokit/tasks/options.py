@@ -2,80 +2,53 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from elmokit.errors import ElmoError
+from elmokit.options import check_options, option
 from elmokit.tasks.examples import Kind
-
-_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "a text"),
-}
-
-
-def _option(default: Any, help: str, *, least: float | None = None, below: float | None = None) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={"help": help, "least": least, "below": below})
 
 
 @dataclass(frozen=True)
 class TaskOptions:
     """How a task model is built and trained."""
 
-    elmo: Literal["mix", "0", "none"] = _option(
+    elmo: Literal["mix", "0", "none"] = option(
         "mix", "What ELMo gives: a learned mix of all layers, layer 0 alone, or nothing."
     )
-    elmo_output: bool = _option(False, "ELMo again at the output of the task's LSTM, with a mix of its own.")
-    elmo_dropout: float = _option(0.5, "Dropout on the ELMo vectors.", least=0, below=1)
-    mix_layer_norm: bool = _option(False, "Normalise each layer before it is mixed.")
-    mix_penalty: float = _option(0.001, "λ of λ‖w‖², which keeps the mix near the mean of the layers.", least=0)
-    fine_tune: bool = _option(False, "Train the biLM too (slow: its vectors cannot be kept).")
-    elmo_learning_rate: float = _option(1e-5, "Its own learning rate, with --fine-tune.", least=0)
-    static: str = _option("train", "Static vectors beside ELMo: train, none, or a word2vec, GloVe or fastText file.")
-    static_size: int = _option(50, "Their size, where they are trained from nothing.", least=1)
-    static_frozen: bool = _option(False, "Leave given static vectors as they are.")
-    static_min_count: int = _option(2, "Rarer words share one vector, where they are trained from nothing.", least=1)
-    hidden: int = _option(200, "Size of the task's LSTM, each direction.", least=1)
-    layers: int = _option(1, "Layers of the task's LSTM.", least=1)
-    dropout: float = _option(0.5, "Dropout on the input and the output of the task's LSTM.", least=0, below=1)
-    pooling: Literal["attention", "max", "mean"] = _option(
+    elmo_output: bool = option(False, "ELMo again at the output of the task's LSTM, with a mix of its own.")
+    elmo_dropout: float = option(0.5, "Dropout on the ELMo vectors.", least=0, below=1)
+    mix_layer_norm: bool = option(False, "Normalise each layer before it is mixed.")
+    mix_penalty: float = option(0.001, "λ of λ‖w‖², which keeps the mix near the mean of the layers.", least=0)
+    fine_tune: bool = option(False, "Train the biLM too (slow: its vectors cannot be kept).")
+    elmo_learning_rate: float = option(1e-5, "Its own learning rate, with --fine-tune.", least=0)
+    static: str = option("train", "Static vectors beside ELMo: train, none, or a word2vec, GloVe or fastText file.")
+    static_size: int = option(50, "Their size, where they are trained from nothing.", least=1)
+    static_frozen: bool = option(False, "Leave given static vectors as they are.")
+    static_min_count: int = option(2, "Rarer words share one vector, where they are trained from nothing.", least=1)
+    hidden: int = option(200, "Size of the task's LSTM, each direction.", least=1)
+    layers: int = option(1, "Layers of the task's LSTM.", least=1)
+    dropout: float = option(0.5, "Dropout on the input and the output of the task's LSTM.", least=0, below=1)
+    pooling: Literal["attention", "max", "mean"] = option(
         "attention", "How a text's vectors become one (classify, or pair without alignment)."
     )
-    crf: bool = _option(True, "Score whole tag sequences (tag); without, each tag for itself.")
-    alignment: bool = _option(True, "Let each word look at the other sentence (pair).")
-    words_beside: bool = _option(
+    crf: bool = option(True, "Score whole tag sequences (tag); without, each tag for itself.")
+    alignment: bool = option(True, "Let each word look at the other sentence (pair).")
+    words_beside: bool = option(
         True, "Compare words also by ELMo's own vectors, a mix and layer 0 beside the LSTM's output (pair)."
     )
-    target: Literal["label", "score"] = _option("label", "What a pair has: a label, or a score such as a similarity.")
-    learning_rate: float = _option(0.001, "The learning rate of everything but the biLM.", least=0)
-    batch_size: int = _option(0, "Examples in an update; 0: 32, or 4 to 32 where there are fewer than 1,600.", least=0)
-    epochs: int = _option(30, "At most so many times through the data.", least=1)
-    patience: int = _option(3, "Stop after so many epochs without a better dev score; 0: never.", least=0)
-    clip_norm: float = _option(5.0, "Bound on the norm of the gradients; 0: none.", least=0)
-    max_tokens: int = _option(400, "Longer texts are cut (classify and pair).", least=8)
-    seed: int = _option(1, "Of everything random.", least=0, below=2**63)
+    target: Literal["label", "score"] = option("label", "What a pair has: a label, or a score such as a similarity.")
+    learning_rate: float = option(0.001, "The learning rate of everything but the biLM.", least=0)
+    batch_size: int = option(0, "Examples in an update; 0: 32, or 4 to 32 where there are fewer than 1,600.", least=0)
+    epochs: int = option(30, "At most so many times through the data.", least=1)
+    patience: int = option(3, "Stop after so many epochs without a better dev score; 0: never.", least=0)
+    clip_norm: float = option(5.0, "Bound on the norm of the gradients; 0: none.", least=0)
+    max_tokens: int = option(400, "Longer texts are cut (classify and pair).", least=8)
+    seed: int = option(1, "Of everything random.", least=0, below=2**63)
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(TaskOptions)
-        for item in fields(self):
-            value, hint = getattr(self, item.name), hints[item.name]
-            shown = item.name.replace("_", "-")
-            if choices := get_args(hint):
-                if value not in choices:
-                    raise ElmoError(f"{shown} must be one of {', '.join(choices)}, got {value!r}")
-                continue
-            types, name = _TYPES[hint]
-            if not isinstance(value, types) or (isinstance(value, bool) and hint is not bool):
-                raise ElmoError(f"{shown} must be {name}, got {value!r}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ElmoError(f"{shown} must be a finite number, got {value!r}")
-            least, below = item.metadata["least"], item.metadata["below"]
-            if (least is not None and value < least) or (below is not None and value >= below):
-                bound = f"at least {least:g}" + (f" and below {below:g}" if below is not None else "")
-                raise ElmoError(f"{shown} must be {bound}, got {value!r}")
+        check_options(self)
         if self.elmo == "none" and self.static == "none":
             raise ElmoError("elmo none and static none leave no input: choose one of the two")
         if self.elmo == "none" and (self.elmo_output or self.fine_tune):
