@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
+from support.command_line import TEXT
 
 
 @pytest.fixture

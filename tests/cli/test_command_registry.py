@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from command_line import call
 from elmokit import ElmoError
 from elmokit.cli import Command, command
 from elmokit.cli.registry import message_with_options, unregister_command
 from elmokit.options import argument, option
+from support.command_line import call
 
 
 @pytest.fixture

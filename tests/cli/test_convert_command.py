@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from command_line import call
 from elmokit import Elmo
+from support.command_line import call
 
 
 def test_info_and_convert(capsys, tmp_path, model_folder):

@@ -14,13 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-from command_line import call, elmo
-from conftest import TEXT
 from elmokit import Elmo
 from elmokit.cli.embed import readable
 from elmokit.fingerprint import former_fingerprint
 from elmokit.output import read_vectors
 from elmokit.output.spool import Spool
+from support.command_line import TEXT, call, elmo
 
 
 def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import call, elmo, shell
 from elmokit import __version__
 from elmokit.output import read_vectors
+from support.command_line import call, elmo, shell
 
 
 def test_version_and_help(capsys):

@@ -5,9 +5,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from command_line import call
 from elmokit.cli.train import TrainCommand
 from elmokit.pretrain.recipe import Recipe
+from support.command_line import call
 
 HINTS = get_type_hints(Recipe)
 

@@ -7,6 +7,8 @@ import pytest
 
 from elmokit.cli import main
 
+TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
+
 
 def elmo(*arguments: object, stdin: bytes = b"", **options) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "elmokit", *map(str, arguments)]
