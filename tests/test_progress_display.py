@@ -42,6 +42,14 @@ def test_a_log_has_a_line_within_five_seconds_and_then_every_ten(clock):
     ]
 
 
+def test_slow_work_is_shown_as_begun(monkeypatch):
+    monkeypatch.setattr("elmokit.progress._SLOW_SECONDS", 0)
+    stream, times = io.StringIO(), iter([0, 3])
+    with ProgressDisplay("embedding", "sentences", total=5, stream=stream, clock=lambda: next(times)) as display:
+        display._timer.join()
+    assert stream.getvalue() == "embedding: 0 of 5 sentences\n"
+
+
 def test_short_work_shows_nothing(clock):
     for stream in (io.StringIO(), Terminal()):
         with ProgressDisplay("embedding", "sentences", stream=stream, clock=clock) as display:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,6 +18,8 @@ _REDRAW_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _FIRST_SECONDS = 2.0
 """A command that is done sooner shows no progress."""
+_SLOW_SECONDS = 3.0
+"""Work that has done nothing after this time is shown as begun."""
 _PLAIN_COLUMNS = 80
 
 
@@ -138,11 +141,19 @@ class ProgressDisplay:
     def _begin(self, doing: str, unit: str, total: int | None) -> None:
         self._doing, self._unit, self._total = doing, unit, total
         self._since: tuple[float, int] | None = None
+        self._timer = threading.Timer(_SLOW_SECONDS, self._show_begun)
+        self._timer.daemon = True
+        if doing:
+            self._timer.start()
+
+    def _show_begun(self) -> None:
+        if self._since is None:
+            self._line.show(f"{self._doing}: {self._amount(0)}")
 
     def start(self, doing: str, unit: str, total: int | None = None) -> None:
         """Begin with another piece of work, unless it is the one that is shown already."""
         if (doing, unit) != (self._doing, self._unit):
-            self._line.close()
+            self.close()
             self._line = self._new_line()
             self._begin(doing, unit, total)
 
@@ -176,6 +187,7 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Remove the line from a terminal."""
+        self._timer.cancel()
         self._line.close()
 
     def _amount(self, done: int) -> str:

@@ -7,6 +7,12 @@ import pytest
 from support.command_line import TEXT
 
 
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not make a command show its progress; tests of progress set the time to 0."""
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 3600)
+
+
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
