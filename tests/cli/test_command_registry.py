@@ -8,6 +8,7 @@ import pytest
 from elmokit import ElmoError
 from elmokit.cli import Command, command
 from elmokit.cli.registry import message_with_options, unregister_command
+from elmokit.cli.task import TaskTrainCommand
 from elmokit.options import argument, option
 from support.command_line import call
 
@@ -63,7 +64,15 @@ def test_its_mistakes(capsys, arguments, message):
 
 
 def test_only_names_of_arguments_become_options(shout):
-    shown = message_with_options(ElmoError("times: /times/x times.txt 'times' times2, times. words", "times"), shout)
+    shown = message_with_options(
+        ElmoError("times: /times/x times.txt 'times' times2, times. words", "times"), shout, {}
+    )
     assert shown == "--times: /times/x times.txt 'times' times2, --times. words"
-    shown = message_with_options(ElmoError("times and words", "words"), shout)
+    shown = message_with_options(ElmoError("times and words", "words"), shout, {})
     assert shown == "times and words", "the command has no such option"
+
+
+def test_an_option_that_was_switched_off_is_shown_as_it_was_typed():
+    error = ElmoError("crf is for tag", "crf")
+    assert message_with_options(error, TaskTrainCommand, {"crf": False}) == "--no-crf is for tag"
+    assert message_with_options(error, TaskTrainCommand, {"crf": True}) == "--crf is for tag"

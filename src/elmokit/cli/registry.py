@@ -118,7 +118,7 @@ def _function(made: type[Command]) -> Callable[..., int | None]:
         try:
             return made(**_values(made, given)).run()
         except ElmoError as error:
-            raise ElmoError(message_with_options(error, made)) from error
+            raise ElmoError(message_with_options(error, made, given)) from error
 
     parameters = [
         inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -224,15 +224,17 @@ def _shown_name(item: Field[Any]) -> str:
     return _names(item).split("/", maxsplit=1)[0]
 
 
-def message_with_options(error: ElmoError, made: type[Command]) -> str:
+def message_with_options(error: ElmoError, made: type[Command], given: Mapping[str, Any]) -> str:
     """The message with the option of the command in the place of each argument that the error names.
 
-    Paths and quoted values that contain the name of an argument stay as they are.
+    Paths and quoted values that contain the name of an argument stay as they are. `given`: what the user typed.
     """
     shown: dict[str, str] = {}
     for item in fields(made):
         if other := item.metadata.get("options_of"):
-            shown |= {each.name: _flag(each.name) for each in fields(other)}
+            for each in fields(other):
+                typed_no = "no_" if given.get(each.name) is False else ""
+                shown[each.name] = _flag(typed_no + each.name)
         elif "help" in item.metadata:
             shown[item.name] = _shown_name(item)
     message = str(error)
