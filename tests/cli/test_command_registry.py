@@ -20,7 +20,7 @@ def shout():
     class ShoutCommand(Command):
         """Print texts in capitals."""
 
-        texts: tuple[str, ...] = argument("The texts to print.", "TEXT...")
+        texts: tuple[str, ...] = argument("The texts to print.", "TEXT")
         times: int = option(1, "Number of times to print each text.", least=1)
         folder: Path | None = option(None, "Folder of nothing.", metavar="DIR")
         loud: bool = option(False, "Add an exclamation mark.", names="--loud/--quiet")

@@ -15,7 +15,7 @@ from elmokit.options import argument, option
 @command("convert")
 @dataclass(frozen=True, kw_only=True)
 class ConvertCommand(ModelFiles):
-    """Convert a model to elmokit's own folder or to another format, such as options.json with weights.hdf5 (bilm)."""
+    """Convert a model to another format. The default is elmokit's own; bilm is options.json with weights.hdf5."""
 
     source: str = argument(MODEL_HELP, "SRC")
     target: Path = argument("The folder to write; a .hdf5 file for --to tokens.", "DST")

@@ -38,9 +38,9 @@ _BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u20
 @command("embed")
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(ModelOptions):
-    """Turn sentences into vectors: shown line by line, or written to a file."""
+    """Turn sentences into vectors. They are shown line by line, or written to a file."""
 
-    texts: tuple[str, ...] = argument("Sentences, each as one argument.", "[TEXT]...", default=(), blank=True)
+    texts: tuple[str, ...] = argument("Sentences, each as one argument.", "TEXT", default=(), blank=True)
     input: str | None = option(
         None, "Text with one sentence per line, plain or compressed; - is standard input.", metavar="FILE"
     )

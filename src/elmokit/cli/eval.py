@@ -46,10 +46,10 @@ _SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 @command("eval")
 @dataclass(frozen=True, kw_only=True)
 class EvalCommand(ModelFiles, DeviceOption):
-    """Measure perplexity over held-out text: forward, backward and mean, with the full softmax."""
+    """Measure perplexity over held-out text. Forward, backward and mean, with the full softmax."""
 
     model: str = argument(MODEL_HELP, "MODEL")
-    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS...")
+    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS")
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
     max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)

@@ -12,7 +12,7 @@ from elmokit.options import argument
 @command("info")
 @dataclass(frozen=True, kw_only=True)
 class InfoCommand(ModelFiles):
-    """Show what a model is: its format, its sizes and what it contains."""
+    """Show what a model is. Its format, its sizes and what it contains."""
 
     model: str = argument(MODEL_HELP, "MODEL")
 

@@ -13,7 +13,7 @@ from elmokit.formats.bundled import FOLDER, bundled_models
 @command("models")
 @dataclass(frozen=True, kw_only=True)
 class ModelsCommand(Command):
-    """List the models that come with the package; use a name wherever a command takes a MODEL."""
+    """List the models of the package. Use a name wherever a command takes a MODEL."""
 
     def run(self) -> None:
         """Print one line for each model under a line with the names of the columns."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elmokit.analyse.index import Occurrence
     from elmokit.elmo import Elmo
 
-group("plot", "Draw what each layer does with words in sentences.")
+group("plot", "Draw words in sentences, layer by layer.")
 _OUTPUT_HELP = "The picture to write: .png, .svg or .pdf."
 
 
@@ -68,7 +68,7 @@ class PlotSimilarityCommand(ModelOptions):
 class PlotWordsCommand(SearchOptions):
     """Draw words in their sentences as points, layer by layer."""
 
-    words: tuple[str, ...] = argument("The words.", "WORD...")
+    words: tuple[str, ...] = argument("The words.", "WORD")
     output: Path = option(REQUIRED, _OUTPUT_HELP, metavar="FILE")
     sentence: tuple[str, ...] = option(
         (), "A sentence that contains the words; may be repeated.", metavar="TEXT", blank=True

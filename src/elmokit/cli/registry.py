@@ -220,7 +220,7 @@ def _refuse_blank(shown: str, value: Any) -> None:  # noqa: ANN401
 
 def _shown_name(item: Field[Any]) -> str:
     if item.metadata.get("positional"):
-        return str(item.metadata["metavar"]).strip("[].")
+        return str(item.metadata["metavar"])
     return _names(item).split("/", maxsplit=1)[0]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("senses")
 @dataclass(frozen=True, kw_only=True)
 class SensesCommand(SearchOptions):
-    """Group the occurrences of a word in a text into clusters, with typical sentences and words."""
+    """Group the occurrences of a word. Each cluster is shown with typical sentences and words."""
 
     word: str = argument("The word.", "WORD")
     output: Path | None = option(None, "Also draw the clusters: .png, .svg or .pdf.", metavar="FILE")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elmokit.text.policy import TextPolicy
 
 log = logging.getLogger(__name__)
-group("task", "Train, score and use classifiers, taggers and sentence-pair models on ELMo vectors.")
+group("task", "Train and use classifiers and taggers. Sentence-pair models too, all of them on ELMo vectors.")
 _FOLDER_HELP = "A folder that elmo task train wrote."
 _NAMED = "found by its name"
 
@@ -243,7 +243,7 @@ class TaskPredictCommand(InputColumns, DeviceOption):
 
     folder: str = argument(_FOLDER_HELP, "DIR")
     texts: tuple[str, ...] = argument(
-        "Texts, each as one argument; FIRST SECOND … for pairs.", "[TEXT]...", default=(), blank=True
+        "Texts, each as one argument; FIRST SECOND … for pairs.", "TEXT", default=(), blank=True
     )
     input: str | None = option(None, "A file of examples; labels are not needed.", metavar="FILE")
     output: Path | None = option(

@@ -44,9 +44,9 @@ def _by_size(values: Mapping[str, object]) -> str:
 @command("train")
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(DeviceOption):
-    """Train a model on any text; Elmo.load then opens DIR. torchrun -m elmokit train ... uses several GPUs."""
+    """Train a model on any text. Elmo.load then opens DIR. torchrun -m elmokit train ... uses several GPUs."""
 
-    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "[CORPUS]...", default=())
+    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS", default=())
     output: Path = option(REQUIRED, "The folder for the run and, at its end, the model.", metavar="DIR")
     vocab: Path | None = option(
         None, "The words of the softmax, one per line.", metavar="FILE", shown="from the corpus"

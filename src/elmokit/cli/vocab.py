@@ -18,9 +18,9 @@ from elmokit.text.tokens import SegmenterName
 @command("vocab")
 @dataclass(frozen=True, kw_only=True)
 class VocabCommand(Command):
-    """Count the words of a corpus and write its vocabulary: <S>, </S>, <UNK>, then words by falling counts."""
+    """Write the vocabulary of a corpus. It has <S>, </S>, <UNK>, and then the words by falling counts."""
 
-    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS...")
+    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS")
     output: Path = option(REQUIRED, "The vocabulary to write: one word per line, as for bilm-tf.", metavar="FILE")
     max_size: int | None = option(None, "Largest number of words, the three special ones included.", shown="all")
     min_count: int = option(1, "Number of times a word must occur.", least=1)
