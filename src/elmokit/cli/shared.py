@@ -81,7 +81,7 @@ class SearchOptions(ModelOptions):
     split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
     workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
 
-    def find_index(self, elmo: Elmo, words: Sequence[str] | None, **changes: Any) -> OccurrenceIndex:  # noqa: ANN401
+    def find_index(self, elmo: Elmo, searched: Sequence[str] | None, **changes: Any) -> OccurrenceIndex:  # noqa: ANN401
         """The index in which these words, or with None all words, are searched; it is built if there is none.
 
         `changes` replace values of the options by name.
@@ -90,7 +90,7 @@ class SearchOptions(ModelOptions):
 
         given = {item.name: getattr(self, item.name) for item in fields(IndexRequest) if hasattr(self, item.name)}
         given |= {"words": given.get("words") or None, **changes}
-        return find_index(IndexRequest(**given), elmo, words=words, ignore_case=self.ignore_case)
+        return find_index(IndexRequest(**given), elmo, words=searched, ignore_case=self.ignore_case)
 
 
 def say(text: str) -> None:
