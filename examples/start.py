@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from elmokit import Elmo, ScalarMix
-from elmokit.commands.train import TrainRequest, run_train
+from elmokit.pretrain.request import TrainRequest
+from elmokit.pretrain.run import run_training
 
 Item = TypeVar("Item")
 # Far too small for anything but showing how things go together.
@@ -73,5 +74,5 @@ def open_model(path: str | None, text: Iterable[str], *, mixes: int | None = Non
     with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         corpus, output, prepared = Path(folder, "corpus.txt"), Path(folder, "model"), Path(folder, "prepared")
         corpus.write_text("".join(f"{sentence}\n" for sentence in text), encoding="utf-8")
-        run_train(TrainRequest([str(corpus)], output, cache=prepared, device="cpu", changes=RECIPE))
+        run_training(TrainRequest([str(corpus)], output, cache=prepared, device="cpu", changes=RECIPE))
         return Elmo.load(output, mixes=mixes, device="cpu")

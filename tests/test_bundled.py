@@ -246,7 +246,7 @@ def test_a_table_of_several(make_elmo, tmp_path, monkeypatch, capsys):
         elmo = make_elmo(head=True)
         elmo.about = {"language": "Icelandic", "description": "sagas; cased"} if name == "is" else {}
         elmo.save(tmp_path / name, softmax=softmax)
-    for module in ("formats.bundled", "commands.models"):
+    for module in ("formats.bundled", "cli.models"):
         monkeypatch.setattr(f"elmokit.{module}.FOLDER", tmp_path)
     assert Elmo.load("zh", device="cpu").config.vector_size == 12
     assert run("models") == 0
@@ -254,7 +254,7 @@ def test_a_table_of_several(make_elmo, tmp_path, monkeypatch, capsys):
     found = [[cell.strip() for cell in row if cell.strip()] for row in rows[1:]]
     assert [row[:3] + row[4:] for row in found] == [
         ["a-long-name", "-", "3 layers x 12", "10 words", "-"],
-        ["is", "Icelandic", "3 layers x 12", "10 words, 8 bits", "sagas; cased"],
+        ["is", "Icelandic", "3 layers x 12", "10 words, int8", "sagas; cased"],
         ["zh", "-", "3 layers x 12", "none", "-"],
     ]
     with pytest.raises(

@@ -17,7 +17,8 @@ MODULES = sorted(
 # From the bottom to the top; a module imports from its own floor and from those below.
 FLOORS = [
     {"errors"},
-    {"storage", "config", "messages", "option_fields", "options"},
+    {"storage", "config", "messages", "options", "progress"},
+    {"plots"},
     {"plots"},
     {"text"},
     {"corpus"},
@@ -28,7 +29,6 @@ FLOORS = [
     {"pretrain"},
     {"tasks", "compat"},
     {"analyse", "sklearn"},
-    {"commands"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,6 +1,32 @@
-"""Wording that messages share."""
+"""Numbers and times as messages show them."""
 
 
 def counted(number: int, noun: str) -> str:
     """The number and the noun: 1 sentence, 2,000 sentences."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time.
+
+    >>> [duration(seconds) for seconds in (7.6, 200, 3780, 100_000)]
+    ['8 s', '3 min 20 s', '1 h 03 min', '1 d 03 h']
+    """
+    whole = round(seconds)
+    for size, unit, part, part_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part:02d} {part_unit}"
+    return f"{whole} s"
+
+
+def quantity(value: float) -> str:
+    """A large number in about three digits.
+
+    >>> [quantity(value) for value in (7.25, 999.7, 12_345, 999_960, 2_500_000, 1e10)]
+    ['7.2', '1k', '12.3k', '1M', '2.5M', '10G']
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            digits = max(0, 2 - len(str(int(value / size + 0.0005))) + 1)
+            return f"{float(f'{value / size:.{digits}f}'):g}{unit}"
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"

@@ -1,14 +1,11 @@
-"""The vocabulary of a corpus: order, limits, and the file both ways; and the command that writes it."""
+"""The vocabulary of a corpus: order, limits, and the file both ways."""
 
-import io
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmokit.commands.vocab import VocabRequest, run_vocab
 from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary, coverage, write_vocabulary
 from elmokit.errors import ElmoError
 from elmokit.text.vocab import Vocabulary
@@ -73,62 +70,3 @@ def test_a_vocabulary_without_unknown_is_not_written(tmp_path):
     with pytest.raises(ElmoError, match="needs the entry <UNK>"):
         write_vocabulary(Vocabulary(["<S>", "</S>", "a"]), tmp_path / "vocab.txt")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    text = tmp_path / "text.txt"
-    text.write_bytes(b"b a c a\n\nc \xff\nd a.\n")
-    run_vocab(VocabRequest(corpus=[str(text)], output=tmp_path / "vocab.txt", segment="english", max_size=5))
-    assert (tmp_path / "vocab.txt").read_text() == "<S>\n</S>\n<UNK>\na\nb\n"
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines() == [
-        f"read 1 file, {len(text.read_bytes())} bytes of text, 4 lines",
-        "kept 2 sentences, 7 tokens, 8 types",
-        f"skipped 1 empty line: {text}:2",
-        f"skipped 1 line that is not UTF-8: {text}:3",
-        f"wrote {tmp_path}/vocab.txt: 5 words, which cover 57.14% of the tokens",
-    ]
-    run_vocab(VocabRequest(corpus=[str(text)], output=tmp_path / "all.txt", cache=tmp_path / "prepared"))
-    (prepared,) = (tmp_path / "prepared").iterdir()
-    run_vocab(VocabRequest(corpus=[str(prepared)], output=tmp_path / "again.txt"))
-    assert (tmp_path / "all.txt").read_text() == (tmp_path / "again.txt").read_text()
-
-
-def test_progress_of_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("elmokit.corpus.report._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("elmokit.corpus.report._BAR_AFTER_SECONDS", 0.0)
-    (tmp_path / "t").write_text("a b\n")
-    run_vocab(VocabRequest(corpus=[str(tmp_path / "t")], output=tmp_path / "v"))
-    assert capsys.readouterr().err.startswith("preparing the corpus: 1 sentence, 2 tokens (100%)\n")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    run_vocab(VocabRequest(corpus=[str(tmp_path / "t")], output=tmp_path / "v", max_tokens=9))
-    assert "preparing the corpus: 100%" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"output": "."}, "is a folder: name a file in it"),
-        ({"output": "missing/vocab.txt"}, "make the folder first"),
-        ({"output": "text.txt"}, "--output must not be a file of the corpus"),
-        ({"max_size": 3}, "--max-size must be more than 3"),
-        ({"corpus": ["nothing.txt"]}, r"nothing\.txt was not found"),
-    ],
-)
-def test_mistakes_show_before_anything_is_read(tmp_path, monkeypatch, changes, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ELMOKIT_CACHE", "cache")
-    (tmp_path / "text.txt").write_text("a\n")
-    changes = {name: Path(value) if name == "output" else value for name, value in changes.items()}
-    with pytest.raises(ElmoError, match=said):
-        run_vocab(VocabRequest(**{"corpus": ["text.txt"], "output": Path("vocab.txt"), **changes}))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
-
-
-def test_standard_input_needs_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"b a\nb\n")))
-    run_vocab(VocabRequest(corpus=["-"], output=tmp_path / "v"))
-    assert (tmp_path / "v").read_text().split() == ["<S>", "</S>", "<UNK>", "b", "a"]

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from elmokit import Elmo
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.output import embed_lines, read_vectors
 from model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
 

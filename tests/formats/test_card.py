@@ -5,9 +5,9 @@ import zipfile
 
 import pytest
 
-from elmokit.commands.convert import convert_model
 from elmokit.formats import card
 from elmokit.formats.card import CARD_TITLE, earlier_section, model_card, notes_in, training_section
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
 from tiny_models import tiny_checkpoint

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.cli import main
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from model_files import WORDS, make_bilm, make_manylangs, named, slot_of, write_bilm, write_manylangs, write_tensorflow
 from numpy_forward import bilm_token
@@ -104,7 +104,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, to):
     source = write_bilm(tmp_path / "from", make_bilm())
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ElmoError, match=r"to is not empty; choose another or add --overwrite$"):
+    with pytest.raises(ElmoError, match=r"to is not empty: choose another or use overwrite$"):
         convert_model(source, tmp_path / "to", to=to)
     assert files(tmp_path / "to") == {"thesis.txt": b"years of work"}
     convert_model(source, tmp_path / "to", to=to, overwrite=True)

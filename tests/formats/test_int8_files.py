@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
 from model_files import (

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
-from elmokit.commands.convert import convert_model
 from elmokit.errors import ElmoError
+from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.language_model import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from elmokit.cli import main
-from elmokit.commands import train
 from elmokit.model.context import State
+from elmokit.pretrain import run as train
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
 from training_runs import Command, Ended, write_text

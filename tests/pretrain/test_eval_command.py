@@ -148,7 +148,7 @@ def test_mistakes_by_position(refused, corpus, tmp_path, model_folder, monkeypat
     assert "twice" in said(tmp_path / "t.tsv", tmp_path / "t.tsv")
     assert "must not be empty" in said("")
     read = corpus.rename(corpus.with_suffix(".tsv"))
-    assert "would be written over" in refused("eval", model_folder, read, "--by-position", read)
+    assert "would be overwritten" in refused("eval", model_folder, read, "--by-position", read)
     assert read.read_bytes() == before
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install 'elmokit[plot]'" in refused("eval", model_folder, read, "--by-position", tmp_path / "t.png")
@@ -286,7 +286,17 @@ def test_a_file_that_is_read_is_never_the_table(elmo, refused, text, tmp_path) -
     run = tmp_path / "run"
     elmo("train", text, *TINY, "--steps", "2", "--output", run)
     before = text.read_bytes()
-    assert "would be written over" in refused("eval", run, text, "--sentences", text)
-    assert "would be written over" in refused("eval", run, text, "--sentences", run / "vocab.txt")
+    assert "would be overwritten" in refused("eval", run, text, "--sentences", text)
+    assert "would be overwritten" in refused("eval", run, text, "--sentences", run / "vocab.txt")
     assert "a folder that exists" in refused("eval", run, text, "--sentences", tmp_path / "none" / "t.tsv")
     assert text.read_bytes() == before
+
+
+@pytest.mark.parametrize("more", [(), ("--by-position", "t.tsv"), ("--state", "carry")])
+def test_progress_in_a_log(elmo, corpus, model_folder, monkeypatch, tmp_path, more) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0)
+    err = elmo("eval", model_folder, corpus, *more).err
+    state = "carried" if "carry" in more else "from zero"
+    predictions = sum(len(line.split()) + 1 for line in LINES)
+    assert f"state {state}: 100 %, {predictions} of {predictions} predictions" in err

@@ -1,4 +1,4 @@
-"""Progress is one line on a terminal, log lines elsewhere, and never a reason for a run to stop."""
+"""TrainingProgress is one line on a terminal, log lines elsewhere, and never a reason for a run to stop."""
 
 import doctest
 import io
@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from elmokit.pretrain import progress as module
+from elmokit import messages
+from elmokit import progress as progress_module
 from elmokit.pretrain.progress import TrainingProgress
 
 NUMBERS = {
@@ -42,8 +43,8 @@ class Clock:
 
 
 def test_examples_in_the_docstrings():
-    assert doctest.testmod(module).attempted >= 3
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(messages).attempted >= 2
+    assert doctest.testmod(messages).failed == 0
 
 
 def test_log_lines_at_intervals_the_first_and_the_last():
@@ -109,7 +110,7 @@ def test_the_width_is_that_of_the_terminal_itself(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     stream = Terminal()
     stream.fileno = lambda: 2
-    monkeypatch.setattr(module.os, "get_terminal_size", lambda handle: os.terminal_size((20, handle)))
+    monkeypatch.setattr(progress_module.os, "get_terminal_size", lambda handle: os.terminal_size((20, handle)))
     with TrainingProgress(stream=stream) as progress:
         progress.update(123_456, 0.5, 100, 10_000, NUMBERS)
     assert stream.screen() == [" 50 %, step 123,456", ""]

@@ -289,7 +289,7 @@ def test_a_full_disk_elsewhere_can_be_resumed(elmo, refused, text, tmp_path, mon
             plain = SummaryWriter.add_scalar
             patch.setattr(SummaryWriter, "add_scalar", full)
         else:
-            from elmokit.commands import train
+            from elmokit.pretrain import run as train
 
             def no_room(*arguments) -> None:
                 raise ElmoError("model.safetensors cannot be written: No space left on device")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from elmokit import Elmo
-from elmokit.commands import train
 from elmokit.formats.load import read_checkpoint
+from elmokit.pretrain import run as train
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from model_files import make_bilm, make_manylangs, slot_of, write_bilm, write_manylangs, write_tensorflow

@@ -1,5 +1,6 @@
-"""The command line `elmo`: thin commands, heavy imports inside each."""
+"""The command line `elmo`: one file per command, with its options and what it does."""
 
 from elmokit.cli.main import main
+from elmokit.cli.registry import Command, command, group
 
-__all__ = ["main"]
+__all__ = ["Command", "command", "group", "main"]

@@ -1,4 +1,4 @@
-"""The command `elmo`: thin commands, heavy imports inside each, one sentence and exit status 2 for a user's mistake."""
+"""The command `elmo`: a user's mistake ends in one sentence and exit status 2."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import io
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated
 
 import typer
 
 from elmokit import __version__
-from elmokit.cli import looking, models, probing, tasks, training
-from elmokit.cli.shared import app, typed
+from elmokit.cli.registry import application, typed
 from elmokit.errors import ElmoError
 
 _INTERRUPTED = 130
@@ -22,18 +23,22 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
     _prepare_streams()
+    for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
+        import_module(f"elmokit.cli.{module.name}")
     logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     typed[:] = map(str, arguments)
     try:
-        status = app(arguments, standalone_mode=False)
+        status = application(_elmo)(arguments, prog_name="elmo", standalone_mode=False)
         sys.stdout.flush()  # an error must show here, not while Python exits
     except ElmoError as error:
         _stop(str(error), 2)
     except usage_error as error:
-        _stop(f"{error.format_message()} (elmo --help shows the usage)", 2)  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        name = context.command_path if context else "elmo"
+        _stop(f"{error.format_message()} ({name} --help shows the usage)", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
     except OSError as error:
@@ -79,17 +84,13 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def elmo(
+def _elmo(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is chosen, and why.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print which device, dtype and backend are chosen, and why.")
+    ] = False,
 ) -> None:
-    """ELMo on today's Python: load every released model, train your own, turn words in context into vectors."""
     if verbose:
         logging.getLogger().setLevel(logging.INFO)
-
-
-_ORDER = [module.__name__ for module in (models, training, tasks, looking, probing)]
-app.registered_commands.sort(key=lambda command: _ORDER.index(getattr(command.callback, "__module__", _ORDER[-1])))

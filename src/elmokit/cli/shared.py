@@ -1,66 +1,169 @@
-"""What the commands of `elmo` have in common: the application, arguments that return, checks of what was typed."""
+"""What several commands share: options for the model and the text, checks of output files, tables, messages."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
+from elmokit.cli.registry import Command
 from elmokit.errors import ElmoError
+from elmokit.formats.bundled import DEFAULT
+from elmokit.messages import counted
+from elmokit.options import option
+from elmokit.progress import ProgressDisplay
+from elmokit.text.tokens import SegmenterName
 
-app = typer.Typer(
-    name="elmo",
-    help="ELMo on today's Python: load every released model, train your own, turn words in context into vectors.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-typed: list[str] = []
-"""The arguments of this call, for what is recorded of it."""
+if TYPE_CHECKING:
+    from elmokit.analyse.index import OccurrenceIndex
+    from elmokit.analyse.index_builder import BuildProgress
+    from elmokit.elmo import Elmo
 
 Split = Literal["none", "line", "paragraph"]
-
-Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A model of any format: folder, .hdf5, .zip, checkpoint; en, zh; owner/name."),
-]
-Options = Annotated[
-    str | None, typer.Option(metavar="FILE", help="options.json, where it lies apart from the weights.")
-]
-Vocab = Annotated[str | None, typer.Option(metavar="FILE", help="vocab.txt, where it lies apart from the weights.")]
-# Named in full: some versions of typer take a metavar that is the name in capitals for the name.
-ModelOption = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="A model of any format; a bundled one; owner/name on the Hub.")
-]
-Device = Annotated[
-    str | None,
-    typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 … [default: a GPU if there is one]."),
-]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes that read the text [default: all].")]
+MODEL_HELP = (
+    "The model, of any format: a folder, .hdf5, .zip or checkpoint; a bundled model, see elmo models; or owner/name on "
+    "the Hugging Face Hub."
+)
+CORPUS_HELP = "Text files, folders or globs, plain or compressed; - is standard input"
+SEGMENT_HELP = "How lines are split into tokens; none splits at white space."
+SPLIT_HELP = "How raw text is split into sentences: each line is a paragraph, or blank lines separate paragraphs."
+LAYER_HELP = "Layer whose vectors are compared: mix is the model's weighted mean, 0 the lowest layer."
+MAX_OCCURRENCES_HELP = (
+    "Number of occurrences of each word to index, spread evenly over the text; 0 indexes all of them."
+)
+JSON_HELP = "Print one JSON object per line."
+FONT_HELP = "A font file for characters that the installed fonts lack."
+_NARROW = 40
+AS_IN_TRAINING = "as in the model's training"
 
 
-def refuse_empty(**values: str | None) -> None:
-    """An unset shell variable arrives as an empty string, which as a path would mean the current folder."""
-    for name, value in values.items():
-        if value is not None and not value.strip():
-            shown = name if name.isupper() else f"--{name}"
-            raise ElmoError(f"{shown} must not be empty: is a shell variable unset?")
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles(Command):
+    """Options for the files of a model."""
+
+    options: str | None = option(None, "The model's options.json, if it is not next to the weights.", metavar="FILE")
+    vocab: str | None = option(None, "The model's vocab.txt, if it is not next to the weights.", metavar="FILE")
 
 
-def path_or_none(value: str | None) -> Path | None:
-    """A path where one was typed."""
-    return None if value is None else Path(value)
+@dataclass(frozen=True, kw_only=True)
+class DeviceOption(Command):
+    """The option for the device."""
+
+    device: str | None = option(
+        None, "Device to compute on: cpu, cuda, cuda:1, …", metavar="DEVICE", shown="a GPU if there is one"
+    )
 
 
-def group(name: str, help: str) -> typer.Typer:
-    """Commands behind a word, as `elmo task train`; the word alone shows their help."""
-    made = typer.Typer(help=help, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(ModelFiles, DeviceOption):
+    """Options for the model, which is the bundled one by default."""
 
-    @made.callback()
-    def commands(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            print(context.get_help())
+    model: str = option(DEFAULT, MODEL_HELP, metavar="MODEL")
 
-    app.add_typer(made, name=name)
-    return made
+    def load(self, segment: SegmenterName | None = None) -> Elmo:
+        """The model; `segment` overrides its text policy."""
+        from elmokit.elmo import Elmo
+
+        return Elmo.load(self.model, options=self.options, vocab=self.vocab, device=self.device, segment=segment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(ModelOptions):
+    """Options for a corpus, or an index of its words, in which words are looked up."""
+
+    corpus: tuple[str, ...] = option((), f"{CORPUS_HELP}; may be repeated.", metavar="CORPUS")
+    index: Path | None = option(
+        None,
+        "Folder of the index: one that was built before, or with --corpus a new one of all words.",
+        metavar="DIR",
+        shown="in the cache",
+    )
+    ignore_case: bool = option(False, "Treat upper and lower case as the same word.")
+    segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
+    split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
+    workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
+
+    def find_index(self, elmo: Elmo, searched: Sequence[str] | None, **changes: Any) -> OccurrenceIndex:  # noqa: ANN401
+        """The index in which these words, or with None all words, are searched; it is built if there is none.
+
+        `changes` replace values of the options by name.
+        """
+        from elmokit.analyse.index_cache import IndexOptions, find_index
+        from elmokit.corpus.report import progress_display
+
+        given = {item.name: getattr(self, item.name) for item in fields(IndexOptions) if hasattr(self, item.name)}
+        given |= {"words": given.get("words") or None, **changes}
+        with progress_display("corpus") as on_corpus, ProgressDisplay() as display:
+
+            def on_build(done: BuildProgress) -> None:
+                display.start("building the index", "sentences", done.total)
+                display.update(done.sentences)
+
+            return find_index(
+                IndexOptions(**given),
+                elmo,
+                words=searched,
+                ignore_case=self.ignore_case,
+                on_corpus=on_corpus,
+                on_build=on_build,
+                on_built=lambda index: _report_built(index, elmo),
+            )
+
+
+def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:
+    size = sum(file.stat().st_size for file in index.folder.rglob("*.bin"))
+    chosen = index.description["choice"]["words"]
+    shown = "all words" if chosen is None else ", ".join(chosen[:3]) + (" …" if len(chosen) > 3 else "")
+    found = f"{counted(len(index), 'occurrence')} in {counted(index.text.n_sentences, 'sentence')}"
+    space = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    say(f"built an index of {shown}: {found}, {space} in {index.folder}")
+    unknown = elmo.unknown_tokens()
+    for text, (_, rows) in zip(index.text.type_texts(), index.words.tolist(), strict=True):
+        if rows:
+            unknown.add([text], rows)
+    if message := unknown.message():
+        say(f"elmo: {message}")
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal; None if the output is not a terminal, and nothing is to be cut."""
+    return max(shutil.get_terminal_size().columns, _NARROW) if sys.stdout.isatty() else None
+
+
+def say(text: str) -> None:
+    """Print a line that is not a result, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def check_output_file(name: str, path: Path, reads: Iterable[str | Path | None]) -> None:
+    """Refuse a file that could not be written at the end, or that would replace one that is read."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ElmoError(f"{name} must be a file in a folder that exists, got {path}", name)
+    if not path.exists():
+        return
+    sources = [Path(source) for source in reads if source not in (None, "-")]
+    if any(is_same_file(file, path) for source in sources for file in (source, *source.glob("*"))):
+        raise ElmoError(f"{name} must not be a file that is read, got {path}: it would be overwritten", name)
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Whether two paths are the same file; one that cannot be found or read is refused by its reader."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
+
+
+def same_word(token: str, word: str, *, ignore_case: bool) -> bool:
+    """Whether a token is this word."""
+    return token == word or (ignore_case and token.casefold() == word.casefold())
+
+
+def aligned(rows: Sequence[Sequence[Any]], *, right: bool = False) -> list[str]:
+    """Rows with their columns aligned; with `right` all but the first column to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    later = str.rjust if right else str.ljust
+    return ["  ".join([row[0].ljust(widths[0]), *map(later, row[1:], widths[1:])]).rstrip() for row in rows]

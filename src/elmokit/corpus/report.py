@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from elmokit.messages import counted
-
-_LOG_SECONDS, _BAR_AFTER_SECONDS = 10.0, 1.0
+from elmokit.progress import ProgressDisplay
 
 # The wording for one and for many; {limit} is max_tokens.
 _SKIPPED = {
@@ -137,32 +134,6 @@ class Progress(NamedTuple):
 
 @contextmanager
 def progress_display(name: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """A function for `prepare`'s on_progress: a bar on a terminal, otherwise a log line every 10 s, on stderr."""
-    if quiet:
-        yield lambda progress: None
-        return
-    if sys.stderr.isatty():
-        from tqdm import tqdm  # here, so that worker processes start sooner
-
-        shown = f"preparing the {name}"
-        with tqdm(unit="B", unit_scale=True, desc=shown, delay=_BAR_AFTER_SECONDS, file=sys.stderr) as bar:
-
-            def show(progress: Progress) -> None:
-                bar.total = progress.total
-                bar.set_postfix_str(counted(progress.tokens, "token"), refresh=False)
-                bar.update(progress.read - bar.n)
-
-            yield show
-        return
-    last = time.monotonic()
-
-    def log(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last < _LOG_SECONDS:
-            return
-        last = time.monotonic()
-        share = f" ({progress.read / progress.total:.0%})" if progress.total else ""
-        done = f"{counted(progress.sentences, 'sentence')}, {counted(progress.tokens, 'token')}"
-        print(f"preparing the {name}: {done}{share}", file=sys.stderr, flush=True)
-
-    yield log
+    """A function for `prepare`'s on_progress that shows how much of the text is read."""
+    with ProgressDisplay(f"preparing the {name}", "B", quiet=quiet) as display:
+        yield lambda done: display.update(done.read, done.total, counted(done.tokens, "token"))

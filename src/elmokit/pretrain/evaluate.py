@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,14 +91,16 @@ def evaluate(
     state: StateUse = "zero",
     processes: Processes | None = None,
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> HeldOut:
     """The perplexity over sentences, each read from a zero state or, with "carry", from where the one before ended.
 
-    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero.
+    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero. `on_progress` is
+    called with the number of predictions that this process has made.
     """
     processes = processes or Processes()
     sums: dict[int, NDArray[np.float64]] = {}
-    for found in scored(network, types, sentences, state, processes=processes, rows=rows):
+    for found in scored(network, types, sentences, state, processes=processes, rows=rows, on_progress=on_progress):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
@@ -171,15 +173,22 @@ def scored(
     *,
     processes: Processes | None = None,
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[ScoredPredictions]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
     sentences.refuse_empty()
     processes = processes or Processes()
+    done = 0
     with _evaluating(network):
         if state == "carry":
-            yield from _carried(network, types, sentences, processes, rows)
+            parts = _carried(network, types, sentences, processes, rows)
         else:
-            yield from _from_zero(network, types, sentences, processes)
+            parts = _from_zero(network, types, sentences, processes)
+        for found in parts:
+            done += len(found.places)
+            if on_progress is not None:
+                on_progress(done)
+            yield found
 
 
 @torch.no_grad()
@@ -303,10 +312,11 @@ def by_position(
     *,
     state: StateUse = "zero",
     rows: int = ROWS,
+    on_progress: Callable[[int], None] | None = None,
 ) -> ByPosition:
     """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
     losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
-    for found in scored(network, types, sentences, state, rows=rows):
+    for found in scored(network, types, sentences, state, rows=rows, on_progress=on_progress):
         bins = np.searchsorted(STARTS, found.positions, side="right") - 1
         counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
         for direction, part in enumerate(found.losses):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-_REDRAW_SECONDS = 0.1
-_PLAIN_COLUMNS = 80
+from elmokit.messages import duration, quantity
+from elmokit.progress import StatusLine
+
+__all__ = ["TrainingProgress", "duration", "perplexity", "quantity"]
 
 
 class TrainingProgress:
@@ -39,14 +38,7 @@ class TrainingProgress:
         self._start = (start_fraction, start_seconds)
         self._last = (start_seconds, start_tokens)
         self._rate: float | None = None
-        self._stream: TextIO | None = None if quiet else stream or sys.stderr
-        self._terminal = self._is_terminal()
-        self._interval = _REDRAW_SECONDS if self._terminal else every
-        self._clock = clock
-        self._drawn_at: float | None = None
-        self._drawn = 0
-        self._waiting = False
-        self._line = ""
+        self._line = StatusLine(every=every, stream=stream, quiet=quiet, clock=clock)
         self._heldout: float | None = None
 
     def update(
@@ -55,30 +47,15 @@ class TrainingProgress:
         """Take the numbers of a step: share of the run done (0 to 1), seconds and tokens since the run first began."""
         heldout = metrics.get("heldout_perplexity")
         self._heldout = self._heldout if heldout is None else heldout
-        self._line = ", ".join(self._parts(step, fraction, seconds, tokens, metrics))
-        self._waiting = True
-        now = self._clock()
-        if self._drawn_at is None or now - self._drawn_at >= self._interval:
-            self._drawn_at = now
-            self._draw()
+        self._line.show(", ".join(self._parts(step, fraction, seconds, tokens, metrics)))
 
     def note(self, text: str) -> None:
         """Write a line that stays: a held-out result, a checkpoint, a skipped step."""
-        if self._terminal:
-            self._write(self._cleared() + text + "\n")
-            self._drawn = 0
-            if self._line:
-                self._draw()
-        else:
-            self._write(text + "\n")
+        self._line.note(text)
 
     def close(self) -> None:
         """Show the last numbers and leave the cursor on a new line; a second call does nothing."""
-        if self._waiting:
-            self._draw()
-        if self._drawn:
-            self._write("\n")
-        self._stream, self._drawn = None, 0
+        self._line.close()
 
     def _parts(
         self, step: int, fraction: float, seconds: float, tokens: int, metrics: Mapping[str, float | None]
@@ -105,7 +82,7 @@ class TrainingProgress:
             for way in ("masked", "forward", "backward")
             if (value := metrics.get(f"{way}_perplexity")) is not None
         }
-        if ways and self._terminal:
+        if ways and self._line.terminal:
             parts.append(f"perplexity {'/'.join(ways.values())}")
         elif ways:
             parts.append("perplexity " + " ".join(f"{value} {way}" for way, value in ways.items()))
@@ -118,73 +95,11 @@ class TrainingProgress:
                 parts.append(f"{label} {value:.3g}")
         return parts
 
-    def _draw(self) -> None:
-        self._waiting = False
-        if self._terminal:
-            # A character in the last column would make some terminals go to the next line.
-            line = self._line[: self._columns() - 1]
-            self._write("\r" + line.ljust(min(self._drawn, self._columns() - 1)))
-            self._drawn = len(line)
-        else:
-            self._write(self._line.lstrip() + "\n")
-
-    def _cleared(self) -> str:
-        return "\r" + " " * min(self._drawn, self._columns() - 1) + "\r" if self._drawn else ""
-
-    def _is_terminal(self) -> bool:
-        try:
-            return self._stream is not None and self._stream.isatty()
-        except ValueError:  # closed, as by a shell's 2>&-
-            return False
-
-    def _columns(self) -> int:
-        try:
-            # Of stderr itself: shutil asks stdout, which may be a file of another width, or of none.
-            columns = os.get_terminal_size(self._stream.fileno()).columns if self._stream else 0
-        except (OSError, ValueError):
-            columns = shutil.get_terminal_size((_PLAIN_COLUMNS, 24)).columns
-        return columns or _PLAIN_COLUMNS
-
-    def _write(self, text: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):  # a closed terminal or pipe
-            self._stream, self._drawn = None, 0
-
     def __enter__(self) -> TrainingProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people.
-
-    >>> [duration(seconds) for seconds in (7.6, 200, 3780, 100_000)]
-    ['8 s', '3 min 20 s', '1 h 03 min', '1 d 03 h']
-    """
-    whole = round(seconds)
-    for size, unit, part, part_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02d} {part_unit}"
-    return f"{whole} s"
-
-
-def quantity(value: float) -> str:
-    """A large number in three figures or so.
-
-    >>> [quantity(value) for value in (7.25, 999.7, 12_345, 999_960, 2_500_000, 1e10)]
-    ['7.2', '1k', '12.3k', '1M', '2.5M', '10G']
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:
-            digits = max(0, 2 - len(str(int(value / size + 0.0005))) + 1)
-            return f"{float(f'{value / size:.{digits}f}'):g}{unit}"
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 def perplexity(value: float) -> str:

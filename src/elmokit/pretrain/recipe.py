@@ -7,33 +7,21 @@ a size of network, a recipe a way to train it), a TOML file of the user's, and t
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.bilm_options import read_options
+from elmokit.options import check_options, option
 from elmokit.text.tokens import name_in_files
 
 Preset = Literal["tiny", "small", "medium", "original"]
 RecipeName = Literal["modern", "paper"]
-
-
-def option(
-    default: Any,  # noqa: ANN401
-    help: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    only: str | None = None,
-) -> Any:  # noqa: ANN401
-    """A field with the sentence that `--help` shows, the bounds of its numbers and the one objective it belongs to."""
-    return field(default=default, metadata={"help": help, "least": least, "most": most, "only": only})
 
 
 def lstm_option(default: Any, help: str, **bounds: float) -> Any:  # noqa: ANN401
@@ -170,9 +158,10 @@ class Recipe:
     keep: int = option(2, "Checkpoints to store besides the best.", least=1)
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for item in fields(self):
-            object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name), hints[item.name], item))
+        for name in ("mask", "causal"):  # a TOML file may have a number
+            if isinstance(getattr(self, name), int | float):
+                object.__setattr__(self, name, str(getattr(self, name)))
+        check_options(self)
         object.__setattr__(self, "segment", name_in_files(self.segment))
         if self.tie_softmax and self.input != "words":
             raise ElmoError(
@@ -272,9 +261,9 @@ def make_recipe(
         raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}", "context")
     objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
     for item in fields(Recipe):
-        elsewhere = item.metadata["only"] not in (None, objective)
+        elsewhere = item.metadata.get("only") not in (None, objective)
         if elsewhere and named.get(item.name, item.default) != item.default:
-            others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata["only"]]
+            others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata.get("only")]
             raise ElmoError(
                 f"{item.name} is an option for the encoder {' or '.join(others)}, and this run has {context}: leave it "
                 "out",
@@ -354,30 +343,3 @@ _BILM_NAMES = {
 
 def _presets() -> dict[str, Any]:
     return tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))
-
-
-def _checked(name: str, value: object, hint: Any, item: Any) -> object:  # noqa: ANN401 - a type and a field
-    """The value in its own type, or a sentence that says what the option takes."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ElmoError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
-        return value
-    if hint is bool:
-        if not isinstance(value, bool):
-            raise ElmoError(f"{name} must be true or false, got {value!r}")
-        return value
-    if hint is str:
-        if name in ("mask", "causal") and isinstance(value, int | float):
-            return str(value)
-        if not isinstance(value, str):
-            raise ElmoError(f"{name} must be a text, got {value!r}")
-        return value
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if not number or (hint is int and value != int(value)):  # type: ignore[call-overload]
-        raise ElmoError(f"{name} must be a {'whole ' if hint is int else ''}number, got {value!r}")
-    least, most = item.metadata["least"], item.metadata["most"]
-    if (least is not None and value < least) or (most is not None and value > most):
-        bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
-        raise ElmoError(f"{name} must be {bounds}, got {value!r}")
-    assert item.default is not MISSING
-    return hint(value)

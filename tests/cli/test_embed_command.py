@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, what it writes, how it says no."""
+"""`elmo embed`: what it prints and writes, how it is interrupted and resumed."""
 
 import gzip
 import json
@@ -14,49 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-from elmokit import Elmo, __version__
-from elmokit.cli import main
-from elmokit.commands.embed import readable
+from elmokit import Elmo
+from elmokit.cli.embed import readable
 from elmokit.fingerprint import former_fingerprint
 from elmokit.output import read_vectors
 from elmokit.output.spool import Spool
-
-TEXT = ["the bank of the river .", "", "a bank raised money", "the bank of the river .", "😀 x/y"]
-
-
-def elmo(*arguments: object, stdin: bytes = b"", **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "elmokit", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False, **options)
-
-
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
-    return path
-
-
-def call(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
-
-
-def test_version_and_help(capsys):
-    assert call(capsys, "--version")[:2] == (0, f"elmokit {__version__}\n")
-    status, out, _ = call(capsys, "--help")
-    assert status == 0
-    for name in ("embed", "info", "convert"):
-        assert name in out
-    assert call(capsys) == (0, out, "")
-
-
-@pytest.mark.parametrize("name", ["task", "plot", "probe"])
-def test_a_word_with_commands_behind_it_shows_them(capsys, name):
-    status, out, err = call(capsys, name)
-    assert (status, err) == (0, "")
-    assert f" {name} [OPTIONS] COMMAND" in out.splitlines()[0]
+from support.command_line import TEXT, call, elmo
 
 
 def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
@@ -69,13 +32,6 @@ def test_sentences_as_arguments_print_a_line_each(capsys, model_folder):
     assert lines[1].endswith("a\ufffdriver 😀")
     first = Elmo.load(model_folder).encode(["the bank"])[0][0, 0]
     assert f"{first:+.4f}" in lines[0]
-
-
-def test_it_can_say_what_it_chose(model_folder):
-    result = elmo("--verbose", "embed", "the bank", "--model", model_folder)
-    assert result.returncode == 0
-    assert b"elmo: device " in result.stderr
-    assert b"device" not in elmo("embed", "the bank", "--model", model_folder).stderr
 
 
 @pytest.mark.parametrize("dash", [[], ["-"], ["--input", "-"]])
@@ -166,10 +122,10 @@ def test_stopped_killed_and_resumed_loses_nothing_and_doubles_nothing(tmp_path, 
     arguments = ["embed", "--model", model_folder, "--input", text, "--output", output, "--batch-tokens", 64]
     status, err = start_and_stop(arguments, partial, signal.SIGINT)
     assert status == 130
-    assert err.endswith(b"elmo: interrupted; --resume goes on from here\n")
+    assert err.endswith(b"elmo: interrupted; the same command with --resume continues\n")
     refused = elmo(*arguments)
     assert refused.returncode == 2
-    assert b"with resume" in refused.stderr
+    assert b"--resume" in refused.stderr
     assert start_and_stop([*arguments, "--resume"], partial, signal.SIGKILL)[0] == -signal.SIGKILL
     assert not output.exists()
     resumed = elmo(*arguments, "--resume")
@@ -203,72 +159,6 @@ def test_a_reader_that_leaves_ends_it_quietly(model_folder):
     result = subprocess.run(["bash", "-c", command], input=many, capture_output=True, check=False)
     assert result.stdout.count(b"\n") == 1
     assert result.stderr == b""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["embed", "x", "--model", "nowhere"], "nowhere does not exist"),
-        (["embed", "x", "--model", "{model}", "--layer", "9"], "layer must be mix, top, all or 0 to 2, got 9"),
-        (["embed", "x", "--model", "{model}", "--layer", "best"], "--layer must be mix, top, all or a number"),
-        (["embed", "x", "--model", "{model}", "--pool", "sum"], "--pool"),
-        (["embed", "x", "--model", "{model}", "--input", "f"], "not both"),
-        (["embed", "--model", "{model}", "--input", "nofile"], "nofile"),
-        (["embed", "--model", "{model}", "--input", "{text}", "--output", "v.csv"], "output must end in one of"),
-        (["embed", "--model", "{model}", "--input", "{text}", "--output", "no/v.h5"], "must exist"),
-        (
-            ["embed", "--model", "{model}", "--input", "{text}", "--output", "v.npz", "--format", "bilm"],
-            "for the layout bilm",
-        ),
-        (["embed", "--model", "{model}", "--input", "{text}", "--format", "bilm"], "add --output"),
-        (["embed", "x", "--model", "{model}", "--resume"], "--resume goes with"),
-        (["embed", "x", "--model", "{model}", "--batch-tokens", "0"], "--batch-tokens"),
-        (["embed", "x", "--model", "{model}", "--device", "abacus"], "the device 'abacus' cannot be used here"),
-        (["embed", "x", "--model", ""], "--model must not be empty"),
-        (["embed", "--model", "{model}", "--input", ""], "--input must not be empty"),
-        (["embed", "x", "--model", "{model}", "--output", ""], "--output must not be empty"),
-        (["info", ""], "MODEL must not be empty"),
-        (["embed", "x", "--model", "{model}", "--output", "x" * 250 + ".h5"], "File name too long"),
-        (["embed", "--nonsense"], "No such option: --nonsense"),
-        (["frobnicate"], "frobnicate"),
-        (["info"], "MODEL"),
-        (["convert", "{model}", "{model}"], "not empty"),
-        (["convert", "{model}", "{text}"], "DST must be a folder"),
-        (["convert", "{model}", "out", "--to", "tokens"], "end in .hdf5"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_status_2(
-    capsys, monkeypatch, tmp_path, model_folder, text_file, arguments, message
-):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    filled = [argument.format(model=model_folder, text=text_file) for argument in arguments]
-    status, out, err = call(capsys, *filled)
-    assert status == 2
-    assert out == ""
-    assert err.startswith("elmo: ")
-    assert err.count("\n") == 1
-    assert message in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing may be left behind"
-
-
-def test_info_and_convert(capsys, tmp_path, model_folder):
-    status, out, _ = call(capsys, "info", model_folder)
-    assert status == 0
-    assert "2 x 13, projected to 6, both directions" in out
-    assert "softmax" in out
-    status, out, _ = call(capsys, "convert", model_folder, tmp_path / "old", "--to", "bilm")
-    assert (status, out) == (0, f"wrote {tmp_path / 'old'}\n")
-    assert json.loads((tmp_path / "old" / "options.json").read_text())["char_cnn"]["n_characters"] == 262
-    ours, theirs = (Elmo.load(path).encode(["the bank"])[0] for path in (model_folder, tmp_path / "old"))
-    np.testing.assert_array_equal(ours, theirs)
-    tokens = tmp_path / "tokens.hdf5"
-    call(capsys, "convert", model_folder, tokens, "--to", "tokens")
-    elmo_words = Elmo.load(model_folder, token_embeddings=tokens, vocab=model_folder / "vocab.txt")
-    plain = Elmo.load(model_folder)
-    np.testing.assert_array_equal(
-        elmo_words.encode(["the bank"], output="layers")[0], plain.encode(["the bank"], output="layers")[0]
-    )
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
@@ -306,7 +196,7 @@ def test_a_run_that_an_earlier_release_began_is_resumed(tmp_path, model_folder, 
     done = elmo(*arguments, "--model", model_folder, "--device", "cpu", "--segment", "none")
     if model == "another":
         assert done.returncode == 2
-        assert b"resume needs the settings" in done.stderr
+        assert b"--resume needs the settings" in done.stderr
         return
     assert done.returncode == 0, done.stderr
     assert b"2 of them by an earlier run" in done.stderr
@@ -340,36 +230,6 @@ def test_resume_of_any_kind_of_input(tmp_path, model_folder, kind):
     assert resumed.returncode == 0, resumed.stderr
     assert b"by an earlier run" in resumed.stderr
     assert [" ".join(tokens) for tokens, _ in read_vectors(output)] == lines
-
-
-def shell(command: str, **options) -> subprocess.CompletedProcess:
-    whole = command.replace("elmo ", f"{sys.executable} -m elmokit ", 1)
-    return subprocess.run(["bash", "-c", whole], capture_output=True, check=False, **options)
-
-
-def test_closed_streams(tmp_path, model_folder):
-    for dash in ("", "--input -", "-"):
-        result = shell(f"elmo embed {dash} --model {model_folder} <&-")
-        assert result.returncode == 2
-        assert result.stderr.startswith(b"elmo: nothing to embed")
-    result = shell(f"elmo embed 'the bank' --model {model_folder} --output {tmp_path / 'v.h5'} 2>&-")
-    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
-    assert [tokens for tokens, _ in read_vectors(tmp_path / "v.h5")] == [["the", "bank"]]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
-@pytest.mark.parametrize("command", ["--help", "--version", "info {model}", "embed x --model {model}"])
-def test_a_stdout_that_cannot_be_written_is_one_sentence(model_folder, command):
-    result = shell(f"elmo {command.format(model=model_folder)} >/dev/full")
-    assert result.returncode == 2
-    assert result.stderr == b"elmo: standard output cannot be written: No space left on device\n"
-
-
-def test_a_stdout_that_is_not_utf8(model_folder):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    result = elmo("embed", "the élan", "--model", model_folder, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith(b"the ?lan\n")
 
 
 def test_each_line_shows_as_it_comes(model_folder):

@@ -108,7 +108,13 @@ print([name for name in ("torch", "numpy", "h5py", "matplotlib") if name in sys.
 def test_help_shows_each_option_with_its_default(call):
     _, out, _ = call("train", "--help")
     shown = " ".join(out.split())
-    for text in ("--elmo mix|0|none", "--no-crf", "--compare", "Dropout on the ELMo vectors. [0.5]", "--seed N"):
+    for text in (
+        "--elmo mix|0|none",
+        "--no-crf",
+        "--compare",
+        "Dropout on the ELMo vectors. [default: 0.5]",
+        "--seed N",
+    ):
         assert text in shown
 
 
@@ -335,13 +341,13 @@ FILES = {
         ("classify", "columns.tsv", [], "{} has no column with a usual name for the text"),
         ("classify", "names.tsv", ["--label", 1, "--text", 2], "{} has 20 classes in 20 examples"),
         ("classify", "one.tsv", ["--label", "class"], "{} has no column named 'class' for the label"),
-        ("classify", "one.tsv", ["--text", 9], "{}: text is column 9, but there is no such column"),
+        ("classify", "one.tsv", ["--text", 9], "{}: --text is column 9, but there is no such column"),
         ("classify", "missing.tsv", [], "{} does not exist: check the name"),
         ("classify", "letters.conll", [], "the suffix tells the format: .tsv, .csv"),
         ("tag", "ragged.conll", [], "{}, line 2: a line must have 2 columns, as those before it, got 3"),
         ("tag", "letters.conll", [], "{}, line 4: the tags are BIO, which has no 'Q-PER'"),
         ("tag", "outside.conll", [], "there must be at least two classes to tell apart, got 'O' alone, 3 times, in {}"),
-        ("tag", "letters.conll", ["--tag-column", 3], "{}: tag_column must be a number from 1 to 2, got 3"),
+        ("tag", "letters.conll", ["--tag-column", 3], "{}: --tag-column must be a number from 1 to 2, got 3"),
         ("pair", "one.tsv", [], "{} has no column with a usual name for one sentence of each pair"),
         ("pair", "words.tsv", ["--target", "score"], "{}, line 4: a score must be a number, got 'high'"),
     ],
@@ -382,7 +388,7 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--dev", "missing.tsv"], "missing.tsv does not exist"),
         (["--model", "nowhere"], "nowhere does not exist"),
         (["--device", "abacus"], "abacus"),
-        (["--output", ""], "--output DIR is needed"),
+        (["--output", ""], "--output must not be empty"),
         (["--output", "{place}"], "is not empty: name a folder that is new"),
         (["--output", "{place}/classify.tsv"], "is not empty"),
         (["--output", "{place}/classify.tsv/x"], "cannot be written"),
@@ -478,12 +484,14 @@ def test_ctrl_c_leaves_nothing(place, tmp_path):
 
 
 def test_long_work_logs_lines_without_a_terminal(call, train, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("elmokit.commands.task_progress._LOG_SECONDS", -1)
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0)
+    monkeypatch.setattr("elmokit.progress._LOG_SECONDS", 0)
     _, _, err = call(
         "predict", place / "classify-model", "--input", place / "classify-dev.tsv", "--output", tmp_path / "a.tsv"
     )
-    assert err.splitlines() == [f"predicting: {done} examples" for done in range(1, 13)]
+    shown = [line.split(",")[0] for line in err.splitlines()]
+    assert shown[-12:] == [f"predicting: {n} examples" for n in range(1, 13)]
     _, _, err = train("classify", "classify.tsv", "--dev", place / "classify-dev.tsv", "--cache", tmp_path / "cache")
     lines = err.splitlines()
     assert any(line.startswith("ELMo vectors: ") for line in lines)
-    assert "epoch 1: 5 of 5 batches" in lines
+    assert any(line.startswith("epoch 1: 100 %, 5 of 5 batches, ") for line in lines)

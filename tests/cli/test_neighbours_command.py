@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elmokit import Elmo, ElmoError
-from elmokit.analyse.index_cache import IndexOptions
-from elmokit.commands.index_display import terminal_width
-from elmokit.commands.neighbours import NeighboursRequest, find_word, run_neighbours
+from elmokit.cli.neighbours import NeighboursCommand, find_word
 from elmokit.fingerprint import former_fingerprint
 from tiny_models import tiny_checkpoint
 
@@ -24,45 +22,46 @@ LINES = [
 
 
 @pytest.fixture
-def request_(tmp_path, monkeypatch, model_folder) -> NeighboursRequest:
+def asked(tmp_path, monkeypatch, model_folder) -> NeighboursCommand:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
-    return NeighboursRequest("bank", "the bank of the river .", model=str(model_folder), where=where, device="cpu")
+    corpus = (str(tmp_path / "text.txt"),)
+    context = "the bank of the river ."
+    return NeighboursCommand(word="bank", context=context, model=str(model_folder), corpus=corpus, device="cpu")
 
 
-def test_lines(request_, capsys) -> None:
-    run_neighbours(request_)
+def test_lines(asked, capsys) -> None:
+    asked.run()
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0] == "1.000  the [bank] of the river ."
     assert len(lines) == 3, "the sentence that is there twice is shown once"
     assert "a Bank of money and a [bank] of a river ." in shown.out
     assert "built an index of bank: 4 occurrences in 4 sentences" in shown.err
-    run_neighbours(request_)
+    asked.run()
     again = capsys.readouterr()
     assert again.out == shown.out
     assert "built" not in again.err
 
 
-def test_an_index_that_an_earlier_release_built_is_used(request_, model_folder, tmp_path, capsys) -> None:
+def test_an_index_that_an_earlier_release_built_is_used(asked, model_folder, tmp_path, capsys) -> None:
     """It named the model by another digest."""
-    run_neighbours(replace(request_, where=replace(request_.where, index=tmp_path / "index")))
+    replace(asked, index=tmp_path / "index").run()
     expected = capsys.readouterr().out
     path = tmp_path / "index" / "index.json"
     described = json.loads(path.read_text())
-    named = replace(request_, where=IndexOptions(index=tmp_path / "index"))
+    named = replace(asked, corpus=(), index=tmp_path / "index")
     described["model"] = former_fingerprint(Elmo.load(model_folder, device="cpu").checkpoint())
     path.write_text(json.dumps(described))
-    run_neighbours(named)
+    named.run()
     assert capsys.readouterr().out == expected
     path.write_text(json.dumps({**described, "model": "0" * 32}))
     with pytest.raises(ElmoError, match="another model"):
-        run_neighbours(named)
+        named.run()
 
 
-def test_json(request_, capsys) -> None:
-    run_neighbours(replace(request_, json=True, k=1))
+def test_json(asked, capsys) -> None:
+    replace(asked, json=True, k=1).run()
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {
         "similarity": pytest.approx(1, abs=0.005),
@@ -72,62 +71,57 @@ def test_json(request_, capsys) -> None:
     }
 
 
-def test_on_a_terminal(request_, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("elmokit.commands.neighbours.terminal_width", lambda: 40)
-    run_neighbours(request_)
+def test_on_a_terminal(asked, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("elmokit.cli.neighbours.terminal_width", lambda: 40)
+    asked.run()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all("\033[1mbank\033[0m" in line for line in lines)
     assert all(len(line) - len("\033[1m\033[0m") <= 40 for line in lines)
 
 
-def test_without_a_terminal_nothing_is_cut(capsys) -> None:
-    assert terminal_width() is None
-
-
-def test_any_word_and_case(request_, capsys) -> None:
-    run_neighbours(replace(request_, any_word=True, json=True, k=4))
+def test_any_word_and_case(asked, capsys) -> None:
+    replace(asked, any_word=True, json=True, k=4).run()
     shown = capsys.readouterr()
     assert "built an index of all words" in shown.err
     assert len({json.loads(line)["word"] for line in shown.out.splitlines()}) > 1
-    run_neighbours(request_)
+    asked.run()
     assert "built" not in capsys.readouterr().err, "the index of all words serves for one"
-    run_neighbours(replace(request_, word="BANK", ignore_case=True, json=True))
+    replace(asked, word="BANK", ignore_case=True, json=True).run()
     assert {json.loads(line)["word"] for line in capsys.readouterr().out.splitlines()} <= {"bank", "Bank"}
 
 
-def test_a_named_index(request_, capsys, tmp_path) -> None:
-    where = replace(request_.where, index=tmp_path / "my-index")
-    run_neighbours(replace(request_, where=where))
+def test_a_named_index(asked, capsys, tmp_path) -> None:
+    replace(asked, index=tmp_path / "my-index").run()
     first = capsys.readouterr()
     assert "built an index of all words" in first.err
-    without_text = IndexOptions(index=tmp_path / "my-index")
-    run_neighbours(replace(request_, where=without_text))
+    without_text = replace(asked, corpus=(), index=tmp_path / "my-index")
+    without_text.run()
     assert capsys.readouterr().out == first.out
     with pytest.raises(ElmoError, match=r"layer must be 2, .* got 1"):
-        run_neighbours(replace(request_, where=replace(without_text, layer="1")))
+        replace(without_text, layer="1").run()
     Elmo(tiny_checkpoint(seed=1)).save(tmp_path / "other")
     with pytest.raises(ElmoError, match="was built with another model"):
-        run_neighbours(replace(request_, model=str(tmp_path / "other"), where=without_text))
+        replace(without_text, model=str(tmp_path / "other")).run()
 
 
-def test_layers_have_indexes_of_their_own(request_, capsys) -> None:
+def test_layers_have_indexes_of_their_own(asked, capsys) -> None:
     outputs = set()
     for layer in ("0", "1", "top", "mix"):
-        run_neighbours(replace(request_, json=True, where=replace(request_.where, layer=layer)))
+        replace(asked, json=True, layer=layer).run()
         outputs.add(capsys.readouterr().out)
     assert len(outputs) == 4
-    run_neighbours(replace(request_, where=replace(request_.where, layer="2")))
+    replace(asked, layer="2").run()
     assert "built" not in capsys.readouterr().err, "the top layer by its number"
     for wrong in ("3", "all", "x"):
         with pytest.raises(ElmoError, match=f"layer must be mix, top or a number from 0 to 2, got '{wrong}'"):
-            run_neighbours(replace(request_, where=replace(request_.where, layer=wrong)))
+            replace(asked, layer=wrong).run()
 
 
-def test_raw_text_is_read_as_asked(request_, capsys, tmp_path) -> None:
+def test_raw_text_is_read_as_asked(asked, capsys, tmp_path) -> None:
     (tmp_path / "raw.txt").write_text("The bank (of the river). Money isn't a bank!\n", encoding="utf-8")
-    where = IndexOptions(corpus=[str(tmp_path / "raw.txt")], segment="english", split="line")
-    run_neighbours(replace(request_, context="A bank.", where=where))
+    corpus = (str(tmp_path / "raw.txt"),)
+    replace(asked, context="A bank.", corpus=corpus, segment="english", split="line").run()
     out = capsys.readouterr().out
     assert "The [bank] ( of the river ) ." in out
     assert "Money is n't a [bank] !" in out
@@ -147,10 +141,10 @@ def test_which_of_several() -> None:
             find_word(*arguments)
 
 
-def test_mistakes(request_) -> None:
+def test_mistakes(asked) -> None:
     with pytest.raises(ElmoError, match="corpus must name"):
-        run_neighbours(replace(request_, where=IndexOptions()))
+        replace(asked, corpus=()).run()
     with pytest.raises(ElmoError, match="zebra does not occur"):
-        run_neighbours(replace(request_, word="zebra", context="a zebra"))
+        replace(asked, word="zebra", context="a zebra").run()
     with pytest.raises(ElmoError, match=r"none.txt was not found"):
-        run_neighbours(replace(request_, where=IndexOptions(corpus=["none.txt"])))
+        replace(asked, corpus=("none.txt",)).run()

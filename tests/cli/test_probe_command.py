@@ -8,15 +8,7 @@ import pytest
 from elmokit import ElmoError
 from elmokit.analyse.probes.pos import LinearOptions
 from elmokit.analyse.probes.wsd import WsdResult, WsdScore
-from elmokit.commands.probe import (
-    PosRequest,
-    WicRequest,
-    WsdRequest,
-    run_pos,
-    run_wic,
-    run_wsd,
-    wsd_lines,
-)
+from elmokit.cli.probe import ProbePosCommand, ProbeWicCommand, ProbeWsdCommand, wsd_lines
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +32,8 @@ def files(tmp_path):
 
 def test_pos(files, model_folder, capsys):
     output = files / "pos.json"
-    request = PosRequest(str(model_folder), files / "train.conll", files / "dev.conll", output=output, seeds=2)
-    run_pos(request)
+    request = {"train": files / "train.conll", "dev": files / "dev.conll", "output": output, "seeds": 2}
+    ProbePosCommand(model=str(model_folder), **request).run()
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "accuracy of 2 tags, 20 tokens to train, 2 to measure"
     assert [line[:7] for line in shown[1:4]] == ["layer 0", "layer 1", "layer 2"]
@@ -54,7 +46,7 @@ def test_pos(files, model_folder, capsys):
 
 
 def test_wsd(files, model_folder, capsys):
-    run_wsd(WsdRequest(str(model_folder), files / "semcor.jsonl", files / "eval.jsonl"))
+    ProbeWsdCommand(model=str(model_folder), train=files / "semcor.jsonl", dev=files / "eval.jsonl").run()
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "F1 over 1 word; the training text lacks the lemma of 0"
     assert shown[2].split() == ["layer", "0", "100.0%", "100.0%", "100.0%"]
@@ -72,7 +64,7 @@ def test_words_that_nobody_answers_are_told():
 
 
 def test_wic(files, model_folder, capsys):
-    run_wic(WicRequest(str(model_folder), files / "wic.tsv", files / "wic.tsv", limit=2))
+    ProbeWicCommand(model=str(model_folder), train=files / "wic.tsv", dev=files / "wic.tsv", limit=2).run()
     shown = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in shown[2:6]}) == 1, "the columns stand in line"
     assert shown[4].split() == ["layer", "2", "100.00%", "100.00%", "100.00%"]
@@ -81,14 +73,14 @@ def test_wic(files, model_folder, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"limit": 0}, "--limit must be at least 1, got 0"),
-        ({"output": "nowhere/figures.json"}, "--output must be a file in a folder that exists"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
+        ({"output": "nowhere/figures.json"}, "output must be a file in a folder that exists"),
         ({"output": "wic.tsv"}, "must not be a file that is read"),
     ],
 )
 def test_mistakes_show_before_the_model_is_loaded(files, changes, message):
     if "output" in changes:
         changes = {"output": files / changes["output"]}
-    request = WicRequest(str(files / "no-model"), files / "wic.tsv", files / "wic.tsv", **changes)
+    data = {"model": "no-model", "train": files / "wic.tsv", "dev": files / "wic.tsv"}
     with pytest.raises(ElmoError, match=message):
-        run_wic(request)
+        ProbeWicCommand(**data, **changes).run()

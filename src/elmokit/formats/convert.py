@@ -1,4 +1,4 @@
-"""One format into another, without losing what the target format can store."""
+"""From one format to another, without losing what the target format can store."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def convert_model(
 def _check_target(target: Path, format: Format, *, overwrite: bool) -> None:
     if format.suffixes:
         if target.exists() and not overwrite:
-            raise ElmoError(f"{target} exists; choose another name or add --overwrite")
+            raise ElmoError(f"{target} exists: choose another name or use overwrite", "overwrite")
         if not target.parent.is_dir():
-            raise ElmoError(f"the folder {target.parent} does not exist; make it first")
+            raise ElmoError(f"the folder {target.parent} does not exist: create it first")
     elif target.is_file():
-        raise ElmoError(f"DST must be a folder, and {target} is a file")
+        raise ElmoError(f"target must be a folder, and {target} is a file", "target")
     elif target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise ElmoError(f"the folder {target} is not empty; choose another or add --overwrite")
+        raise ElmoError(f"the folder {target} is not empty: choose another or use overwrite", "overwrite")

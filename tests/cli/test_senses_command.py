@@ -8,21 +8,20 @@ from dataclasses import replace
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.index_cache import IndexOptions
-from elmokit.commands.senses import SensesRequest, run_senses
+from elmokit.cli.senses import SensesCommand
 
 
 @pytest.fixture
-def request_(tmp_path, monkeypatch, model_folder) -> SensesRequest:
+def asked(tmp_path, monkeypatch, model_folder) -> SensesCommand:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     lines = [f"the bank of the river {'.' * (n % 9)}" if n % 2 else f"money {n} bank" for n in range(40)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
-    return SensesRequest("bank", model=str(model_folder), where=where, device="cpu")
+    corpus = (str(tmp_path / "text.txt"),)
+    return SensesCommand(word="bank", model=str(model_folder), corpus=corpus, device="cpu")
 
 
-def test_clusters_with_examples(request_, capsys, tmp_path) -> None:
-    run_senses(replace(request_, clusters=2, examples=3, output=tmp_path / "bank.svg"))
+def test_clusters_with_examples(asked, capsys, tmp_path) -> None:
+    replace(asked, clusters=2, examples=3, output=tmp_path / "bank.svg").run()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("bank: 40 occurrences in 2 clusters (silhouette 0.")
     assert sum("occurrences: " in line for line in lines) == 2
@@ -34,23 +33,23 @@ def test_clusters_with_examples(request_, capsys, tmp_path) -> None:
     assert (tmp_path / "bank.svg").stat().st_size > 1000
 
 
-def test_the_same_every_time(request_, capsys) -> None:
+def test_the_same_every_time(asked, capsys) -> None:
     outputs = set()
     for _ in range(2):
-        run_senses(request_)
+        asked.run()
         outputs.add(capsys.readouterr().out)
     assert len(outputs) == 1
 
 
-def test_json(request_, capsys) -> None:
-    run_senses(replace(request_, clusters=2, json=True))
+def test_json(asked, capsys) -> None:
+    replace(asked, clusters=2, json=True).run()
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["cluster"] for record in records] == [1, 2]
     assert sum(record["size"] for record in records) == 40
     assert all(example["tokens"][example["position"] - 1] == "bank" for example in records[0]["examples"])
 
 
-def test_mistakes(request_, tmp_path) -> None:
+def test_mistakes(asked, tmp_path) -> None:
     for changes, said in (
         ({"output": tmp_path / "bank.gif"}, r"must end in .png, .svg, .pdf"),
         ({"output": tmp_path / "none" / "bank.png"}, "in a folder that exists"),
@@ -62,5 +61,5 @@ def test_mistakes(request_, tmp_path) -> None:
         ({"model": str(tmp_path / "none")}, "none"),
     ):
         with pytest.raises(ElmoError, match=said):
-            run_senses(replace(request_, **changes))
+            replace(asked, **changes).run()
     assert not list(tmp_path.glob("*.png"))

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from elmokit import ElmoError
-from elmokit.analyse.index_cache import IndexOptions
-from elmokit.commands.plot import SimilarityRequest, WordsRequest, run_similarity, run_words
+from elmokit.cli.plot import PlotSimilarityCommand, PlotWordsCommand
 
 
 def test_similarity(tmp_path, model_folder, capsys) -> None:
     path = tmp_path / "map.png"
-    request = SimilarityRequest("the bank of $ 100", "A river bank.", path, model=str(model_folder), device="cpu")
-    run_similarity(request)
+    texts = {"first": "the bank of $ 100", "second": "A river bank."}
+    request = PlotSimilarityCommand(**texts, output=path, model=str(model_folder), device="cpu")
+    request.run()
     assert path.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"wrote {path}\n"
-    run_similarity(replace(request, segment="english", output=tmp_path / "map.pdf"))
+    replace(request, segment="english", output=tmp_path / "map.pdf").run()
     assert (tmp_path / "map.pdf").exists()
     for changes, said in (
         ({"first": " "}, "one of those given has no tokens"),
@@ -25,37 +25,45 @@ def test_similarity(tmp_path, model_folder, capsys) -> None:
         ({"first": "a " * 61}, "1 to 60 tokens, got 61 and 3"),
     ):
         with pytest.raises(ElmoError, match=said):
-            run_similarity(replace(request, **changes))
+            replace(request, **changes).run()
 
 
 def test_words_in_sentences(tmp_path, model_folder) -> None:
-    sentences = ["the bank of the river", "a bank has money", "Money is in the bank"]
-    request = WordsRequest(
-        ["bank", "money"], tmp_path / "words.svg", model=str(model_folder), sentences=sentences, device="cpu"
+    sentences = ("the bank of the river", "a bank has money", "Money is in the bank")
+    request = PlotWordsCommand(
+        words=("bank", "money"),
+        output=tmp_path / "words.svg",
+        model=str(model_folder),
+        sentence=sentences,
+        device="cpu",
     )
-    run_words(request)
+    request.run()
     assert (tmp_path / "words.svg").read_bytes().startswith(b"<?xml")
     with pytest.raises(ElmoError, match="'zebra' is not a token of any --sentence"):
-        run_words(replace(request, words=["bank", "zebra"]))
+        replace(request, words=["bank", "zebra"]).run()
     with pytest.raises(ElmoError, match="at most 8 words, got 9"):
-        run_words(replace(request, words=list("abcdefghi")))
+        replace(request, words=list("abcdefghi")).run()
     with pytest.raises(ElmoError, match="not both"):
-        run_words(replace(request, where=IndexOptions(corpus=["text.txt"])))
+        replace(request, corpus=("text.txt",)).run()
 
 
 def test_words_in_a_corpus(tmp_path, model_folder, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("the bank of a river\na bank has money\n" * 20, encoding="utf-8")
-    where = IndexOptions(corpus=[str(tmp_path / "text.txt")])
-    request = WordsRequest(
-        ["bank", "river"], tmp_path / "words.png", model=str(model_folder), where=where, occurrences=3, device="cpu"
+    request = PlotWordsCommand(
+        words=("bank", "river"),
+        output=tmp_path / "words.png",
+        model=str(model_folder),
+        corpus=(str(tmp_path / "text.txt"),),
+        occurrences=3,
+        device="cpu",
     )
-    run_words(request)
+    request.run()
     assert (tmp_path / "words.png").exists()
     assert "6 occurrences" in capsys.readouterr().err, "no more are encoded than are drawn"
     with pytest.raises(ElmoError, match="'zebra' does not occur in the corpus"):
-        run_words(replace(request, words=["bank", "zebra"]))
-    with pytest.raises(ElmoError, match="--occurrences must be at least 1, got 0"):
-        run_words(replace(request, occurrences=0))
+        replace(request, words=["bank", "zebra"]).run()
+    with pytest.raises(ElmoError, match="occurrences must be at least 1, got 0"):
+        replace(request, occurrences=0).run()
     with pytest.raises(ElmoError, match="corpus must name"):
-        run_words(replace(request, where=IndexOptions()))
+        replace(request, corpus=()).run()

@@ -1,8 +1,7 @@
-"""What `elmo train` does: corpus → vocabulary → network → training → a model that `Elmo.load` opens."""
+"""A whole training run: corpus → vocabulary → network → training → a model that `Elmo.load` opens."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -27,16 +26,21 @@ from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, resolve_request, store_request
 from elmokit.pretrain.setup import Say, Start, completed_recipe, corpora, data_of, start_of
 
-__all__ = ["TrainRequest", "run_train"]
+
+def _no_report(text: str) -> None:
+    """Report nothing."""
 
 
-def run_train(request: TrainRequest) -> int:
-    """Train to the end, export the model, and return the exit status: 0, or 128 + the signal that stopped it."""
+def run_training(request: TrainRequest, report: Say = _no_report) -> int:
+    """Train to the end, export the model, and return the exit status: 0, or 128 + the signal that stopped it.
+
+    `report` is called with each line of text that a user should see.
+    """
     with joined(request.device) as processes, ExitStack() as stack:
         folder = RunFolder(request.output)
         if processes.first:
             stack.enter_context(folder.locked())
-        say = _say if processes.first else _nothing
+        say = report if processes.first else _no_report
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = resolve_request(request, folder)
         if not before:
@@ -216,11 +220,3 @@ def _facts(
             f"{len(start.vocab):,} words, {types.unknown_rate(sentences):.2%} of their tokens outside the vocabulary"
         )
     return facts
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _nothing(text: str) -> None:
-    """Other processes keep quiet."""

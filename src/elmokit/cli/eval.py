@@ -1,0 +1,280 @@
+"""`elmo eval`: the perplexity of a model over unseen text, in all, by sentence or by position in the sentence."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from elmokit.cli.registry import command
+from elmokit.cli.shared import (
+    AS_IN_TRAINING,
+    CORPUS_HELP,
+    MODEL_HELP,
+    SEGMENT_HELP,
+    SPLIT_HELP,
+    DeviceOption,
+    ModelFiles,
+    Split,
+    aligned,
+    check_output_file,
+    say,
+)
+from elmokit.errors import ElmoError
+from elmokit.options import argument, option
+from elmokit.progress import ProgressDisplay
+from elmokit.text.tokens import SegmenterName
+
+if TYPE_CHECKING:
+    import torch
+
+    from elmokit.corpus.prepared import PreparedCorpus
+    from elmokit.formats.checkpoint import Checkpoint
+    from elmokit.pretrain.evaluate import ByPosition, HeldOut, StateUse
+    from elmokit.pretrain.network import LanguageModelNetwork
+    from elmokit.pretrain.sentences import TypeTable
+    from elmokit.text.policy import CharacterPieces
+
+_SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
+
+
+@command("eval")
+@dataclass(frozen=True, kw_only=True)
+class EvalCommand(ModelFiles, DeviceOption):
+    """Measure perplexity over held-out text. Forward, backward and mean, with the full softmax."""
+
+    model: str = argument(MODEL_HELP, "MODEL")
+    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS")
+    segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
+    split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
+    max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)
+    state: Literal["zero", "carry", "both"] = option(
+        "zero", "LSTM state before a sentence: zero, or carried over from the sentence before; both measures both."
+    )
+    sentences: Path | None = option(None, "Also write a table with one line per sentence.", metavar="FILE.tsv")
+    by_position: tuple[Path, ...] = option(
+        (),
+        "Also measure by position in the sentence: .tsv writes a table, .png, .svg or .pdf a picture; may be repeated.",
+        metavar="FILE",
+    )
+    workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
+
+    def run(self) -> None:
+        """Print forward, backward and mean perplexity, and write the tables and pictures that are asked for."""
+        from elmokit.analyse.pictures import draw_by_position
+        from elmokit.corpus.prepare import prepare
+        from elmokit.corpus.report import progress_display
+        from elmokit.formats.load import read_checkpoint
+        from elmokit.model.placement import choose_device
+        from elmokit.pretrain.evaluate import write_table
+        from elmokit.text.policy import TextPolicy
+
+        self._check_outputs()
+        model = read_checkpoint(self.model, options=self.options, vocab=self.vocab).in_floats()
+        text, policy = TextPolicy.of_model(model.text, self.segment, model.where)
+        segment, pieces = policy.name_in_files, model.character_pieces(text)
+        split = self.split or model.text.get("split", "none")
+        network = _network(model, choose_device(self.device))
+        if self.state != "zero" and not network.bilm.context.carries_state:
+            raise ElmoError(
+                f"--state {self.state} needs a model with an LSTM, and {model.where} has the context encoder "
+                f"{model.config.context.kind}: leave it out"
+            )
+        with tempfile.TemporaryDirectory(prefix="elmo-eval-") as temporary:
+            with progress_display("corpus") as on_progress:
+                corpus = prepare(
+                    self.corpus,
+                    segment=segment,
+                    split=split,
+                    max_tokens=self.max_tokens,
+                    folder=Path(temporary) / "corpus",
+                    workers=self.workers,
+                    on_progress=on_progress,
+                )
+            for line in corpus.report.lines():
+                say(line)
+            scored = corpus if pieces is None else _in_pieces(corpus, pieces, Path(temporary) / "characters")
+            by_character = scored is not corpus
+            if by_character and self.by_position:
+                raise ElmoError(
+                    f"--by-position counts characters for {model.where}, a model of characters, and --segment "
+                    f"{segment} gives words: use --segment chars"
+                )
+            types = _type_table(model, scored)
+            results, positions = self._measured(network, types)
+            if by_character:
+                predictions = corpus.n_tokens + corpus.n_sentences
+                results = {state: result.over(predictions) for state, result in results.items()}
+            assert model.vocab is not None
+            unknown = f"{types.unknown_rate():.2%} of the {'characters' if by_character else 'tokens'}"
+            rows = [
+                ("sentences", f"{corpus.n_sentences:,}"),
+                ("tokens", f"{corpus.n_tokens:,}"),
+                ("read with", f"--segment {segment} --split {split}"),
+                ("outside the vocabulary", f"{unknown}, counted as {model.vocab.specials[2]}"),
+                ("softmax", f"{len(network.head.bias):,} words, full"),
+                *_perplexities(results),
+            ]
+            if by_character:
+                rows.insert(3, ("scored by", f"character, {scored.n_tokens:,}; perplexities are per token"))
+            print("\n".join(aligned(rows)))
+            if positions:
+                print("\n".join(["", *_position_lines(positions)]))
+            if self.sentences is not None:
+                _write_sentences(self.sentences, network, types, corpus)
+                print(f"wrote {self.sentences}")
+        for path in self.by_position:
+            if path.suffix.lower() == ".tsv":
+                write_table(path, positions)
+            else:
+                draw_by_position(path, positions, Path(self.model).absolute().name)
+            print(f"wrote {path}")
+
+    def _measured(
+        self, network: LanguageModelNetwork, types: TypeTable
+    ) -> tuple[dict[StateUse, HeldOut], dict[StateUse, ByPosition]]:
+        """The perplexities for each state, and by position if that is asked for."""
+        from elmokit.pretrain.evaluate import by_position, evaluate
+        from elmokit.pretrain.sentences import Sentences
+
+        sentences = Sentences(types.corpus)
+        states: list[StateUse] = ["zero", "carry"] if self.state == "both" else [self.state]
+        results: dict[StateUse, HeldOut] = {}
+        positions: dict[StateUse, ByPosition] = {}
+        with ProgressDisplay() as display:
+            for state in states:
+                display.start(f"state {_SHORT[state]}", "predictions", sentences.n_predictions)
+                if self.by_position:
+                    positions[state] = by_position(network, types, sentences, state=state, on_progress=display.update)
+                    results[state] = positions[state].all()
+                else:
+                    results[state] = evaluate(network, types, sentences, state=state, on_progress=display.update)
+        return results, positions
+
+    def _check_outputs(self) -> None:
+        """What would fail at the end, or cost the user a file, should fail before anything is read."""
+        from elmokit.plots.style import SUFFIXES, check_picture
+
+        if self.sentences is not None and self.state != "zero":
+            raise ElmoError(f"--sentences gives each sentence by itself: leave out --state {self.state}")
+        reads = (*self.corpus, self.model, self.options, self.vocab)
+        if self.sentences is not None:
+            check_output_file("sentences", self.sentences, reads)
+        for path in self.by_position:
+            if path.suffix.lower() not in (".tsv", *SUFFIXES):
+                endings = ", ".join(SUFFIXES)
+                raise ElmoError(f"--by-position must end in .tsv, or in {endings} for a picture, got {path}")
+            check_output_file("by_position", path, reads)
+            if path.suffix.lower() != ".tsv":
+                check_picture(path, "by_position")
+        written = [path.absolute() for path in (*self.by_position, self.sentences) if path is not None]
+        if twice := [path for path in written if written.count(path) > 1]:
+            raise ElmoError(f"each output must be a file of its own, got {twice[0]} twice")
+
+
+def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
+    """The last rows of what is printed; with two states each row has both values."""
+    from elmokit.model.language_model import MASKED_SHARE
+
+    words = {"zero": "zero before every sentence", "carry": "carried from sentence to sentence"}
+    rows = [("state", ", and ".join(words[state] for state in results))]
+    for way in ("forward", "backward", "mean"):
+        values = {state: getattr(result, way) for state, result in results.items()}
+        if way == "mean" and next(iter(results.values())).backward is None:
+            continue
+        shown = {state: f"{value:.2f}" for state, value in values.items() if value is not None}
+        if shown:
+            both = ", ".join(f"{value} {_SHORT[state]}" for state, value in shown.items())
+            rows.append((f"{way} perplexity", both if len(results) > 1 else next(iter(shown.values()))))
+    if (masked := results["zero"].masked if "zero" in results else None) is not None:
+        rows.append(("masked perplexity", f"{masked:.2f} (of {MASKED_SHARE:.0%} of the words, from both sides)"))
+    return rows
+
+
+def _position_lines(positions: Mapping[StateUse, ByPosition]) -> list[str]:
+    """A table: perplexity at the start of a sentence and further on, counted from where each direction starts."""
+    from elmokit.pretrain.progress import perplexity
+
+    ways = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
+    table = [["position", *(f"{way}, {_SHORT[state]}" for way in ways for state in positions), "predictions"]]
+    for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, None), ("all", 1, None)):
+        found = {state: measured.between(first, last) for state, measured in positions.items()}
+        here = next(iter(found.values()))
+        if here is not None:
+            values = [getattr(found[state], way) for way in ways for state in positions]
+            table.append([name, *map(perplexity, values), f"{here.predictions:,}"])
+    return aligned(table, right=True)
+
+
+def _network(model: Checkpoint, device: torch.device) -> LanguageModelNetwork:
+    from elmokit.model.bilm import BiLM
+    from elmokit.model.language_model import LmHead
+    from elmokit.pretrain.network import LanguageModelNetwork
+
+    if not model.head:
+        raise ElmoError(
+            f"{model.where} has no softmax, so it has no perplexity; TensorFlow checkpoints and models trained with "
+            "elmokit have one"
+        )
+    if model.vocab is None:
+        raise ElmoError(f"{model.where} has a softmax and no vocabulary: give its vocab.txt with --vocab")
+    bilm, head = BiLM(model.config), LmHead(*model.head["weight"].shape)
+    bilm.load_state_dict(model.weights)
+    head.load_state_dict(model.head)
+    return LanguageModelNetwork(bilm, head).to(device).eval()
+
+
+def _type_table(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
+    from elmokit.pretrain.sentences import TypeTable
+
+    assert model.vocab is not None
+    characters = model.config.characters
+    return TypeTable(
+        corpus,
+        model.vocab,
+        model.indexer(),
+        widest_filter=characters.widest_filter if characters else 0,
+        directions=model.config.n_directions,
+    )
+
+
+def _in_pieces(corpus: PreparedCorpus, pieces: CharacterPieces, folder: Path) -> PreparedCorpus:
+    """The corpus with the pieces of each token in its place; the corpus itself if every token is one piece."""
+    from elmokit.corpus.prepared import PreparedCorpus
+
+    apart = [pieces.of(text) for text in corpus.type_texts()]
+    if all(len(of) == 1 for of in apart):
+        return corpus
+    spans = pairwise(chain([0], corpus.ends.tolist()))
+    return PreparedCorpus.from_sentences(
+        ([piece for index in corpus.tokens[begin:end].tolist() for piece in apart[index]] for begin, end in spans),
+        folder,
+    )
+
+
+def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
+    """A TSV with a line for each sentence of `corpus`: its number, tokens, perplexities and text."""
+    from elmokit.pretrain.evaluate import perplexity_of, sentence_losses
+    from elmokit.pretrain.sentences import Sentences
+    from elmokit.storage.atomic import atomic_file
+
+    with (
+        ProgressDisplay("each sentence", "sentences", total=corpus.n_sentences) as display,
+        atomic_file(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        table = csv.writer(file, dialect="excel-tab", lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+        table.writerow(["sentence", "tokens", "forward", "backward", "mean", "text"])
+        begin = 0
+        for row in display.count(sentence_losses(network, types, Sentences(types.corpus))):
+            end = int(corpus.ends[row.index])
+            text = " ".join(corpus.type_text(int(index)) for index in corpus.tokens[begin:end])
+            tokens, begin = end - begin, end
+            losses = [row.forward] if row.backward is None else [row.forward, row.backward]
+            shown = [f"{perplexity_of(loss / (tokens + 1)):.2f}" for loss in losses]
+            mean = f"{perplexity_of(sum(losses) / len(losses) / (tokens + 1)):.2f}"
+            table.writerow([row.index + 1, tokens, shown[0], shown[1] if len(shown) > 1 else "", mean, text])

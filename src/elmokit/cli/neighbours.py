@@ -1,0 +1,94 @@
+"""`elmo neighbours`: the sentences of a corpus in which a word is used as in a given one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elmokit.cli.registry import command
+from elmokit.cli.shared import JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, same_word, terminal_width
+from elmokit.errors import ElmoError
+from elmokit.options import REQUIRED, argument, option
+
+if TYPE_CHECKING:
+    from elmokit.text.policy import PolicyName
+
+
+@command("neighbours")
+@dataclass(frozen=True, kw_only=True)
+class NeighboursCommand(SearchOptions):
+    """Show the nearest contexts of a word. In these sentences of a text it is used most as in the sentence you give."""
+
+    word: str = argument("The word, one of the tokens of --context.", "WORD")
+    context: str = option(REQUIRED, "The sentence in which the word is used.", metavar="TEXT")
+    k: int = option(10, "Number of nearest contexts to show.", least=1)
+    any_word: bool = option(
+        False, "Show contexts of all words, not of this word alone.", names="--any-word/--same-word"
+    )
+    position: int | None = option(
+        None, "Number of the token in the context, from 1, if the word occurs in it several times.", least=1
+    )
+    layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top")
+    words: tuple[str, ...] = option(
+        (), "Restrict a new index of all words to these words; may be repeated.", metavar="WORD"
+    )
+    min_count: int = option(1, "Leave words that occur less often out of a new index of all words.", least=1)
+    max_occurrences: int = option(1000, MAX_OCCURRENCES_HELP, least=0)
+    json: bool = option(False, JSON_HELP)
+
+    def run(self) -> None:
+        """Find the index or build it, and print the nearest contexts, one per line."""
+        from elmokit.analyse.choice import WordJoiner
+        from elmokit.analyse.neighbours import neighbours
+        from elmokit.analyse.sentence_display import mark_token
+
+        elmo = self.load(self.segment)
+        policy = elmo.text_policy
+        tokens = WordJoiner(elmo, policy.name, [self.word], ignore_case=self.ignore_case).join(
+            policy.split(self.context)
+        )
+        position = find_word(self.word, tokens, self.position, ignore_case=self.ignore_case, segment=policy.name)
+        index = self.find_index(elmo, None if self.any_word else [self.word])
+        found = neighbours(elmo, index, tokens, position, self.k, any_word=self.any_word, ignore_case=self.ignore_case)
+        if self.json:
+            for each in found:
+                record = {"similarity": round(each.similarity, 6), "word": each.word, "position": each.position + 1}
+                print(json.dumps({**record, "tokens": each.tokens}, ensure_ascii=False))
+            return
+        width = terminal_width()
+
+        def line(tokens: Sequence[str], position: int) -> str:
+            return mark_token(tokens, position, width=None if width is None else width - 7, bold=width is not None)
+
+        print(f"       {line(tokens, position)}", file=sys.stderr if width is None else sys.stdout)
+        for each in found:
+            print(f"{each.similarity:5.3f}  {line(each.tokens, each.position)}")
+
+
+def find_word(
+    word: str,
+    tokens: list[str],
+    position: int | None,
+    *,
+    ignore_case: bool = False,
+    segment: PolicyName = "whitespace",
+) -> int:
+    """The position of a word in a sentence, from 0; refused if it is not there, or there are several to choose from."""
+    from elmokit.analyse.index_builder import split_word_advice
+
+    places = [number for number, token in enumerate(tokens) if same_word(token, word, ignore_case=ignore_case)]
+    numbers = ", ".join(str(place + 1) for place in places)
+    if not places:
+        shown = " ".join(map(repr, tokens)) or "none"
+        pieces = split_word_advice(word, segment)
+        raise ElmoError(
+            f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {pieces}" if pieces else "")
+        )
+    if position is None and len(places) > 1:
+        raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {numbers}: choose with --position")
+    if position is not None and position - 1 not in places:
+        raise ElmoError(f"--position must be the number of {word!r} among the tokens ({numbers}), got {position}")
+    return places[0] if position is None else position - 1

@@ -1,0 +1,331 @@
+"""`elmo task`: train a model on a file of examples, score it on another, predict."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from elmokit import __version__
+from elmokit.cli.registry import Command, command, command_line, group, options_of
+from elmokit.cli.shared import SEGMENT_HELP, DeviceOption, ModelOptions, say
+from elmokit.errors import ElmoError
+from elmokit.messages import counted
+from elmokit.options import REQUIRED, argument, option, shown_value
+from elmokit.progress import ProgressDisplay
+from elmokit.tasks.options import TaskOptions
+from elmokit.text.tokens import SegmenterName
+
+if TYPE_CHECKING:
+    from elmokit.elmo import Elmo
+    from elmokit.tasks.model import TaskModel
+    from elmokit.tasks.scores import TaskScores
+    from elmokit.tasks.task import AnyTask, Example
+    from elmokit.tasks.trainer import Fitted, TrainingListener
+    from elmokit.text.policy import TextPolicy
+
+log = logging.getLogger(__name__)
+group("task", "Train and use classifiers and taggers. Sentence-pair models too, all of them on ELMo vectors.")
+_FOLDER_HELP = "A folder that elmo task train wrote."
+_NAMED = "found by its name"
+
+
+def _defaults() -> dict[str, str]:
+    return {item.name: shown_value(item.default) for item in fields(TaskOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputColumns(Command):
+    """Options for the columns of a file that contain its texts."""
+
+    text: str | None = option(None, "classify: column of the texts.", metavar="COLUMN", shown=_NAMED)
+    first: str | None = option(None, "pair: column of the first sentences.", metavar="COLUMN", shown=_NAMED)
+    second: str | None = option(None, "pair: column of the second sentences.", metavar="COLUMN", shown=_NAMED)
+    token_column: str | None = option(None, "tag: column of the tokens.", metavar="COLUMN", shown="1; FORM in CoNLL-U")
+
+    def read(
+        self, task: type[AnyTask] | AnyTask, path: str, policy: TextPolicy, *, labelled: bool = True
+    ) -> Iterator[Example]:
+        """The examples of a file, one by one."""
+        columns = {name: getattr(self, name, None) for name in task.columns}
+        return task.read(path, segment=policy, labelled=labelled, **columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(InputColumns):
+    """Options for the columns of a file that contain its texts and labels."""
+
+    label: str | None = option(
+        None, "classify and pair: column of the labels or scores.", metavar="COLUMN", shown=_NAMED
+    )
+    tag_column: str | None = option(
+        None, "tag: column of the tags.", metavar="COLUMN", shown="the last; UPOS in CoNLL-U"
+    )
+
+
+@command("task train")
+@dataclass(frozen=True, kw_only=True)
+class TaskTrainCommand(Columns, ModelOptions):
+    """Train a model on a file of examples; elmokit.tasks.load then opens DIR."""
+
+    kind: str = argument("The task: classify, tag or pair.", "KIND")
+    train: str = argument("Examples: .tsv, .csv or .jsonl; .conll or .conllu for tag.", "TRAIN")
+    output: Path = option(REQUIRED, "The folder to write, with the model and its report.", metavar="DIR")
+    dev: str | None = option(None, "Examples to score on.", metavar="FILE", shown="one in ten of TRAIN")
+    compare: bool = option(False, "Also train with layer 0 alone and without ELMo, and show the three scores.")
+    segment: SegmenterName | None = option(None, SEGMENT_HELP, shown="as in the training of the ELMo model")
+    cache: Path | None = option(None, "Folder for the ELMo vectors.", metavar="DIR", shown="~/.cache/elmokit")
+    changes: Mapping[str, Any] = options_of(TaskOptions, _defaults)
+
+    def run(self) -> None:
+        """Train, score on the dev data, write the model with its report, and print the scores."""
+        from elmokit.model.placement import choose_device
+        from elmokit.storage.atomic import check_new_folder, new_folder
+        from elmokit.tasks.model import LAST, write_model
+        from elmokit.tasks.report import comparison_table, write_report
+        from elmokit.tasks.task import task_named
+        from elmokit.tasks.trainer import fit
+
+        task = task_named(self.kind)
+        options = task.options(**self.changes)
+        task.refuse_unused(options, self.changes)
+        check_new_folder(self.output)
+        for path in (self.train, self.dev, None if options.static in ("train", "none") else options.static):
+            _refuse_missing(path)
+        device = choose_device(self.device)
+        elmo = self._elmo(device) if options.elmo != "none" or self.compare else None
+        policy = self._policy(elmo)
+        train = list(self.read(task, self.train, policy))
+        dev = None if self.dev is None else list(self.read(task, self.dev, policy))
+        sizes = f"{self.train}: {counted(len(train), 'example')}"
+        say(sizes if dev is None else f"{sizes}; {self.dev}: {counted(len(dev), 'example')}")
+        _report_unknown(elmo, train, self.train)
+
+        def trained(chosen: TaskOptions, name: str) -> Fitted:
+            with TrainingDisplay(name, notes=chosen == options) as display:
+                return fit(
+                    self.kind,
+                    train,
+                    dev,
+                    chosen,
+                    elmo=elmo,
+                    segment=policy,
+                    cache=self.cache,
+                    device=device,
+                    watch=cast("TrainingListener", display),
+                    paths=(self.train, self.dev),
+                )
+
+        fitted = trained(options, _name(options) if self.compare else "")
+        comparison: list[tuple[str, TaskScores]] = []
+        if self.compare:
+            comparison.append((_name(options), fitted.scores))
+            for other in (options.with_layer_0(), options.without_elmo()):
+                if other != options:
+                    comparison.append((_name(other), trained(other, _name(other)).scores))
+        with new_folder(self.output, last=LAST) as folder:
+            write_model(fitted.model, folder)
+            note = write_report(
+                folder / "report",
+                title=f"{self.kind}: {Path(self.train).name}",
+                scores=fitted.scores,
+                history=fitted.history,
+                mixes=[
+                    (mix.weights.detach().softmax(0).tolist(), mix.gamma.item())
+                    for mix in fitted.model.network.mixes.values()
+                ],
+                facts=self._facts(fitted, len(train), dev),
+                comparison=comparison or None,
+                best_epoch=fitted.epoch,
+            )
+        if note:
+            say(note)
+        print("\n".join(fitted.scores.table()))
+        if comparison:
+            print("\n".join(["", *comparison_table(comparison)]))
+        say(
+            f"model: {self.output}, as it was after epoch {fitted.epoch} (elmokit.tasks.load opens it); "
+            f"report: {self.output / 'report' / 'report.md'}"
+        )
+
+    def _elmo(self, device: Any) -> Elmo:  # noqa: ANN401 - a torch.device
+        from elmokit.elmo import Elmo
+
+        return Elmo.load(self.model, options=self.options, vocab=self.vocab, device=device, segment=self.segment)
+
+    def _policy(self, elmo: Elmo | None) -> TextPolicy:
+        from elmokit.text.policy import TextPolicy
+
+        policy = TextPolicy(self.segment or "whitespace") if elmo is None else elmo.text_policy
+        if self.segment is None and policy.name != "whitespace":
+            log.info("texts are tokenised as the training text of the model was, --segment %s", policy.name)
+        return policy
+
+    def _facts(self, fitted: Fitted, train: int, dev: list[Example] | None) -> dict[str, Any]:
+        changed = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.changes.items())
+        return {
+            "command": command_line(),
+            "training examples": train if dev is not None else f"{train}, of which one in ten to score on",
+            **({} if dev is None else {"dev examples": len(dev), "dev file": self.dev}),
+            "ELMo": self.model if fitted.model.elmo is not None else "none",
+            "options that were set": changed or "none",
+            "best epoch": f"{fitted.epoch} of {len(fitted.history)}",
+            "seconds": round(fitted.seconds, 1),
+            "elmokit": __version__,
+            **({"notes": " / ".join(fitted.notes)} if fitted.notes else {}),
+        }
+
+
+@command("task eval")
+@dataclass(frozen=True, kw_only=True)
+class TaskEvalCommand(Columns, DeviceOption):
+    """Score a trained model on a file of examples with labels."""
+
+    folder: str = argument(_FOLDER_HELP, "DIR")
+    file: str = argument("Examples with their labels, as for training.", "FILE")
+    report: Path | None = option(
+        None, "Folder in which to write a report with scores.json and pictures.", metavar="DIR"
+    )
+
+    def run(self) -> None:
+        """Print the scores, and write a report of them if that is asked for."""
+        from elmokit.tasks.model import load
+        from elmokit.tasks.report import write_report
+
+        _refuse_missing(self.file)
+        model = load(self.folder, device=self.device)
+        task = model.task
+        examples = list(self.read(task, self.file, model.text_policy))
+        for note in (*task.check(examples, self.file), *task.cut_notes(examples, model.options, self.file)):
+            say(note)
+        _report_unknown(model.elmo, examples, self.file)
+        with ProgressDisplay("predicting", "examples", total=len(examples)) as display:
+            answers = list(display.count(model.stream(examples)))
+        scores = task.score(examples, answers)
+        print("\n".join(scores.table()))
+        if self.report is not None:
+            facts = {"model": self.folder, "file": self.file, "examples": len(examples), "elmokit": __version__}
+            title = f"{model.kind}: {Path(self.file).name}"
+            missing = write_report(self.report, title=title, scores=scores, history=[], mixes=[], facts=facts)
+            say(missing or f"report: {self.report / 'report.md'}")
+
+
+@command("task predict")
+@dataclass(frozen=True, kw_only=True)
+class TaskPredictCommand(InputColumns, DeviceOption):
+    """Predict labels with probabilities, tags or scores for texts with a trained model."""
+
+    folder: str = argument(_FOLDER_HELP, "DIR")
+    texts: tuple[str, ...] = argument(
+        "Texts, each as one argument; FIRST SECOND … for pairs.", "TEXT", default=(), blank=True
+    )
+    input: str | None = option(None, "A file of examples; labels are not needed.", metavar="FILE")
+    output: Path | None = option(
+        None, "File to write: .jsonl, .tsv or, for tags, .conll.", metavar="FILE", shown="the screen"
+    )
+
+    def run(self) -> None:
+        """Predict for texts given as arguments, or for a file; to the screen, or to a file."""
+        from elmokit.tasks.model import load, write_answers
+
+        if bool(self.texts) == bool(self.input):
+            raise ElmoError("give texts as arguments or a file with --input FILE, one of the two")
+        _refuse_missing(self.input)
+        model = load(self.folder, device=self.device)
+        task = model.task
+        if self.output is not None:
+            task.check_suffix(self.output)
+        examples: Iterable[Example]
+        if self.input is not None:
+            examples = self.read(task, self.input, model.text_policy, labelled=False)
+        else:
+            examples = self._given(model)
+        cut = 0
+
+        def counting_cut() -> Iterator[Example]:
+            nonlocal cut
+            for example in examples:
+                cut += task.is_cut(example, model.options)
+                yield example
+
+        if self.output is None:  # the answers themselves show the progress
+            for example, answer in model.answered(counting_cut()):
+                print(task.on_screen(example, answer))
+        else:
+            total = None if self.input is not None else len(self.texts)
+            with ProgressDisplay("predicting", "examples", total=total) as display:
+                write_answers(self.output, display.count(model.answered(counting_cut())), task)
+        if cut:
+            say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")
+
+    def _given(self, model: TaskModel) -> list[Example]:
+        sides = model.task.sides
+        if len(self.texts) % len(sides):
+            order = " ".join(side.upper() for side in sides)
+            raise ElmoError(f"the texts of a {model.kind} model are given as {order} {order} …, got {len(self.texts)}")
+        groups = zip(*(self.texts[side :: len(sides)] for side in range(len(sides))), strict=True)
+        return [model.example(group if len(sides) > 1 else group[0]) for group in groups]
+
+
+class TrainingDisplay:
+    """Shows a training: how far an epoch is, and a line for each epoch; a context manager."""
+
+    def __init__(self, name: str, *, notes: bool) -> None:
+        """`name` is shown before each line; `notes`: whether notes are shown."""
+        self._before, self._notes = f"{name}: " if name else "", notes
+        self._display = ProgressDisplay()
+
+    def note(self, text: str) -> None:
+        """Show a note."""
+        if self._notes:
+            self._display.note(text)
+
+    def features(self, done: int, total: int) -> None:
+        """Show how many sentences have their vectors."""
+        self._update("ELMo vectors", "sentences", done, total)
+
+    def batch(self, epoch: int, done: int, total: int) -> None:
+        """Show how far an epoch is."""
+        self._update(f"epoch {epoch}", "batches", done, total)
+
+    def epoch(self, line: dict[str, Any], *, best: bool) -> None:
+        """Show the loss and the score of an epoch."""
+        self._display.note(
+            f"{self._before}epoch {line['epoch']}: loss {line['loss']:.4f}, dev {line['name']} {line['score']:.4f}"
+            f"{', the best so far' if best else ''} ({line['seconds']:.1f} s)"
+        )
+
+    def _update(self, doing: str, unit: str, done: int, total: int) -> None:
+        self._display.start(self._before + doing, unit, total)
+        self._display.update(done)
+
+    def __enter__(self) -> TrainingDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.close()
+
+
+def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:
+    """Report tokens that the model does not know."""
+    if elmo is None:
+        return
+    unknown = elmo.unknown_tokens()
+    for example in examples:
+        for tokens in example.sentences:
+            unknown.add(tokens)
+    if message := unknown.message():
+        say(f"{path}: {message}")
+
+
+def _refuse_missing(path: str | None) -> None:
+    """A misspelt name shows before a model is loaded."""
+    if path not in (None, "-") and not Path(path).exists():
+        raise ElmoError(f"{path} does not exist: check the name")
+
+
+def _name(options: TaskOptions) -> str:
+    static = "" if options.static == "none" else " + static vectors"
+    return {"mix": f"ELMo{static}", "0": f"layer 0 alone{static}", "none": "static vectors, no ELMo"}[options.elmo]

@@ -1,0 +1,83 @@
+"""`elmo train`: a new model from text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from elmokit.cli.registry import command, command_line, options_of
+from elmokit.cli.shared import CORPUS_HELP, DeviceOption, say
+from elmokit.formats.bundled import resolved
+from elmokit.options import REQUIRED, argument, option, shown_value
+from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe
+
+
+def _defaults() -> dict[str, str]:
+    """The default of each option of the recipe: one value, or one for each preset, recipe or encoder that differs."""
+    sizes, ways = get_args(Preset), get_args(RecipeName)
+    recipes = {(size, way): make_recipe(preset=size, recipe=way) for size in sizes for way in ways}
+    transformers = {size: make_recipe(preset=size, changes={"context": "transformer"}) for size in sizes}
+    shown = {}
+    for item in fields(Recipe):
+        by_size = {size: getattr(recipes[size, "modern"], item.name) for size in sizes}
+        of_transformer = {size: getattr(transformers[size], item.name) for size in sizes}
+        if item.metadata.get("only") == "segments":
+            by_size = of_transformer
+        text = _by_size(by_size)
+        paper = {getattr(recipes[size, "paper"], item.name) for size in sizes}
+        if item.metadata.get("only") != "segments" and len(paper) == 1 and paper != set(by_size.values()):
+            text += f"; paper {shown_value(paper.pop())}"
+        if item.metadata.get("only") is None and item.name != "context" and of_transformer != by_size:
+            text += f"; transformer {_by_size(of_transformer)}"
+        shown[item.name] = text
+    return shown
+
+
+def _by_size(values: Mapping[str, object]) -> str:
+    if len(set(values.values())) == 1:
+        return shown_value(next(iter(values.values())))
+    return ", ".join(f"{size} {shown_value(value)}" for size, value in values.items())
+
+
+@command("train")
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(DeviceOption):
+    """Train a model on any text. Elmo.load then opens DIR. torchrun -m elmokit train ... uses several GPUs."""
+
+    corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS", default=())
+    output: Path = option(REQUIRED, "The folder for the run and, at its end, the model.", metavar="DIR")
+    vocab: Path | None = option(
+        None, "The words of the softmax, one per line.", metavar="FILE", shown="from the corpus"
+    )
+    preset: Preset | None = option(None, "The size of the network.", shown="small")
+    recipe: RecipeName | None = option(None, "How the network is trained.", shown="modern")
+    config: Path | None = option(None, "Options in a TOML file, or a bilm-tf options.json.", metavar="FILE")
+    heldout: tuple[str, ...] = option((), "Text to measure perplexity on; may be repeated.", metavar="FILE")
+    word_vectors: Path | None = option(
+        None, "word2vec, GloVe or fastText vectors from which --input words starts.", metavar="FILE"
+    )
+    init: str | None = option(None, "A model of any format whose training to continue on this text.", metavar="MODEL")
+    init_options: Path | None = option(
+        None, "The options.json of --init, if it is not next to the weights.", metavar="FILE"
+    )
+    resume: bool = option(False, "Continue the run in DIR exactly; start a new one if there is none.")
+    cache: Path | None = option(
+        None,
+        "Folder for prepared corpora, which any number of runs share; each stays until you remove it.",
+        metavar="DIR",
+        shown="~/.cache/elmokit",
+    )
+    workers: int | None = option(None, "Number of processes that prepare the corpus.", least=1, shown="all cores")
+    tensorboard: bool = option(False, "Also write logs for TensorBoard to DIR/tensorboard.")
+    changes: Mapping[str, Any] = options_of(Recipe, _defaults)
+
+    def run(self) -> int:
+        """Train, and return the exit status: 0, or 128 + the signal that stopped the run."""
+        from elmokit.pretrain.request import TrainRequest
+        from elmokit.pretrain.run import run_training
+
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        given["init"] = None if self.init is None else Path(resolved(self.init))
+        return run_training(TrainRequest(**given, command=command_line()), say)

@@ -1,1 +1,0 @@
-"""What each command of `elmo` does, without how it is typed."""

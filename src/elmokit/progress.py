@@ -1,0 +1,202 @@
+"""How far a long command is, with total, rate and time left: one line on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TextIO, TypeVar
+
+from elmokit.messages import duration, quantity
+
+T = TypeVar("T")
+_REDRAW_SECONDS = 0.1
+_LOG_SECONDS = 10.0
+_FIRST_SECONDS = 2.0
+"""A command that is done sooner shows no progress."""
+_SLOW_SECONDS = 3.0
+"""Work that has done nothing after this time is shown as begun."""
+_PLAIN_COLUMNS = 80
+
+
+class StatusLine:
+    """A line on stderr that is rewritten in place on a terminal; elsewhere a line every `every` seconds.
+
+    A stream that cannot be written any more never stops the command.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: float = 0.0,
+        every: float = _LOG_SECONDS,
+        stay: bool = True,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`first`: seconds before the first line appears; `stay`: the last line stays on a terminal."""
+        self._stream: TextIO | None = None if quiet else stream or sys.stderr
+        self.terminal = self._is_terminal()
+        self._interval = _REDRAW_SECONDS if self.terminal else every
+        self._clock, self._stay = clock, stay
+        self._next = clock() + first
+        self._begun = not first
+        self._text, self._waiting, self._drawn = "", False, 0
+
+    def show(self, text: str) -> None:
+        """Replace the line, if it is time."""
+        self._text, self._waiting = text, True
+        if (now := self._clock()) >= self._next:
+            self._next, self._begun = now + self._interval, True
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Write a line that stays, above the one that changes."""
+        if not self.terminal:
+            self._write(text + "\n")
+            return
+        self._write(self._cleared() + text + "\n")
+        self._drawn = 0
+        if self._text and self._begun:
+            self._draw()
+
+    def close(self) -> None:
+        """Show the last text if any was shown, and leave the cursor at the start of a line."""
+        if self._stay or not self.terminal:
+            if self._waiting and self._begun:
+                self._draw()
+            if self._drawn:
+                self._write("\n")
+        else:
+            self._write(self._cleared())
+        self._stream, self._drawn = None, 0
+
+    def _draw(self) -> None:
+        self._waiting = False
+        if self.terminal:
+            # A character in the last column would make some terminals go to the next line.
+            line = self._text[: self._columns() - 1]
+            self._write("\r" + line.ljust(min(self._drawn, self._columns() - 1)))
+            self._drawn = len(line)
+        else:
+            self._write(self._text.lstrip() + "\n")
+
+    def _cleared(self) -> str:
+        return "\r" + " " * min(self._drawn, self._columns() - 1) + "\r" if self._drawn else ""
+
+    def _is_terminal(self) -> bool:
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:  # closed, as by a shell's 2>&-
+            return False
+
+    def _columns(self) -> int:
+        try:
+            # Of stderr itself: shutil asks stdout, which may be a file of another width, or of none.
+            columns = os.get_terminal_size(self._stream.fileno()).columns if self._stream else 0
+        except (OSError, ValueError):
+            columns = shutil.get_terminal_size((_PLAIN_COLUMNS, 24)).columns
+        return columns or _PLAIN_COLUMNS
+
+    def _write(self, text: str) -> None:
+        if self._stream is None or not text:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed terminal or pipe
+            self._stream, self._drawn = None, 0
+
+
+class ProgressDisplay:
+    """Shows how many of something are done, how fast, and the time left; a context manager.
+
+    with ProgressDisplay("embedding", "sentences", total=1000) as display:
+        display.update(100)
+    """
+
+    def __init__(
+        self,
+        doing: str = "",
+        unit: str = "",
+        *,
+        total: int | None = None,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        first, every = _FIRST_SECONDS, _LOG_SECONDS
+        self._new_line = partial(
+            StatusLine, first=first, every=every, stay=False, stream=stream, quiet=quiet, clock=clock
+        )
+        self._line = self._new_line()
+        self._begin(doing, unit, total)
+
+    def _begin(self, doing: str, unit: str, total: int | None) -> None:
+        self._doing, self._unit, self._total = doing, unit, total
+        self._since: tuple[float, int] | None = None
+        self._timer = threading.Timer(_SLOW_SECONDS, self._show_begun)
+        self._timer.daemon = True
+        if doing:
+            self._timer.start()
+
+    def _show_begun(self) -> None:
+        if self._since is None:
+            self._line.show(f"{self._doing}: {self._amount(0)}")
+
+    def start(self, doing: str, unit: str, total: int | None = None) -> None:
+        """Begin with another piece of work, unless it is the one that is shown already."""
+        if (doing, unit) != (self._doing, self._unit):
+            self.close()
+            self._line = self._new_line()
+            self._begin(doing, unit, total)
+
+    def update(self, done: int, total: int | None = None, extra: str = "") -> None:
+        """Take how many are done, those of an earlier run included; `extra` is shown behind the numbers."""
+        self._total = total if total is not None else self._total
+        now = self._clock()
+        if self._since is None:  # what was done before the first call says nothing about the speed
+            self._since = (now, done)
+        parts = [self._amount(done)]
+        if self._total:
+            parts.insert(0, f"{int(100 * min(1.0, done / self._total)):3d} %")
+        seconds, count = now - self._since[0], done - self._since[1]
+        if seconds > 0 and count > 0:
+            parts.append(f"{quantity(count / seconds)}{'' if self._unit == 'B' else ' '}{self._unit}/s")
+            if self._total:
+                parts.append(f"{duration(seconds / count * max(0, self._total - done))} left")
+        if extra:
+            parts.append(extra)
+        self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}")
+
+    def count(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, each counted as it passes."""
+        for done, item in enumerate(items, start=1):
+            self.update(done)
+            yield item
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
+        self._line.note(text)
+
+    def close(self) -> None:
+        """Remove the line from a terminal."""
+        self._timer.cancel()
+        self._line.close()
+
+    def _amount(self, done: int) -> str:
+        if self._unit == "B":
+            return f"{quantity(done)}B" + ("" if self._total is None else f" of {quantity(self._total)}B")
+        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {self._unit}"
+
+    def __enter__(self) -> ProgressDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

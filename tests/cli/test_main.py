@@ -1,0 +1,105 @@
+"""`elmo` itself: help, versions, mistakes, streams that are closed or full."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elmokit import __version__
+from elmokit.output import read_vectors
+from support.command_line import call, elmo, shell
+
+
+def test_version_and_help(capsys):
+    assert call(capsys, "--version")[:2] == (0, f"elmokit {__version__}\n")
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    for name in ("embed", "info", "convert"):
+        assert name in out
+    assert call(capsys) == (0, out, "")
+
+
+@pytest.mark.parametrize("name", ["task", "plot", "probe"])
+def test_a_word_with_commands_behind_it_shows_them(capsys, name):
+    status, out, err = call(capsys, name)
+    assert (status, err) == (0, "")
+    assert f" {name} [OPTIONS] COMMAND" in out.splitlines()[0]
+
+
+def test_it_can_say_what_it_chose(model_folder):
+    result = elmo("--verbose", "embed", "the bank", "--model", model_folder)
+    assert result.returncode == 0
+    assert b"elmo: device " in result.stderr
+    assert b"device" not in elmo("embed", "the bank", "--model", model_folder).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embed", "x", "--model", "nowhere"], "nowhere does not exist"),
+        (["embed", "x", "--model", "{model}", "--layer", "9"], "layer must be mix, top, all or 0 to 2, got 9"),
+        (["embed", "x", "--model", "{model}", "--layer", "best"], "--layer must be mix, top, all or a number"),
+        (["embed", "x", "--model", "{model}", "--pool", "sum"], "--pool"),
+        (["embed", "x", "--model", "{model}", "--input", "f"], "not both"),
+        (["embed", "--model", "{model}", "--input", "nofile"], "nofile"),
+        (["embed", "--model", "{model}", "--input", "{text}", "--output", "v.csv"], "--output must end in one of"),
+        (["embed", "--model", "{model}", "--input", "{text}", "--output", "no/v.h5"], "must exist"),
+        (
+            ["embed", "--model", "{model}", "--input", "{text}", "--output", "v.npz", "--format", "bilm"],
+            "for the layout bilm",
+        ),
+        (["embed", "--model", "{model}", "--input", "{text}", "--format", "bilm"], "add --output"),
+        (["embed", "x", "--model", "{model}", "--resume"], "--resume needs --output"),
+        (["embed", "x", "--model", "{model}", "--batch-tokens", "0"], "--batch-tokens"),
+        (["embed", "x", "--model", "{model}", "--device", "abacus"], "the device 'abacus' cannot be used here"),
+        (["embed", "x", "--model", ""], "--model must not be empty"),
+        (["embed", "--model", "{model}", "--input", ""], "--input must not be empty"),
+        (["embed", "x", "--model", "{model}", "--output", ""], "--output must not be empty"),
+        (["info", ""], "MODEL must not be empty"),
+        (["embed", "x", "--model", "{model}", "--output", "x" * 250 + ".h5"], "File name too long"),
+        (["embed", "--nonsense"], "No such option: --nonsense"),
+        (["frobnicate"], "frobnicate"),
+        (["info"], "MODEL"),
+        (["convert", "{model}", "{model}"], "not empty"),
+        (["convert", "{model}", "{text}"], "DST must be a folder"),
+        (["convert", "{model}", "out", "--to", "tokens"], "end in .hdf5"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(
+    capsys, monkeypatch, tmp_path, model_folder, text_file, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    filled = [argument.format(model=model_folder, text=text_file) for argument in arguments]
+    status, out, err = call(capsys, *filled)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("elmo: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing may be left behind"
+
+
+def test_closed_streams(tmp_path, model_folder):
+    for dash in ("", "--input -", "-"):
+        result = shell(f"elmo embed {dash} --model {model_folder} <&-")
+        assert result.returncode == 2
+        assert result.stderr.startswith(b"elmo: nothing to embed")
+    result = shell(f"elmo embed 'the bank' --model {model_folder} --output {tmp_path / 'v.h5'} 2>&-")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+    assert [tokens for tokens, _ in read_vectors(tmp_path / "v.h5")] == [["the", "bank"]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+@pytest.mark.parametrize("command", ["--help", "--version", "info {model}", "embed x --model {model}"])
+def test_a_stdout_that_cannot_be_written_is_one_sentence(model_folder, command):
+    result = shell(f"elmo {command.format(model=model_folder)} >/dev/full")
+    assert result.returncode == 2
+    assert result.stderr == b"elmo: standard output cannot be written: No space left on device\n"
+
+
+def test_a_stdout_that_is_not_utf8(model_folder):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = elmo("embed", "the élan", "--model", model_folder, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(b"the ?lan\n")

@@ -1,0 +1,97 @@
+"""Progress is one line on a terminal and a line now and then in a log, with total, rate and time left."""
+
+import io
+
+import pytest
+
+from elmokit.progress import ProgressDisplay
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def updates(display, clock, seconds, each=1):
+    for second in range(1, seconds + 1):
+        clock.now = second
+        display.update(second * each)
+
+
+def test_a_log_has_a_line_within_five_seconds_and_then_every_ten(clock):
+    stream = io.StringIO()
+    with ProgressDisplay("embedding", "sentences", total=50_000, stream=stream, clock=clock) as display:
+        updates(display, clock, 25, each=2000)
+    assert stream.getvalue().splitlines() == [
+        "embedding: 8 %, 4,000 of 50,000 sentences, 2k sentences/s, 23 s left",
+        "embedding: 48 %, 24,000 of 50,000 sentences, 2k sentences/s, 13 s left",
+        "embedding: 88 %, 44,000 of 50,000 sentences, 2k sentences/s, 3 s left",
+        "embedding: 100 %, 50,000 of 50,000 sentences, 2k sentences/s, 0 s left",
+    ]
+
+
+def test_slow_work_is_shown_as_begun(monkeypatch):
+    monkeypatch.setattr("elmokit.progress._SLOW_SECONDS", 0)
+    stream, times = io.StringIO(), iter([0, 3])
+    with ProgressDisplay("embedding", "sentences", total=5, stream=stream, clock=lambda: next(times)) as display:
+        display._timer.join()
+    assert stream.getvalue() == "embedding: 0 of 5 sentences\n"
+
+
+def test_short_work_shows_nothing(clock):
+    for stream in (io.StringIO(), Terminal()):
+        with ProgressDisplay("embedding", "sentences", stream=stream, clock=clock) as display:
+            display.update(10)
+        assert stream.getvalue() == ""
+
+
+def test_without_a_total_and_in_bytes(clock):
+    stream = io.StringIO()
+    with ProgressDisplay("reading", "B", stream=stream, clock=clock) as display:
+        updates(display, clock, 3, each=1_000_000)
+    assert stream.getvalue().splitlines()[-1] == "reading: 3MB, 1MB/s"
+
+
+def test_what_an_earlier_run_did_does_not_count_as_speed(clock):
+    stream = io.StringIO()
+    with ProgressDisplay("embedding", "sentences", total=1200, stream=stream, clock=clock) as display:
+        display.update(1000)
+        clock.now = 2
+        display.update(1020, extra="7 tokens")
+    assert stream.getvalue() == "embedding: 85 %, 1,020 of 1,200 sentences, 10.0 sentences/s, 18 s left, 7 tokens\n"
+
+
+def test_a_terminal_has_one_line_that_goes_away_and_notes_that_stay(monkeypatch, clock):
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    with ProgressDisplay("epoch 1", "batches", total=10, stream=stream, clock=clock) as display:
+        updates(display, clock, 3)
+        display.note("a note")
+        display.start("epoch 2", "batches", 10)
+        clock.now = 4
+        display.update(1)
+    shown = stream.getvalue()
+    assert "\repoch 1: 30 %, 3 of 10 batches, 1.0 batches/s, 7 s left" in shown
+    assert "\ra note\n\repoch 1: 30 %" in shown
+    assert shown.endswith("\r")
+    assert "epoch 2" not in shown, "it began less than two seconds ago"
+    assert all(len(piece) < 60 for line in shown.split("\n") for piece in line.split("\r"))
+
+
+def test_counting_and_a_stream_that_is_closed(clock):
+    stream = io.StringIO()
+    stream.close()
+    with ProgressDisplay("predicting", "examples", stream=stream, clock=clock) as display:
+        assert list(display.count("abc")) == ["a", "b", "c"]
