@@ -35,6 +35,9 @@ WINDOW_BATCHES = 8
 AHEAD = 2
 """Batches that are started before the results of one are asked for: a GPU works on them in the meantime."""
 
+FEW_NUMBERS = 65_536
+"""Vectors of up to so many numbers are mixed by numpy, which needs less time to begin than torch."""
+
 Result = TypeVar("Result")
 Tokens = Sequence[str]
 Vectors = NDArray[np.float32]
@@ -90,7 +93,7 @@ def encode_stream(
     while window_of := _window(stream, batch_tokens * WINDOW_BATCHES, size):
         sentences_here, sizes = zip(*window_of, strict=True)
         plan = list(batches(sizes, batch_tokens))
-        window = _Window[Result](len(sentences_here), {})
+        window: _Window[Result] = _Window(len(sentences_here), {})
         windows.append(window)
         for batch in plan:
             started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
@@ -295,6 +298,8 @@ def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: Scala
         return values
     if layer != "mix":
         return values[-1 if layer == "top" else layer]
+    if values.dtype == torch.float32 and values.is_cpu and not mix.layer_norm and values[0].numel() <= FEW_NUMBERS:
+        return torch.from_numpy(mix.of_array(values.numpy()))
     # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
     alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
     return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])

@@ -147,6 +147,8 @@ class BiLM(nn.Module):
 def _without_padding(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """tokens [B, T, P] with zeros past each sentence's end, and the lengths [B] on the CPU."""
     lengths = lengths.cpu()
+    if all(length == tokens.shape[1] for length in lengths.tolist()):
+        return tokens, lengths
     mask = moved(torch.arange(tokens.shape[1]) < lengths.unsqueeze(1), tokens.device)
     return tokens * mask.unsqueeze(-1), lengths
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import ClassVar, cast
 
 import torch
@@ -20,7 +21,7 @@ from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.transformer import choose, gelu, norm, transformer
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights
 
 WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
 """Which word a head predicts, and what a token sees then; this word is masked."""
@@ -76,6 +77,7 @@ class TransformerEncoder(ContextEncoder):
         self.masked = nn.Parameter(torch.zeros(config.size))
         self.blocks = nn.ModuleList(TransformerBlock(config, depth) for depth in range(config.n_blocks))
         self.heads = nn.ModuleDict({name: nn.Linear(config.size, config.softmax_size) for name in WAYS})
+        self._stack: tuple[list[Tensor], BlockStack] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,9 +88,19 @@ class TransformerEncoder(ContextEncoder):
         for head in self.heads.values():
             cast(nn.Linear, head).reset_parameters()
 
-    def block_weights(self) -> list[BlockWeights]:
-        """The numbers of every block, the lowest first."""
-        return [cast(TransformerBlock, block).weights() for block in self.blocks]
+    def block_weights(self) -> BlockStack:
+        """The numbers of every block, the lowest first; the same object as long as they are the same tensors."""
+        blocks = cast(nn.ModuleList, self._modules["blocks"])._modules.values()
+        tensors: list[Tensor] = []
+        for block in cast(Sequence[TransformerBlock], blocks):
+            tensors += cast(list[Tensor], block._parameters.values())
+            for part in block._modules.values():
+                tensors += cast(list[Tensor], cast(Int8Weight, part)._buffers.values())
+        known = self._stack
+        if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
+            stack = BlockStack(block.weights() for block in cast(Sequence[TransformerBlock], blocks))
+            known = self._stack = tensors, stack
+        return known[1]
 
     def run(self, x: Tensor, segments: Segments, outputs: Sequence[int], dropout: float = 0.0) -> Tensor:
         """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks."""
@@ -102,9 +114,9 @@ class TransformerEncoder(ContextEncoder):
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        every, blocks = self.config.every, self.config.n_blocks
+        config = self.config
         flat = Flat(tokens, lengths)
-        found = self.run(flat.tokens, Segments.of(lengths.tolist()), range(0, blocks + 1, every), dropout)
+        found = self.run(flat.tokens, flat.segments(), range(0, config.n_blocks + 1, config.every), dropout)
         return ContextOutput(flat.padded(found), None)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
@@ -113,7 +125,7 @@ class TransformerEncoder(ContextEncoder):
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
         flat = Flat(tokens, lengths)
         forward, backward = (
-            flat.padded(self.softmax_input(self._top(flat.tokens, lengths, WAYS[name]), name).unsqueeze(0))[0]
+            flat.padded(self.softmax_input(self.top(flat.tokens, flat.segments(WAYS[name])), name).unsqueeze(0))[0]
             for name in ("next", "previous")
         )
         return SoftmaxInputs(forward, backward, None)
@@ -122,11 +134,8 @@ class TransformerEncoder(ContextEncoder):
         """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
         flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
-        top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]
+        top = flat.padded(self.top(flat.tokens, flat.segments()).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
-
-    def _top(self, x: Tensor, lengths: Tensor, way: int) -> Tensor:
-        return self.top(x, Segments.of(lengths.tolist(), way))
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
         """x [N, P] → the normed numbers after the last block [N, P], as training reads text."""
@@ -157,13 +166,18 @@ class Flat:
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
         self.shape = tokens.shape[:2]
+        self.lengths: list[int] = lengths.tolist()
         rows = tokens.flatten(0, 1)
         self.where: Tensor | None = None
-        if int(lengths.sum()) != len(rows):
+        if sum(self.lengths) != len(rows):
             inside = torch.arange(self.shape[1]) < lengths.unsqueeze(1)
             self.where = moved(inside.flatten().nonzero()[:, 0], tokens.device)
             rows = rows[self.where]
         self.tokens = rows
+
+    def segments(self, way: int = BOTH) -> Segments:
+        """The sentences as segments, all read the same way."""
+        return Segments.of(self.lengths, way)
 
     def padded(self, values: Tensor) -> Tensor:
         """values [L, N, D] → [L, B, T, D], 0 past a sentence's end."""

@@ -24,7 +24,7 @@ LEAST_COLUMNS = 16
 """Narrower products treat the rows of one tile differently."""
 LEAST_NUMBERS = 10_000
 """Smaller matrices are not worth another copy."""
-_dense_matrices: WeakKeyDictionary[Int8Matrix, Tensor] = WeakKeyDictionary()
+_dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
 _half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -86,7 +86,7 @@ def _halves(x: Tensor, weight: Tensor) -> object | None:
         or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
     ):
         return None
-    state = (weight.data_ptr(), None if weight.is_inference() else weight._version)
+    state = _state(weight)
     known = _half_matrices.get(weight)  # type: ignore[no-untyped-call]
     if known is None or known[0] != state:
         known = _half_matrices[weight] = state, _packed_halves(weight.detach())
@@ -109,8 +109,13 @@ def _packed_halves(weight: Tensor) -> object | None:
 
 
 def dense(matrix: Int8Matrix) -> Tensor:
-    """The matrix in float32, kept as long as it is: without compiled kernels 8 bits save no time, and lose none."""
-    found = _dense_matrices.get(matrix)
-    if found is None:
-        found = _dense_matrices[matrix] = matrix.dense()
-    return found
+    """The matrix in float32, cached as long as it is the same: without compiled kernels int8 saves no time."""
+    found, state = _dense_matrices.get(matrix), (_state(matrix.values), _state(matrix.scales))
+    if found is None or found[0] != state:
+        found = _dense_matrices[matrix] = state, matrix.dense()
+    return found[1]
+
+
+def _state(tensor: Tensor) -> tuple[int, int | None]:
+    """What changes with the numbers of a tensor, as far as torch counts changes."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from elmokit.ops import kernels
+from elmokit.ops import kernels, native
 from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
+from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
@@ -69,9 +70,7 @@ def transformer(
     """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
     choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
     if choice.path == "native":
-        from elmokit.ops.native.transformer import transformer_native
-
-        return transformer_native(x, segments, blocks, window=window, outputs=outputs)
+        return compiled.transformer_native(x, segments, blocks, window=window, outputs=outputs)
     if choice.path == "cuda" and x.numel():
         from elmokit.ops.gpu.transformer import transformer_cuda
 
@@ -86,9 +85,6 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
-        from elmokit.ops import native
-        from elmokit.ops.native import transformer as compiled
-
         against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
         against = against or compiled.reason_against(x, blocks)
         return Choice("packed", lambda: against) if against else Choice("native", native.description)
