@@ -77,7 +77,7 @@ def transformer_native(
         places=(ctypes.c_int64 * (len(blocks) + 1))(*(places.get(number, -1) for number in range(len(blocks) + 1))),
         y=y.data_ptr(),
         threads=threads,
-        teams=threads if tokens >= FEW_TOKENS * threads and min(longest, window) <= MANY_TOKENS else 1,
+        shared=tokens < FEW_TOKENS * threads or min(longest, window) > MANY_TOKENS,
     )
     if kernels.transformer(ctypes.byref(job)):
         raise MemoryError(f"there is not enough memory for {tokens} tokens")
