@@ -342,6 +342,9 @@ class Elmo(nn.Module):
     def _network_layers(self, sentences: Sequence[Sequence[str]]) -> Layers:
         """What the network reads → all layers with the boundaries in."""
         tokens, lengths = self._tokens(sentences)
+        flat = self.bilm.flat_layers(tokens, lengths)
+        if flat is not None:
+            return Layers(None, lengths, flat)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
         self._carry(last)
         return Layers(values, lengths)

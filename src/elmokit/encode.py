@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
+from elmokit.model.context import padded
 from elmokit.model.placement import moved
 from elmokit.model.scalar_mix import ScalarMix
 
@@ -177,12 +178,21 @@ def out_of_memory(error: BaseException) -> bool:
 # Layers
 
 
-@dataclass(frozen=True, eq=False)
 class Layers:
-    """All layers of a batch of sentences."""
+    """All layers of a batch of sentences, given with padding or without."""
 
-    values: Tensor  # [L+1, B, T, D]
-    lengths: Tensor  # [B], on the CPU
+    def __init__(self, values: Tensor | None, lengths: Tensor, flat: Tensor | None = None) -> None:
+        self.lengths = lengths  # [B], on the CPU
+        self.flat = flat  # [L+1, N, D], sentences one after the other
+        self._values = values
+
+    @property
+    def values(self) -> Tensor:
+        """[L+1, B, T, D]."""
+        if self._values is None:
+            assert self.flat is not None
+            self._values = padded(self.flat, self.lengths)
+        return self._values
 
     @property
     def mask(self) -> Tensor:
@@ -273,7 +283,14 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
 def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, boundaries: bool) -> Iterable[Vectors]:
     """One array per sentence; from a GPU they are copied in the background, and waited for when they are read."""
     lengths = layers.lengths.numpy() - (0 if boundaries else 2)
-    first, device = (0 if boundaries else 1), layers.values.device
+    first, around = (0, 0) if boundaries else (1, 2)
+    if layers.flat is not None and layers.flat.is_cpu and not (layer == "mix" and mix.layer_norm):
+        # Nothing is padded, and boundaries go when the sentences are cut apart.
+        found = _chosen(layers.flat, lengths, layer, mix).float().numpy()
+        starts = (np.cumsum(lengths + around) - lengths - around + first).tolist()
+        parts_found = (found[..., at : at + n, :] for at, n in zip(starts, lengths.tolist(), strict=True))
+        return [(part if pool is None else pool_tokens(part, pool)).copy() for part in parts_found]
+    device = layers.values.device
     if len(lengths) == 1:
         values = layers.values[:, 0, first : first + int(lengths[0])]
     else:

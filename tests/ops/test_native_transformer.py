@@ -199,9 +199,7 @@ def test_callers_at_once_and_forks_in_between(every_thread):
     ]
     every_thread(3)
     found: list[bool] = []
-    callers = [
-        threading.Thread(target=lambda n=n: found.extend(right(n % 3) for _ in range(30))) for n in range(6)
-    ]
+    callers = [threading.Thread(target=lambda n=n: found.extend(right(n % 3) for _ in range(30))) for n in range(6)]
     for caller in callers:
         caller.start()
     for _ in range(3 if hasattr(os, "fork") else 0):

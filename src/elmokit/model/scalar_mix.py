@@ -54,9 +54,7 @@ class ScalarMix(nn.Module):
         if len(layers) != self.n_layers:
             raise ElmoError(f"this mix has weights for {self.n_layers} layers, got {len(layers)}")
         weights: NDArray[np.float32] = torch.softmax(self.weights.detach(), dim=0).float().numpy()
-        mixed = np.zeros_like(layers[0])
-        for weight, layer in zip(weights, layers, strict=True):
-            mixed += weight * layer
+        mixed: NDArray[np.float32] = np.add.reduce(layers * weights[:, None, None], axis=0, initial=np.float32(0))
         mixed *= np.float32(self.gamma.item())
         return mixed
 

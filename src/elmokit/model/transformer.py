@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from elmokit.config import TransformerConfig
 from elmokit.errors import ElmoError
-from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
+from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, padded, register_context
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
@@ -114,10 +114,16 @@ class TransformerEncoder(ContextEncoder):
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        config = self.config
         flat = Flat(tokens, lengths)
-        found = self.run(flat.tokens, flat.segments(), range(0, config.n_blocks + 1, config.every), dropout)
-        return ContextOutput(flat.padded(found), None)
+        return ContextOutput(flat.padded(self._layers(flat, dropout)), None)
+
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, dropout: float = 0.0) -> Tensor:
+        """The layers of `forward` without padding, [L+1, N, P]."""
+        return self._layers(Flat(tokens, lengths), dropout)
+
+    def _layers(self, flat: Flat, dropout: float) -> Tensor:
+        outputs = range(0, self.config.n_blocks + 1, self.config.every)
+        return self.run(flat.tokens, flat.segments(), outputs, dropout)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
@@ -165,26 +171,21 @@ class Flat:
     """A batch without its padding: tokens [N, P] of the sentences one after the other, and the way back."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.shape = tokens.shape[:2]
-        self.lengths: list[int] = lengths.tolist()
-        rows = tokens.flatten(0, 1)
-        self.where: Tensor | None = None
-        if sum(self.lengths) != len(rows):
-            inside = torch.arange(self.shape[1]) < lengths.unsqueeze(1)
-            self.where = moved(inside.flatten().nonzero()[:, 0], tokens.device)
-            rows = rows[self.where]
-        self.tokens = rows
+        self.time = tokens.shape[1]
+        self.lengths = lengths
+        self._lengths: list[int] = lengths.tolist()
+        self.tokens = tokens.flatten(0, 1)
+        if sum(self._lengths) != len(self.tokens):
+            inside = torch.arange(self.time) < lengths.unsqueeze(1)
+            self.tokens = self.tokens[moved(inside.flatten().nonzero()[:, 0], tokens.device)]
 
     def segments(self, way: int = BOTH) -> Segments:
         """The sentences as segments, all read the same way."""
-        return Segments.of(self.lengths, way)
+        return Segments.of(self._lengths, way)
 
     def padded(self, values: Tensor) -> Tensor:
         """values [L, N, D] → [L, B, T, D], 0 past a sentence's end."""
-        if self.where is not None:
-            whole = values.new_zeros(values.shape[0], self.shape.numel(), values.shape[2])
-            values = whole.index_copy(1, self.where, values)
-        return values.view(len(values), *self.shape, -1)
+        return padded(values, self.lengths, self.time)
 
 
 register_context(TransformerConfig, TransformerEncoder)
