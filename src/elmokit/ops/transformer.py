@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from elmokit.ops import kernels, native
 from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import linear
+from elmokit.ops.linear import filled, linear, linear_again
 from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
@@ -45,13 +45,13 @@ def block(
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
-    qkv = linear(y, weights.qkv).view(rows, 3 * heads, size // heads)
+    qkv = linear_again(y, weights.qkv).view(rows, 3 * heads, size // heads)
     q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
     seen = attention(q, k, qkv[:, 2 * heads :])
     seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
-    x = x + _drop(linear(norm(seen.reshape(rows, size)), weights.out), dropout)
-    values, gates = linear(norm(x), weights.up).chunk(2, dim=-1)
-    return x + _drop(linear(norm(values * gelu(gates)), weights.down), dropout)
+    x = x + _drop(linear_again(norm(seen.reshape(rows, size)), weights.out), dropout)
+    values, gates = linear_again(norm(x), weights.up).chunk(2, dim=-1)
+    return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
@@ -113,6 +113,9 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
+    rows = len(x)
+    if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
+        x = F.pad(x, (0, 0, 0, filled(rows) - rows))
     step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
@@ -120,7 +123,7 @@ def transformer_packed(
         x = step(x, weights, dropout)
         if number in outputs:
             found[number] = norm(x)
-    return torch.stack([found[number] for number in outputs])
+    return torch.stack([found[number][:rows] for number in outputs])
 
 
 def _stepper(
@@ -129,7 +132,8 @@ def _stepper(
     """What takes x through one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
     if not kernels.serve(x.device):
-        cos, sin = turning(*rotary(segments.positions, size, x.dtype, x.device, longest=segments.longest))
+        places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
+        cos, sin = turning(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
             x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )
