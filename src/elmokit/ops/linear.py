@@ -128,7 +128,7 @@ def _cached(
 
 def _reordered(weight: Tensor) -> object | None:
     """The weight in the order in which oneDNN reads it; None where this build of torch has no such products."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         found: object = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 32)
