@@ -314,11 +314,11 @@ class Elmo(nn.Module):
         policy = self.text_policy.override(segment)
         rows = (policy.tokens_of(sentence) for sentence in sentences)
 
-        @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
             mix = self.mixes[0]
             assert isinstance(mix, ScalarMix)
-            return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
+            with torch.no_grad():
+                return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
 
         if self.state == "carry":
             return iter(run(list(rows)))
@@ -336,6 +336,9 @@ class Elmo(nn.Module):
     def _network_layers(self, sentences: Sequence[Sequence[str]]) -> Layers:
         """What the network reads → all layers with the boundaries in."""
         tokens, lengths = self._tokens(sentences)
+        flat = self.bilm.flat_layers(tokens, lengths)
+        if flat is not None:
+            return Layers(None, lengths, flat)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
         self._carry(last)
         return Layers(values, lengths)
@@ -348,10 +351,13 @@ class Elmo(nn.Module):
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
         cached = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
-        begin, end = cached.rows[:2]
-        places = np.full((len(counts), counts.max(initial=0) + 2), begin)
-        places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = cached.rows[2:]
-        places[np.arange(len(counts)), counts + 1] = end
+        begin, end = cached.rows[:1], cached.rows[1:2]
+        if len(counts) == 1:
+            places = np.concatenate([begin, cached.rows[2:], end])[None]
+        else:
+            places = np.full((len(counts), counts.max(initial=0) + 2), begin)
+            places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = cached.rows[2:]
+            places[np.arange(len(counts)), counts + 1] = end
         tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), cached.table)  # [B, T, P]
         return tokens_in, torch.from_numpy(counts + 2)
 

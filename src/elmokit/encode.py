@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
+from elmokit.model.context import padded
 from elmokit.model.placement import moved
 from elmokit.model.scalar_mix import ScalarMix
 
@@ -34,6 +35,9 @@ WINDOW_BATCHES = 8
 """Sentences for this many batches are sorted by length together."""
 AHEAD = 2
 """Batches that are started before the results of one are read: a GPU works on them in the meantime."""
+
+FEW_NUMBERS = 65_536
+"""Vectors of up to so many numbers are mixed by numpy, which needs less time to begin than torch."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
@@ -90,7 +94,7 @@ def encode_stream(
     while window_of := _window(stream, batch_tokens * WINDOW_BATCHES, size):
         sentences_here, sizes = zip(*window_of, strict=True)
         plan = list(batches(sizes, batch_tokens))
-        window = _Window[Result](len(sentences_here), {})
+        window: _Window[Result] = _Window(len(sentences_here), {})
         windows.append(window)
         for batch in plan:
             started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
@@ -174,12 +178,21 @@ def out_of_memory(error: BaseException) -> bool:
 # Layers
 
 
-@dataclass(frozen=True, eq=False)
 class Layers:
-    """All layers of a batch of sentences."""
+    """All layers of a batch of sentences, given with padding or without."""
 
-    values: Tensor  # [L+1, B, T, D]
-    lengths: Tensor  # [B], on the CPU
+    def __init__(self, values: Tensor | None, lengths: Tensor, flat: Tensor | None = None) -> None:
+        self.lengths = lengths  # [B], on the CPU
+        self.flat = flat  # [L+1, N, D], sentences one after the other
+        self._values = values
+
+    @property
+    def values(self) -> Tensor:
+        """[L+1, B, T, D]."""
+        if self._values is None:
+            assert self.flat is not None
+            self._values = padded(self.flat, self.lengths)
+        return self._values
 
     @property
     def mask(self) -> Tensor:
@@ -270,7 +283,14 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
 def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, boundaries: bool) -> Iterable[Vectors]:
     """One array per sentence; from a GPU they are copied in the background, and waited for when they are read."""
     lengths = layers.lengths.numpy() - (0 if boundaries else 2)
-    first, device = (0 if boundaries else 1), layers.values.device
+    first, around = (0, 0) if boundaries else (1, 2)
+    if layers.flat is not None and layers.flat.is_cpu and not (layer == "mix" and mix.layer_norm):
+        # Nothing is padded, and boundaries go when the sentences are cut apart.
+        found = _chosen(layers.flat, lengths, layer, mix).float().numpy()
+        starts = (np.cumsum(lengths + around) - lengths - around + first).tolist()
+        parts_found = (found[..., at : at + n, :] for at, n in zip(starts, lengths.tolist(), strict=True))
+        return [(part if pool is None else pool_tokens(part, pool)).copy() for part in parts_found]
+    device = layers.values.device
     if len(lengths) == 1:
         values = layers.values[:, 0, first : first + int(lengths[0])]
     else:
@@ -297,6 +317,8 @@ def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: Scala
         return values
     if layer != "mix":
         return values[-1 if layer == "top" else layer]
+    if values.dtype == torch.float32 and values.is_cpu and not mix.layer_norm and values[0].numel() <= FEW_NUMBERS:
+        return torch.from_numpy(mix.of_array(values.numpy()))
     # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
     alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
     return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])

@@ -1,6 +1,8 @@
 """The compiled Transformer blocks against the equations in float64, at awkward sizes and with all instructions."""
 
+import os
 import platform
+import threading
 from itertools import pairwise
 
 import pytest
@@ -95,7 +97,7 @@ def _segment(x: Tensor, way: int, blocks: list[BlockWeights], window: int) -> Te
 
 @pytest.fixture
 def every_thread(monkeypatch):
-    """A function that makes so many threads share any number of tokens, in one team or each by itself."""
+    """A function that makes so many threads work on any number of tokens, on the same tile or each on its own."""
     monkeypatch.setattr(native_transformer, "LEAST_PRODUCTS", 1)
 
     def use(count: int, few: int = 8) -> None:
@@ -178,6 +180,36 @@ def test_a_sentence_does_not_depend_on_its_batch_or_the_threads(size, heads, inn
         assert all(map(torch.equal, run(list(range(12))), together))
         for rows in ([3], [0], [7, 3], [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]):
             assert all(map(torch.equal, run(rows), (together[row] for row in rows)))
+
+
+def test_callers_at_once_and_forks_in_between(every_thread):
+    """One caller has the helping threads, the others do without; a child has none of its parent's."""
+    every_thread(3)
+    blocks, lengths = make_blocks(66, 3, 100), [[22], [5, 40], [300]]
+    inputs = [draw(sum(rows), 66, seed=sum(rows)) for rows in lengths]
+
+    def right(number: int) -> bool:
+        found = transformer_native(inputs[number], Segments.of(lengths[number]), blocks, window=9, outputs=[1, 2])
+        return torch.equal(found, expected[number])
+
+    every_thread(1)
+    expected = [
+        transformer_native(x, Segments.of(rows), blocks, window=9, outputs=[1, 2])
+        for x, rows in zip(inputs, lengths, strict=True)
+    ]
+    every_thread(3)
+    found: list[bool] = []
+    callers = [threading.Thread(target=lambda n=n: found.extend(right(n % 3) for _ in range(30))) for n in range(6)]
+    for caller in callers:
+        caller.start()
+    for _ in range(3 if hasattr(os, "fork") else 0):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(map(right, (0, 1, 2, 0))) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    for caller in callers:
+        caller.join()
+    assert found == [True] * 180
 
 
 @pytest.mark.parametrize(("size", "heads", "inner", "window", "lengths"), CASES[2:])

@@ -134,6 +134,10 @@ class BiLM(nn.Module):
         output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
         return output
 
+    def flat_layers(self, tokens: Tensor, lengths: Tensor) -> Tensor | None:
+        """The layers of `contextualise` without padding, [L+1, N, D], of an encoder that computes them so."""
+        return self.context.flat_layers(tokens, lengths, dropout=self.dropout if self.training else 0.0)
+
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """tokens [B, T, P], lengths [B] → what the softmax reads at each token."""
         return self.context.predict(*_without_padding(tokens, lengths), state)
@@ -146,6 +150,8 @@ class BiLM(nn.Module):
 def _without_padding(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """tokens [B, T, P] with zeros past each sentence's end, and the lengths [B] on the CPU."""
     lengths = lengths.cpu()
+    if all(length == tokens.shape[1] for length in lengths.tolist()):
+        return tokens, lengths
     mask = moved(torch.arange(tokens.shape[1]) < lengths.unsqueeze(1), tokens.device)
     return tokens * mask.unsqueeze(-1), lengths
 

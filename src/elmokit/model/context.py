@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from elmokit.config import CONTEXTS, ContextConfig
 from elmokit.errors import ElmoError
+from elmokit.model.placement import moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,10 @@ class ContextEncoder(nn.Module, ABC):
         """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
         return torch.cat([tokens] * self.n_directions, dim=-1)
 
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, dropout: float = 0.0) -> Tensor | None:
+        """The layers of `forward` without padding, [L+1, N, D], where an encoder computes them so; None elsewhere."""
+        return None
+
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token; here the top layer, one half for each direction."""
         layers, after = self(tokens, lengths, state)
@@ -130,6 +135,18 @@ class ContextEncoder(nn.Module, ABC):
     def zero_state(self, batch: int) -> State | None:
         """The state that every sentence starts from unless one is given; None for an encoder without state."""
         return None
+
+
+def padded(flat: Tensor, lengths: Tensor, time: int | None = None) -> Tensor:
+    """flat [L, N, D], sentences one after the other, lengths [B] on the CPU → [L, B, T, D], 0 past a sentence's end."""
+    if time is None:
+        time = max(lengths.tolist(), default=0)
+    shape = len(flat), len(lengths), time, flat.shape[2]
+    if flat.shape[1] == len(lengths) * time:
+        return flat.view(shape)
+    inside = (torch.arange(time) < lengths.unsqueeze(1)).flatten().nonzero()[:, 0]
+    whole = flat.new_zeros(len(flat), len(lengths) * time, flat.shape[2])
+    return whole.index_copy_(1, moved(inside, flat.device), flat).view(shape)
 
 
 _ENCODERS: dict[type[ContextConfig], type[ContextEncoder]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import ClassVar, cast
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from elmokit.config import TransformerConfig
 from elmokit.errors import ElmoError
-from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, register_context
+from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, padded, register_context
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.transformer import choose, gelu, norm, transformer
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights
 
 WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
 """Which word a head predicts, and what a token sees then; this word is masked."""
@@ -76,6 +77,7 @@ class TransformerEncoder(ContextEncoder):
         self.masked = nn.Parameter(torch.zeros(config.size))
         self.blocks = nn.ModuleList(TransformerBlock(config, depth) for depth in range(config.n_blocks))
         self.heads = nn.ModuleDict({name: nn.Linear(config.size, config.softmax_size) for name in WAYS})
+        self._stack: tuple[list[Tensor], BlockStack] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,9 +88,19 @@ class TransformerEncoder(ContextEncoder):
         for head in self.heads.values():
             cast(nn.Linear, head).reset_parameters()
 
-    def block_weights(self) -> list[BlockWeights]:
-        """The weights of every block, the lowest first."""
-        return [cast(TransformerBlock, block).weights() for block in self.blocks]
+    def block_weights(self) -> BlockStack:
+        """The weights of every block, the lowest first; the same object as long as they are the same tensors."""
+        blocks = cast(nn.ModuleList, self._modules["blocks"])._modules.values()
+        tensors: list[Tensor] = []
+        for block in cast(Sequence[TransformerBlock], blocks):
+            tensors += cast(list[Tensor], block._parameters.values())
+            for part in block._modules.values():
+                tensors += cast(list[Tensor], cast(Int8Weight, part)._buffers.values())
+        known = self._stack
+        if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
+            stack = BlockStack(block.weights() for block in cast(Sequence[TransformerBlock], blocks))
+            known = self._stack = tensors, stack
+        return known[1]
 
     def run(self, x: Tensor, segments: Segments, outputs: Sequence[int], dropout: float = 0.0) -> Tensor:
         """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks."""
@@ -102,10 +114,16 @@ class TransformerEncoder(ContextEncoder):
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        every, blocks = self.config.every, self.config.n_blocks
         flat = Flat(tokens, lengths)
-        found = self.run(flat.tokens, Segments.of(lengths.tolist()), range(0, blocks + 1, every), dropout)
-        return ContextOutput(flat.padded(found), None)
+        return ContextOutput(flat.padded(self._layers(flat, dropout)), None)
+
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, dropout: float = 0.0) -> Tensor:
+        """The layers of `forward` without padding, [L+1, N, P]."""
+        return self._layers(Flat(tokens, lengths), dropout)
+
+    def _layers(self, flat: Flat, dropout: float) -> Tensor:
+        outputs = range(0, self.config.n_blocks + 1, self.config.every)
+        return self.run(flat.tokens, flat.segments(), outputs, dropout)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
@@ -113,7 +131,7 @@ class TransformerEncoder(ContextEncoder):
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
         flat = Flat(tokens, lengths)
         forward, backward = (
-            flat.padded(self.softmax_input(self._top(flat.tokens, lengths, WAYS[name]), name).unsqueeze(0))[0]
+            flat.padded(self.softmax_input(self.top(flat.tokens, flat.segments(WAYS[name])), name).unsqueeze(0))[0]
             for name in ("next", "previous")
         )
         return SoftmaxInputs(forward, backward, None)
@@ -122,11 +140,8 @@ class TransformerEncoder(ContextEncoder):
         """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
         flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
-        top = flat.padded(self._top(flat.tokens, lengths, BOTH).unsqueeze(0))[0]
+        top = flat.padded(self.top(flat.tokens, flat.segments()).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
-
-    def _top(self, x: Tensor, lengths: Tensor, sides: int) -> Tensor:
-        return self.top(x, Segments.of(lengths.tolist(), sides))
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
         """x [N, P] → the normed vectors after the last block [N, P], as training reads text."""
@@ -150,21 +165,21 @@ class Flat:
     """A batch without its padding, tokens [N, P] of the sentences one after the other; `padded` restores it."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.shape = tokens.shape[:2]
-        rows = tokens.flatten(0, 1)
-        self.where: Tensor | None = None
-        if int(lengths.sum()) != len(rows):
-            inside = torch.arange(self.shape[1]) < lengths.unsqueeze(1)
-            self.where = moved(inside.flatten().nonzero()[:, 0], tokens.device)
-            rows = rows[self.where]
-        self.tokens = rows
+        self.time = tokens.shape[1]
+        self.lengths = lengths
+        self._lengths: list[int] = lengths.tolist()
+        self.tokens = tokens.flatten(0, 1)
+        if sum(self._lengths) != len(self.tokens):
+            inside = torch.arange(self.time) < lengths.unsqueeze(1)
+            self.tokens = self.tokens[moved(inside.flatten().nonzero()[:, 0], tokens.device)]
+
+    def segments(self, sides: int = BOTH) -> Segments:
+        """The sentences as segments, all of whose words see these sides."""
+        return Segments.of(self._lengths, sides)
 
     def padded(self, values: Tensor) -> Tensor:
         """values [L, N, D] → [L, B, T, D], 0 past a sentence's end."""
-        if self.where is not None:
-            whole = values.new_zeros(values.shape[0], self.shape.numel(), values.shape[2])
-            values = whole.index_copy(1, self.where, values)
-        return values.view(len(values), *self.shape, -1)
+        return padded(values, self.lengths, self.time)
 
 
 register_context(TransformerConfig, TransformerEncoder)

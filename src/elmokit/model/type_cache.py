@@ -202,20 +202,22 @@ class _Weights:
 
         That is for weights with gradients, and for the copies of DataParallel, which list no weights.
         """
-        tensors: list[Tensor] = []
-        _collect(encoder, tensors)
+        tensors = _tensors(encoder)
         if not tensors or any(tensor.requires_grad for tensor in tensors):
             return None
         device = tensors[0].device.type
         computed_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        marks = [mark for tensor in tensors for mark in (id(tensor), tensor.data_ptr(), version(tensor))]
-        return cls((computed_in, *marks), tensors)
+        marks = (computed_in, *map(id, tensors), *map(Tensor.data_ptr, tensors), *map(version, tensors))
+        return cls(marks, tensors)
 
 
-def _collect(module: nn.Module, tensors: list[Tensor]) -> None:
-    """Add a module's weights; every batch needs them, and torch's own `parameters` is slower."""
-    for own in (module._parameters, module._buffers):
-        tensors.extend(tensor for tensor in own.values() if tensor is not None)
-    for child in module._modules.values():
-        if child is not None:
-            _collect(child, tensors)
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """A module's weights; every batch asks for them, and torch's own `parameters` takes longer."""
+    found: list[Tensor | None] = []
+    modules: list[nn.Module | None] = [module]
+    for each in modules:  # which grows meanwhile
+        if each is not None:
+            found += each._parameters.values()
+            found += each._buffers.values()
+            modules += each._modules.values()
+    return [tensor for tensor in found if tensor is not None]

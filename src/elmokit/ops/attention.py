@@ -67,7 +67,7 @@ class Segments:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
-    """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees."""
+    """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees; 0 after the last segment."""
     q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))  # [1, H, N, E]
     parts = []
     for (start, stop), way in zip(pairwise(segments.starts), segments.ways, strict=True):
@@ -78,7 +78,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> 
             mask = _mask(first - left, last - first, right - left, window, way, q.device)
             keys, values = k[:, :, left:right], v[:, :, left:right]
             parts.append(F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask))
-    return torch.cat(parts, dim=2)[0].transpose(0, 1) if parts else v[0].transpose(0, 1)
+    if segments.starts[-1] < q.shape[2]:
+        parts.append(torch.zeros_like(v[:, :, segments.starts[-1] :]))
+    seen = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] if parts else v
+    return seen[0].transpose(0, 1)
 
 
 def _mask(before: int, queries: int, keys: int, window: int, way: int, device: torch.device) -> Tensor | None:
@@ -115,5 +118,8 @@ def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, H, E] → vectors of length √E, turned by their position: products then depend on distances only."""
-    y = F.rms_norm(x, x.shape[-1:])
+    if x.device.type == "cpu":  # the steps of torch's own, which takes longer to begin
+        y = x * x.square().mean(-1, keepdim=True).add(torch.finfo(x.dtype).eps).rsqrt()
+    else:
+        y = F.rms_norm(x, x.shape[-1:])
     return (y * cos + y.roll(y.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

@@ -8,6 +8,7 @@ same, bit for bit, alone and in any batch. `docs/determinism.md` says where this
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,8 +25,9 @@ LEAST_COLUMNS = 16
 """Narrower products treat the rows of one tile differently."""
 LEAST_NUMBERS = 10_000
 """Smaller matrices are not worth another copy."""
-_dense_matrices: WeakKeyDictionary[Int8Matrix, Tensor] = WeakKeyDictionary()
+_dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
 _half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_reordered_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def filled(rows: int) -> int:
@@ -54,6 +56,28 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
     return F.linear(x, weight, bias)[:rows]
 
 
+def linear_again(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
+    """`linear` with a matrix that is used again and again: torch's products get a copy in the order they read it in.
+
+    They are about a fifth faster with it, for as much memory again.
+    """
+    if x.device.type != "cpu" or can_be_compiled(x, weight):
+        return linear(x, weight)
+    if isinstance(weight, Int8Matrix):
+        weight = dense(weight)
+    if (
+        not _is_plain_product(x, weight)
+        or _halves(x, weight) is not None
+        or (reordered := _cached(_reordered_matrices, weight, _reordered)) is None
+    ):
+        return linear(x, weight)
+    rows = len(x)
+    if rows % ROWS:
+        x = F.pad(x, (0, 0, 0, filled(rows) - rows))
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, reordered, None, "none", [], "")
+    return y[:rows]
+
+
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
     """Whether the compiled kernels can take a product of x, which has rows, with these."""
     if x.device.type != "cpu" or not len(x):
@@ -80,26 +104,42 @@ def _halves(x: Tensor, weight: Tensor) -> object | None:
     They read half as much memory, widen each number to float32 on its way and treat every row by itself. Models are
     mostly stored in float16, so that no number changes.
     """
-    if (
-        x.dtype != torch.float32
-        or not len(x)
-        or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-    ):
-        return None
-    state = (weight.data_ptr(), None if weight.is_inference() else weight._version)
-    known = _half_matrices.get(weight)  # type: ignore[no-untyped-call]
+    return _cached(_half_matrices, weight, _packed_halves) if _is_plain_product(x, weight) else None
+
+
+def _is_plain_product(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is one of float32 and without gradients, of rows with a matrix that is worth another copy."""
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or not len(x) or weight.numel() < LEAST_NUMBERS:
+        return False
+    return not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+
+
+def _cached(
+    known_matrices: WeakIdKeyDictionary, weight: Tensor, make: Callable[[Tensor], object | None]
+) -> object | None:
+    """What `make` makes of a weight, made again only when it has changed."""
+    state = _state(weight)
+    known = known_matrices.get(weight)  # type: ignore[no-untyped-call]
     if known is None or known[0] != state:
-        known = _half_matrices[weight] = state, _packed_halves(weight.detach())
-    halves: object | None = known[1]
-    return halves
+        known = known_matrices[weight] = state, make(weight.detach())
+    made: object | None = known[1]
+    return made
+
+
+def _reordered(weight: Tensor) -> object | None:
+    """The weight in the order in which oneDNN reads it; None where this build of torch has no such products."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        found: object = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 32)
+        torch.ops.mkldnn._linear_pointwise(weight.new_zeros(ROWS, weight.shape[1]), found, None, "none", [], "")
+    except (RuntimeError, AttributeError):
+        return None
+    return found
 
 
 def _packed_halves(weight: Tensor) -> object | None:
-    if (
-        weight.dtype != torch.float32
-        or weight.numel() < LEAST_NUMBERS
-        or not torch.equal(weight.half().float(), weight)
-    ):
+    if not torch.equal(weight.half().float(), weight):
         return None
     try:
         found: object = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
@@ -109,8 +149,13 @@ def _packed_halves(weight: Tensor) -> object | None:
 
 
 def dense(matrix: Int8Matrix) -> Tensor:
-    """The matrix in float32, kept as long as it is: without compiled kernels 8 bits save no time, and lose none."""
-    found = _dense_matrices.get(matrix)
-    if found is None:
-        found = _dense_matrices[matrix] = matrix.dense()
-    return found
+    """The matrix in float32, cached as long as it is the same: without compiled kernels int8 saves no time."""
+    found, state = _dense_matrices.get(matrix), (_state(matrix.values), _state(matrix.scales))
+    if found is None or found[0] != state:
+        found = _dense_matrices[matrix] = state, matrix.dense()
+    return found[1]
+
+
+def _state(tensor: Tensor) -> tuple[int, int | None]:
+    """What changes with the numbers of a tensor, as far as torch counts changes."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from elmokit.ops import kernels
+from elmokit.ops import kernels, native
 from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import linear
+from elmokit.ops.linear import filled, linear, linear_again
+from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import Choice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
@@ -44,13 +45,13 @@ def block(
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
-    qkv = linear(y, weights.qkv).view(rows, 3 * heads, size // heads)
+    qkv = linear_again(y, weights.qkv).view(rows, 3 * heads, size // heads)
     q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
     seen = attention(q, k, qkv[:, 2 * heads :])
     seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
-    x = x + _drop(linear(norm(seen.reshape(rows, size)), weights.out), dropout)
-    values, gates = linear(norm(x), weights.up).chunk(2, dim=-1)
-    return x + _drop(linear(norm(values * gelu(gates)), weights.down), dropout)
+    x = x + _drop(linear_again(norm(seen.reshape(rows, size)), weights.out), dropout)
+    values, gates = linear_again(norm(x), weights.up).chunk(2, dim=-1)
+    return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
@@ -69,9 +70,7 @@ def transformer(
     """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
     choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
     if choice.path == "native":
-        from elmokit.ops.native.transformer import transformer_native
-
-        return transformer_native(x, segments, blocks, window=window, outputs=outputs)
+        return compiled.transformer_native(x, segments, blocks, window=window, outputs=outputs)
     if choice.path == "cuda" and x.numel():
         from elmokit.ops.gpu.transformer import transformer_cuda
 
@@ -86,9 +85,6 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choi
     if gradient:
         return Choice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
-        from elmokit.ops import native
-        from elmokit.ops.native import transformer as compiled
-
         against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
         against = against or compiled.reason_against(x, blocks)
         return Choice("packed", lambda: against) if against else Choice("native", native.description)
@@ -117,6 +113,9 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
+    rows = len(x)
+    if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
+        x = F.pad(x, (0, 0, 0, filled(rows) - rows))
     step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
@@ -124,7 +123,7 @@ def transformer_packed(
         x = step(x, weights, dropout)
         if number in outputs:
             found[number] = norm(x)
-    return torch.stack([found[number] for number in outputs])
+    return torch.stack([found[number][:rows] for number in outputs])
 
 
 def _stepper(
@@ -133,7 +132,8 @@ def _stepper(
     """What takes x through one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
     if not kernels.serve(x.device):
-        cos, sin = turning(*rotary(segments.positions, size, x.dtype, x.device, longest=segments.longest))
+        places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
+        cos, sin = turning(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
             x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -60,3 +61,25 @@ class BlockWeights(NamedTuple):
     def n_heads(self) -> int:
         """H."""
         return len(self.gate_bias)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the block; an int8 matrix has two."""
+        for part in self:
+            if isinstance(part, Int8Matrix):
+                yield from (part.values, part.scales)
+            else:
+                yield part
+
+
+class BlockStack(tuple[BlockWeights, ...]):
+    """All blocks of an encoder; what is found out about them is found out once."""
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of all blocks."""
+        return [tensor for weights in self for tensor in weights.tensors()]
+
+    @cached_property
+    def int8(self) -> tuple[bool, ...]:
+        """Which blocks are int8."""
+        return tuple(isinstance(weights.qkv, Int8Matrix) for weights in self)

@@ -166,7 +166,7 @@ class Transformer(Structure):
         ("places", POINTER(c_int64)),
         ("y", c_void_p),
         ("threads", c_int64),
-        ("teams", c_int64),
+        ("shared", c_int64),
     )
 
 

@@ -24,7 +24,7 @@ class _Entry(Generic[Made]):
     """What was made, and from what."""
 
     made: Made
-    marks: list[tuple[object, ...]]
+    marks: list[list[object]]
     addresses: ctypes.Array[ctypes.c_void_p]
     sizes: ctypes.Array[ctypes.c_int64]
     sample: int
@@ -32,7 +32,7 @@ class _Entry(Generic[Made]):
 
     def sampled(self, kernels: Library) -> int:
         """Another number where the memory holds others at the places that are looked at."""
-        number: int = kernels.sample(self.addresses, self.sizes, len(self.marks))
+        number: int = kernels.sample(self.addresses, self.sizes, len(self.references))
         return number
 
 
@@ -49,7 +49,7 @@ class Keeper(Generic[Made]):
     def of(self, kernels: Library, tensors: Sequence[Tensor], facts: object, make: Callable[[], Made]) -> Made:
         """What `make` makes of these tensors and, beside them, these facts."""
         key = (facts, id(kernels), *map(id, tensors))
-        marks = [_mark(tensor) for tensor in tensors]
+        marks = _marks(tensors)
         found = self._entries.get(key)
         if found is not None and found.marks == marks and found.sampled(kernels) == found.sample:
             return found.made
@@ -68,7 +68,12 @@ class Keeper(Generic[Made]):
         return made
 
 
-def _mark(tensor: Tensor) -> tuple[object, ...]:
-    """What is another where torch knows that the numbers are."""
-    version = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.shape, tensor.stride()
+def _marks(tensors: Sequence[Tensor]) -> list[list[object]]:
+    """What differs where torch knows that the numbers do: one list for each property, which is faster to make."""
+    try:
+        versions: list[object] = [tensor._version for tensor in tensors]
+    except RuntimeError:  # a tensor of inference mode has none
+        versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    shapes: list[object] = [tensor.shape for tensor in tensors]
+    dtypes: list[object] = [tensor.dtype for tensor in tensors]
+    return [versions, list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors)), shapes, dtypes]

@@ -17,7 +17,7 @@ from elmokit.ops.native.binding import Block, Library, Transformer, library
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import PackedMatrix, PackedMemory, check_place, packed_bytes
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights
 
 LEAST_PRODUCTS = 1_000_000
 """Fewer in a block are not worth another thread."""
@@ -47,10 +47,8 @@ def transformer_native(
 ) -> Tensor:
     """`elmokit.ops.transformer.transformer` on the CPU, x [N, P] in float32 → [len(outputs), N, P]: no gradients."""
     kernels = library()
-    facts = tuple(isinstance(weights.qkv, Int8Matrix) for weights in blocks)
-    plan = _plans.of(
-        kernels, [tensor for weights in blocks for tensor in _tensors(weights)], facts, lambda: _Plan(kernels, blocks)
-    )
+    stack = blocks if isinstance(blocks, BlockStack) else BlockStack(blocks)
+    plan = _plans.of(kernels, stack.tensors, stack.int8, lambda: _Plan(kernels, stack))
     plan.check(x, segments, window, outputs)
     tokens, size = x.shape
     x = x.detach().contiguous()
@@ -79,7 +77,7 @@ def transformer_native(
         places=(ctypes.c_int64 * (len(blocks) + 1))(*(places.get(number, -1) for number in range(len(blocks) + 1))),
         y=y.data_ptr(),
         threads=threads,
-        teams=threads if tokens >= FEW_TOKENS * threads and min(longest, window) <= MANY_TOKENS else 1,
+        shared=tokens < FEW_TOKENS * threads or min(longest, window) > MANY_TOKENS,
     )
     if kernels.transformer(ctypes.byref(job)):
         raise MemoryError(f"there is not enough memory for {tokens} tokens")
@@ -138,7 +136,7 @@ class _Plan:
         size = sum(packed_bytes(kernels, matrix, **layout) for four in matrices for matrix, layout in four)
         memory = PackedMemory(kernels, size)
         for weights, four in zip(blocks, matrices, strict=True):
-            check_place(*_tensors(weights))
+            check_place(*weights.tensors())
             packed = [PackedMatrix(kernels, matrix, **layout, memory=memory) for matrix, layout in four]
             gate = [part.detach().float().contiguous() for part in (weights.gate_weight, weights.gate_bias)]
             self._stored += [*packed, *gate]
@@ -158,12 +156,3 @@ _plans = Keeper[_Plan]()
 def _rotations(count: int, size: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines [count, size / 2] of the first places in a segment; counts are powers of 2, so few are made."""
     return rotary(torch.arange(count), size, torch.float32, torch.device("cpu"))
-
-
-def _tensors(weights: BlockWeights) -> Iterator[Tensor]:
-    """All tensors of a block."""
-    for part in weights:
-        if isinstance(part, Int8Matrix):
-            yield from (part.values, part.scales)
-        else:
-            yield part

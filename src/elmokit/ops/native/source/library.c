@@ -194,23 +194,24 @@ int elmokit_transformer(const struct transformer *job) {
     int64_t outputs = 0;
     for (int64_t i = 0; i <= job->n_blocks; i++) outputs += job->places[i] >= 0;
     use_large_pages(job->y, outputs * job->starts[job->segments] * job->size * (int64_t)sizeof(float));
-    struct tiling tiling = {.job = job, .tiles = malloc((job->segments + 1) * sizeof(struct tile))};
+    struct stages stages = {0};
+    struct tiling tiling = {.job = job, .tiles = malloc((job->segments + 1) * sizeof(struct tile)), .stages = &stages};
     if (!tiling.tiles) return 1;
     plan_tiles(&tiling);
     struct workspace measured;
     scratch_at(job, tiling.most, NULL, &tiling.scratch_bytes);
-    int64_t space = workspace_at(&measured, job, tiling.most, NULL);
-    int64_t spaces = padded(job->teams * (int64_t)sizeof measured);
+    int64_t space = workspace_at(&measured, job, tiling.most, NULL), count = workspace_count(job);
+    int64_t spaces = padded(count * (int64_t)sizeof measured);
     int64_t states = padded(tiling.longest * job->size * (int64_t)sizeof(float));
-    char *memory = borrow(spaces + job->teams * space + job->threads * tiling.scratch_bytes + 2 * states);
+    char *memory = borrow(spaces + count * space + job->threads * tiling.scratch_bytes + 2 * states);
     if (memory) {
         tiling.workspaces = memset(memory, 0, spaces);
-        for (int64_t i = 0; i < job->teams; i++)
+        for (int64_t i = 0; i < count; i++)
             workspace_at(&tiling.workspaces[i], job, tiling.most, memory + spaces + i * space);
-        tiling.scratches = memory + spaces + job->teams * space;
+        tiling.scratches = memory + spaces + count * space;
         tiling.states[0] = (float *)(tiling.scratches + job->threads * tiling.scratch_bytes);
         tiling.states[1] = tiling.states[0] + states / (int64_t)sizeof(float);
-        run_crew(transformer_work, &tiling, (int)job->threads);
+        run_with_helpers(transformer_work, &tiling, (int)job->threads);
         give_back(memory);
     }
     free(tiling.tiles);

@@ -8,8 +8,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #define MOST_THREADS 256
+#define AWAKE 500 /* pauses, some microseconds, before a thread that waits for others goes to sleep */
 
 /* The threads of the OpenMP library that torch uses, where that is GNU's. They stay awake for some milliseconds after
    each of torch's operations, and threads of our own would have to share the cores with them. */
@@ -20,9 +25,15 @@ static struct {
     pid_t process; /* that they belong to: a fork takes none of them along */
 } pool;
 
+/* A number that threads wait for. */
+struct signal {
+    _Alignas(64) atomic_int number;
+    atomic_int sleepers;
+};
+
 struct team {
     _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int round;
+    struct signal round;
 };
 
 static inline void pause_a_little(void) {
@@ -33,25 +44,46 @@ static inline void pause_a_little(void) {
 #endif
 }
 
-/* Until the number is no longer `old`: awake for some microseconds, then letting others have the core. */
-static void wait_while(atomic_int *number, int old) {
-    for (int turn = 0; atomic_load_explicit(number, memory_order_acquire) == old; turn++) {
-        if (turn < 1000)
-            pause_a_little();
-        else
-            sched_yield();
+/* Until the number is no longer `old`: awake for so many pauses, because it is mostly a short time, then asleep. A thread
+   that sleeps leaves its core to the one that it waits for, where another process has taken that one's. One that yields
+   would give the core away for some milliseconds. */
+static void wait_while(struct signal *signal, int old, int pauses) {
+    for (int turn = 0; turn < pauses; turn++) {
+        if (atomic_load_explicit(&signal->number, memory_order_acquire) != old) return;
+        pause_a_little();
     }
+    atomic_fetch_add(&signal->sleepers, 1);
+    while (atomic_load(&signal->number) == old) {
+#if defined(__linux__)
+        syscall(SYS_futex, &signal->number, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+#else
+        sched_yield();
+#endif
+    }
+    atomic_fetch_sub(&signal->sleepers, 1);
+}
+
+static void wake_sleepers(struct signal *signal) {
+#if defined(__linux__)
+    if (atomic_load(&signal->sleepers))
+        syscall(SYS_futex, &signal->number, FUTEX_WAKE_PRIVATE, MOST_THREADS, NULL, NULL, 0);
+#endif
+}
+
+static void set_signal(struct signal *signal, int number) {
+    atomic_store(&signal->number, number);
+    wake_sleepers(signal);
 }
 
 /* All `size` members of the team have come here. */
 static void meet(struct team *team, int size) {
     if (size == 1) return;
-    int round = atomic_load_explicit(&team->round, memory_order_relaxed);
+    int round = atomic_load_explicit(&team->round.number, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == size) {
         atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&team->round, round + 1, memory_order_release);
+        set_signal(&team->round, round + 1);
     } else {
-        wait_while(&team->round, round);
+        wait_while(&team->round, round, AWAKE);
     }
 }
 
@@ -63,15 +95,15 @@ struct worker {
 struct crew {
     void (*work)(void *given, int rank, int size);
     void *given;
-    atomic_int size; /* 0 until it is known how many threads there are */
+    struct signal size; /* 0 until it is known how many threads there are */
     struct worker workers[MOST_THREADS];
 };
 
 static void *worker_main(void *given) {
     struct worker *self = given;
     struct crew *crew = self->crew;
-    wait_while(&crew->size, 0);
-    crew->work(crew->given, self->rank, atomic_load(&crew->size));
+    wait_while(&crew->size, 0, AWAKE);
+    crew->work(crew->given, self->rank, atomic_load(&crew->size.number));
     return NULL;
 }
 
@@ -101,7 +133,7 @@ static void run_crew(void (*work)(void *, int, int), void *given, int threads) {
         crew.workers[size] = (struct worker){&crew, size};
         if (pthread_create(&ids[size], NULL, worker_main, &crew.workers[size])) break;
     }
-    atomic_store_explicit(&crew.size, size, memory_order_release);
+    set_signal(&crew.size, size);
     work(given, 0, size);
     for (int rank = 1; rank < size; rank++) pthread_join(ids[rank], NULL);
 }

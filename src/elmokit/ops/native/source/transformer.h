@@ -2,11 +2,11 @@
 
    N tokens of P numbers, H heads of E = P / H numbers, I numbers inside the feed-forward part.
 
-   Tokens are worked on in tiles, a team of threads for each. Few tokens are one tile: all threads share the panels of
-   every matrix, so that each weight is read once. Many tokens are many tiles, each of whole segments, which go through
-   all blocks while their numbers stay in the cache, and every thread is a team of its own. A segment that is too long
-   for a tile is cut: its tiles go through one block together, and each also computes the keys and values of the tokens
-   around it that its own tokens see.
+   Tokens are worked on in tiles. Few tokens are one tile: all threads share the panels of every matrix, so that each
+   weight is read once. Many tokens are many tiles, each of whole segments, which go through all blocks while their
+   numbers stay in the cache, and every thread has tiles of its own. A segment that is too long for a tile is cut: its
+   tiles go through one block together, and each also computes the keys and values of the tokens around it that its own
+   tokens see.
 
    A token's numbers are sums in an order that depends only on its place in its segment: they are the same to the last
    bit in any batch, in any tile and with any number of threads. */
@@ -14,6 +14,7 @@
 #ifndef ELMOKIT_TRANSFORMER_H
 #define ELMOKIT_TRANSFORMER_H
 
+#include "helpers.h"
 #include "linear.h"
 
 #define TILE_TOKENS 256 /* tokens of a tile, about */
@@ -37,7 +38,7 @@ struct transformer {
     const float *cos, *sin;        /* [longest segment][E / 2] */
     const int64_t *places;         /* [blocks + 1]: which output is the state after so many blocks, or −1 */
     float *y;                      /* [outputs][N][P] */
-    int64_t threads, teams;
+    int64_t threads, shared; /* shared: whether all threads work on the same tile */
 };
 
 /* Tokens begin to end, and from..to around them whose keys and values they need; segments first to last. */
@@ -45,10 +46,8 @@ struct tile {
     int64_t begin, end, from, to, first, last;
 };
 
-/* What one team works in. */
+/* What the numbers of one tile are in. */
 struct workspace {
-    struct team team;
-    struct tile tile;
     float *x;       /* [n][padded P] */
     float *rows;    /* [n][padded P]: what a product reads, then what attention found */
     float *wide;    /* [n][padded 3P or I]: queries, keys and values, then the inner numbers */
@@ -74,12 +73,11 @@ struct tiling {
     struct tile *tiles; /* of whole segments */
     int64_t count, most; /* tiles, and tokens of the largest, those around it included */
     int64_t longest;     /* tokens of the longest segment that has to be cut */
-    struct workspace *workspaces; /* [teams] */
+    struct workspace *workspaces; /* one, or [threads] */
     char *scratches;              /* [threads], each of so many bytes */
     int64_t scratch_bytes;
     float *states[2]; /* [longest][P]: before and after a block */
-    struct team everyone;
-    atomic_llong next; /* tile to be taken */
+    struct stages *stages;
 };
 
 /* One thread at work on a tile. */
@@ -87,7 +85,10 @@ struct tiler {
     const struct transformer *job;
     struct workspace *space;
     struct scratch scratch;
-    int rank, size;
+    struct tile tile;
+    struct sharer everyone; /* this thread among all of the call */
+    struct sharer alone;
+    struct sharer *sharers; /* of the tile: one of the two */
 };
 
 /* ---- rows ---- */
@@ -157,13 +158,13 @@ static void norm_rows(
     const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
 ) {
     int64_t stride = padded(m->inputs);
-    for (int64_t row = first + me->rank; row < last; row += me->size) {
+    for (int64_t item; (item = take_item(me->sharers, last - first)) >= 0;) {
+        int64_t row = first + item;
         if (me->job->int8)
             norm_small_row(me, from + row * stride, m, row);
         else
             norm_row(from + row * stride, m->inputs, to + row * stride);
     }
-    meet(&me->space->team, me->size);
 }
 
 /* ---- products ---- */
@@ -246,19 +247,19 @@ INLINE void end_piece(
     }
 }
 
-/* This thread's panels of m times rows first to last, of `rows` or in int8 of `small`. The matrix `then` comes next. */
+/* m times rows first to last, of `rows` or in int8 of `small`. The matrix `then` comes next. */
 INLINE void multiply(
     const struct tiler *me, const enum ending ending, const struct matrix *m, const struct matrix *then,
     const float *rows, int64_t first, int64_t last, float *to, int64_t stride
 ) {
-    int64_t start, stop, wide = padded(m->inputs);
-    share(panel_count(then), me->rank, me->size, &start, &stop);
+    int64_t start, stop, wide = padded(m->inputs), panels = panel_count(m);
+    share(panel_count(then), me->sharers->rank, me->sharers->size, &start, &stop);
     const char *coming = panel_at(then, start);
-    share(panel_count(m), me->rank, me->size, &start, &stop);
-    for (int64_t panel = start; panel < stop; panel++)
+    share(panels, me->sharers->rank, me->sharers->size, &start, &stop);
+    for (int64_t panel; (panel = take_item(me->sharers, panels)) >= 0;)
         for (int64_t row = first; row < last; row += SUM_ROWS) {
             struct piece piece = {m, row, smaller(SUM_ROWS, last - row), panel};
-            const char *after = panel + 1 < stop ? panel_at(m, panel + 1) : coming;
+            const char *after = panel + 1 == stop || panel + 1 == panels ? coming : panel_at(m, panel + 1);
             if (row > first) after = panel_at(m, panel); /* it has come already */
             float *end = to + row * stride + panel * (WIDTH / m->gates);
             if (me->job->int8) {
@@ -270,7 +271,6 @@ INLINE void multiply(
                 end_piece(0, ending, me, &piece, end, stride);
             }
         }
-    meet(&me->space->team, me->size);
 }
 
 /* ---- attention ---- */
@@ -347,7 +347,7 @@ static void transpose(const float *rows, int64_t count, float *to) {
 static void take_keys(const struct tiler *me, const struct span *span, int64_t head) {
     const struct transformer *job = me->job;
     int64_t size = job->size / job->heads, stride = padded(3 * job->size), n = span->to - span->from;
-    const float *wide = me->space->wide + (span->from - me->space->tile.from) * stride + head * size;
+    const float *wide = me->space->wide + (span->from - me->tile.from) * stride + head * size;
     for (int64_t token = 0; token < n; token++, wide += stride) {
         int64_t lane = token % LANES;
         turn(job, wide + job->size, span->from + token - span->start, 1.0f, me->scratch.turned + lane * size);
@@ -404,7 +404,7 @@ INLINE void attend_tile(const int R, const struct tiler *me, const struct span *
     const struct transformer *job = me->job;
     const struct scratch *scratch = &me->scratch;
     int64_t size = job->size / job->heads, n = span->to - span->from, stride = padded(n);
-    int64_t tile_from = me->space->tile.from, wide = padded(3 * job->size);
+    int64_t tile_from = me->tile.from, wide = padded(3 * job->size);
     /* Keys count from span->from. All rows of the tile take those that any of them sees. */
     int64_t first = larger_of(0, query - span->left - span->from);
     int64_t last = smaller(n, query + R + span->right - span->from);
@@ -437,10 +437,8 @@ INLINE void attend_tile(const int R, const struct tiler *me, const struct span *
 /* What all tokens of the tile see, times their gates, into `rows`; heads of segments are divided among threads. */
 static void attend(const struct tiler *me) {
     const struct transformer *job = me->job;
-    const struct tile *tile = &me->space->tile;
-    int64_t start, stop;
-    share((tile->last - tile->first) * job->heads, me->rank, me->size, &start, &stop);
-    for (int64_t item = start; item < stop; item++) {
+    const struct tile *tile = &me->tile;
+    for (int64_t item; (item = take_item(me->sharers, (tile->last - tile->first) * job->heads)) >= 0;) {
         int64_t head = item % job->heads;
         struct span span = span_of(job, tile, tile->first + item / job->heads);
         take_keys(me, &span, head);
@@ -451,61 +449,64 @@ static void attend(const struct tiler *me) {
 #undef CALL
         }
     }
-    meet(&me->space->team, me->size);
 }
 
 /* ---- blocks ---- */
 
-/* The tile's states before block `number`: normed inputs, or what the block before it left in `from`. */
-static void take_states(const struct tiler *me, int64_t number, const float *from, int64_t origin) {
+/* A row of the tile's states before block `number`: a normed input, or what the block before it left in `from`. */
+static void take_state(const struct tiler *me, int64_t number, int64_t row, const float *from, int64_t origin) {
     const struct transformer *job = me->job;
-    const struct tile *tile = &me->space->tile;
-    for (int64_t token = tile->from + me->rank; token < tile->to; token += me->size) {
-        float *x = me->space->x + (token - tile->from) * padded(job->size);
-        memset(x + job->size, 0, (padded(job->size) - job->size) * sizeof(float));
-        if (number)
-            memcpy(x, from + (token - origin) * job->size, job->size * sizeof(float));
-        else
-            norm_row(job->x + token * job->size, job->size, x);
-    }
-    /* No need to meet: `begin_block` gives every thread the rows that it has taken here. */
+    int64_t token = me->tile.from + row;
+    float *x = me->space->x + row * padded(job->size);
+    memset(x + job->size, 0, (padded(job->size) - job->size) * sizeof(float));
+    if (number)
+        memcpy(x, from + (token - origin) * job->size, job->size * sizeof(float));
+    else
+        norm_row(job->x + token * job->size, job->size, x);
 }
 
 /* A token's state after `number` blocks, where it is wanted. */
 static void give_out(const struct tiler *me, int64_t number, int64_t token, const float *normed) {
     const struct transformer *job = me->job;
-    if (job->places[number] < 0 || token < me->space->tile.begin || token >= me->space->tile.end) return;
+    if (job->places[number] < 0 || token < me->tile.begin || token >= me->tile.end) return;
     int64_t tokens = job->starts[job->segments];
     memcpy(job->y + (job->places[number] * tokens + token) * job->size, normed, job->size * sizeof(float));
 }
 
+/* Where a tile's states before a block come from: they are in its workspace already, or in rows after `origin`. */
+struct origin {
+    int taken;
+    const float *states;
+    int64_t first;
+};
+
 /* Normed states, and from them the gates of the heads. */
-static void begin_block(const struct tiler *me, int64_t number) {
+static void begin_block(const struct tiler *me, int64_t number, const struct origin *origin) {
     const struct transformer *job = me->job;
     const struct block *block = job->blocks + number;
     struct workspace *space = me->space;
-    for (int64_t row = me->rank; row < space->tile.to - space->tile.from; row += me->size) {
+    for (int64_t row; (row = take_item(me->sharers, me->tile.to - me->tile.from)) >= 0;) {
+        if (!origin->taken) take_state(me, number, row, origin->states, origin->first);
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
         if (job->int8) space->units[row] = quantise(normed, job->size, space->small + row * padded(job->size));
-        give_out(me, number, space->tile.from + row, number ? normed : x);
+        give_out(me, number, me->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
             gates[head] = block->gate_bias[head] + row_product(normed, block->gate_weight + head * job->size, job->size);
         for (int64_t head = 0; head < job->heads; head += LANES)
             *(floats *)(gates + head) = all(1.0f) / one_over_sigmoid(*(const floats *)(gates + head));
     }
-    meet(&space->team, me->size);
 }
 
-static void run_block(const struct tiler *me, int64_t number) {
+static void run_block(const struct tiler *me, int64_t number, const struct origin *origin) {
     const struct transformer *job = me->job;
     const struct block *block = job->blocks + number, *coming = number + 1 < job->n_blocks ? block + 1 : block;
     struct workspace *space = me->space;
     int64_t wide = padded(job->size), inner = padded(job->inner);
-    int64_t all_rows = space->tile.to - space->tile.from;
-    int64_t first = space->tile.begin - space->tile.from, last = space->tile.end - space->tile.from;
-    begin_block(me, number);
+    int64_t all_rows = me->tile.to - me->tile.from;
+    int64_t first = me->tile.begin - me->tile.from, last = me->tile.end - me->tile.from;
+    begin_block(me, number, origin);
     multiply(me, STORE, &block->qkv, &block->out, space->rows, 0, all_rows, space->wide, padded(3 * job->size));
     attend(me);
     norm_rows(me, space->rows, space->rows, &block->out, first, last);
@@ -519,47 +520,42 @@ static void run_block(const struct tiler *me, int64_t number) {
 /* The states of the tile after the last block. */
 static void end_blocks(const struct tiler *me) {
     const struct transformer *job = me->job;
-    const struct tile *tile = &me->space->tile;
     if (job->places[job->n_blocks] < 0) return;
-    for (int64_t token = tile->begin + me->rank; token < tile->end; token += me->size) {
-        float *x = me->space->x + (token - tile->from) * padded(job->size);
-        if (job->n_blocks) norm_row(x, job->size, x);
-        give_out(me, job->n_blocks, token, x);
+    for (int64_t item; (item = take_item(me->sharers, me->tile.end - me->tile.begin)) >= 0;) {
+        int64_t row = me->tile.begin - me->tile.from + item;
+        float *x = me->space->x + row * padded(job->size);
+        if (job->n_blocks)
+            norm_row(x, job->size, x);
+        else
+            take_state(me, 0, row, NULL, 0);
+        give_out(me, job->n_blocks, me->tile.begin + item, x);
     }
 }
 
 /* ---- tiles ---- */
 
-/* Takes the next tile for the team: one member counts, all learn the number. */
-static int64_t take_number(struct tiling *tiling, const struct tiler *me) {
-    struct workspace *space = me->space;
-    meet(&space->team, me->size); /* nobody needs the last tile any more */
-    if (!me->rank) space->tile.begin = atomic_fetch_add(&tiling->next, 1);
-    meet(&space->team, me->size);
-    int64_t number = space->tile.begin;
-    meet(&space->team, me->size);
-    return number;
+/* The tile that comes after `number`, −1 after the last: all in turn where threads share them, else one not taken. */
+static int64_t next_tile(struct tiler *me, int64_t number, int64_t count) {
+    if (me->sharers == &me->everyone) return number + 1 < count ? number + 1 : -1;
+    return take_item(&me->everyone, count);
 }
 
-static void set_tile(const struct tiler *me, struct tile tile) {
-    if (!me->rank) me->space->tile = tile;
-    meet(&me->space->team, me->size);
-}
-
-static void run_whole_segments(struct tiling *tiling, const struct tiler *me) {
-    for (int64_t number; (number = take_number(tiling, me)) < tiling->count;) {
-        set_tile(me, tiling->tiles[number]);
-        take_states(me, 0, NULL, 0);
-        for (int64_t block = 0; block < me->job->n_blocks; block++) run_block(me, block);
+static void run_whole_segments(struct tiling *tiling, struct tiler *me) {
+    for (int64_t number = -1; (number = next_tile(me, number, tiling->count)) >= 0;) {
+        me->tile = tiling->tiles[number];
+        for (int64_t block = 0; block < me->job->n_blocks; block++)
+            run_block(me, block, &(struct origin){.taken = block > 0});
         end_blocks(me);
     }
 }
 
 static int64_t most_whole(const struct transformer *job) { return TILE_TOKENS + 2 * job->window; }
 
-/* Tokens of a tile where `tokens` are divided among teams: all have about the same number of tiles. */
+static int64_t workspace_count(const struct transformer *job) { return job->shared ? 1 : job->threads; }
+
+/* Tokens of a tile where `tokens` are divided among workspaces: all have about the same number of tiles. */
 static int64_t tile_height(const struct transformer *job, int64_t tokens) {
-    int64_t tiles = job->teams * ceiling(tokens, job->teams * TILE_TOKENS);
+    int64_t tiles = workspace_count(job) * ceiling(tokens, workspace_count(job) * TILE_TOKENS);
     return ceiling(tokens, tiles ? tiles : 1);
 }
 
@@ -574,31 +570,27 @@ static struct tile cut(const struct transformer *job, int64_t segment, int64_t h
     return tile;
 }
 
-/* Block by block; all threads meet after each, for tiles need the states of those around them. */
-static void run_long_segment(struct tiling *tiling, const struct tiler *me, int64_t segment, int rank, int size) {
+/* Block by block, because tiles need the states of those around them. */
+static void run_long_segment(struct tiling *tiling, struct tiler *me, int64_t segment) {
     const struct transformer *job = me->job;
     int64_t start = job->starts[segment], tokens = job->starts[segment + 1] - start;
     int64_t height = ceiling(tile_height(job, tokens), TILE_UNIT) * TILE_UNIT, tiles = ceiling(tokens, height);
-    for (int64_t block = 0; block < job->n_blocks; block++) {
-        meet(&tiling->everyone, size);
-        if (!rank) atomic_store(&tiling->next, 0);
-        meet(&tiling->everyone, size);
-        for (int64_t number; (number = take_number(tiling, me)) < tiles;) {
-            set_tile(me, cut(job, segment, height, number));
-            take_states(me, block, tiling->states[block % 2], start);
-            run_block(me, block);
+    for (int64_t block = 0; block < job->n_blocks; block++)
+        for (int64_t number = -1; (number = next_tile(me, number, tiles)) >= 0;) {
+            me->tile = cut(job, segment, height, number);
+            run_block(me, block, &(struct origin){.states = tiling->states[block % 2], .first = start});
             if (block + 1 == job->n_blocks) {
                 end_blocks(me);
                 continue;
             }
-            const struct tile *tile = &me->space->tile;
-            for (int64_t token = tile->begin + me->rank; token < tile->end; token += me->size)
+            for (int64_t item; (item = take_item(me->sharers, me->tile.end - me->tile.begin)) >= 0;) {
+                int64_t token = me->tile.begin + item;
                 memcpy(
                     tiling->states[(block + 1) % 2] + (token - start) * job->size,
-                    me->space->x + (token - tile->from) * padded(job->size), job->size * sizeof(float)
+                    me->space->x + (token - me->tile.from) * padded(job->size), job->size * sizeof(float)
                 );
+            }
         }
-    }
 }
 
 static int is_long(const struct transformer *job, int64_t segment) {
@@ -610,13 +602,17 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
 static void transformer_work(void *given, int rank, int size) {
     struct tiling *tiling = given;
     const struct transformer *job = tiling->job;
-    int64_t teams = smaller(job->teams, size), team = rank % teams;
-    struct tiler me = {.job = job, .space = tiling->workspaces + team, .rank = (int)(rank / teams)};
-    me.size = (int)((size - team + teams - 1) / teams);
+    struct tiler me = {
+        .job = job,
+        .space = tiling->workspaces + (job->shared ? 0 : rank),
+        .everyone = {.stages = tiling->stages, .rank = rank, .size = size},
+        .alone = {.size = 1},
+    };
+    me.sharers = job->shared ? &me.everyone : &me.alone;
     me.scratch = scratch_at(job, tiling->most, tiling->scratches + rank * tiling->scratch_bytes, NULL);
     run_whole_segments(tiling, &me);
     for (int64_t segment = 0; tiling->longest && segment < job->segments; segment++)
-        if (is_long(job, segment)) run_long_segment(tiling, &me, segment, rank, size);
+        if (is_long(job, segment)) run_long_segment(tiling, &me, segment);
 }
 
 /* ---- memory ---- */
@@ -640,7 +636,7 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
     return scratch;
 }
 
-/* A team's memory at `at`; returns its size. */
+/* A workspace's memory at `at`; returns its size. */
 static int64_t workspace_at(struct workspace *space, const struct transformer *job, int64_t most, char *at) {
     int64_t used = 0, wide = padded(larger_of(3 * job->size, job->inner));
     TAKE(space, x, most * padded(job->size))
