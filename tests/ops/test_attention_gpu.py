@@ -17,5 +17,6 @@ def test_the_kernels_equal_the_reference_with_all_gradients(case, dtype, toleran
     assert max(errors(case, "cuda", dtype).values()) < tolerance
 
 
+@pytest.mark.filterwarnings("ignore")  # what torch's compiler says about torch itself
 def test_a_block_is_compiled_whole():
     assert compiled_block_error("cuda", "inductor") < 1e-4

@@ -168,10 +168,12 @@ class _CompiledBlock:
         self._run: Callable[..., Tensor] | None = None
 
     def __call__(self, *arguments: Any) -> Tensor:  # noqa: ANN401
-        if self._run is None:
-            self._run = torch.compile(_block_on_gpu, dynamic=False)
         try:
-            return self._run(*arguments)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what torch's compiler says about torch itself
+                if self._run is None:
+                    self._run = torch.compile(_block_on_gpu, dynamic=False)
+                return self._run(*arguments)
         except RuntimeError as error:
             if self._run is _block_on_gpu or isinstance(error, torch.OutOfMemoryError):
                 raise
