@@ -1,5 +1,7 @@
-"""README and docs as a user meets them: every command and every example is run."""
+"""README and docs as a user reads them: every command and example is run, every link and name exists."""
 
+import importlib.util
+import pkgutil
 import re
 import shlex
 import shutil
@@ -119,9 +121,17 @@ def check_set_up(command: str) -> None:
         assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_readme_opens_with_the_two_commands():
+def test_readme_starts_with_what_a_user_does():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.index("make demo") < text.index("make test") < 1200
+    assert text.index("pip install elmokit") < text.index("make demo") < text.index("make test") < 1200
+
+
+def test_the_six_lines_of_the_readme_print_what_is_below_them(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, printed = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL).groups()
+    assert len(code.splitlines()) == 6
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == printed
 
 
 def test_links_between_pages_lead_somewhere():
@@ -140,3 +150,32 @@ def test_the_files_that_the_architecture_names_exist():
         assert (base / name).exists(), f"docs/architecture.md names {name}"
     steps = re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)
     assert 5 <= len(steps) <= 10
+
+
+def test_the_api_reference_names_what_exists():
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(names) > 20
+    for name in names:
+        assert pkgutil.resolve_name(name).__doc__, name
+
+
+def test_the_command_reference_has_every_command(site_hooks):
+    page = site_hooks.command_reference()
+    for command in ("embed", "train", "eval", "convert", "task train", "task predict", "plot similarity", "probe wic"):
+        assert re.search(rf"^#+ elmo {command}$", page, re.MULTILINE), command
+    assert page.count("Usage: elmo") == len(re.findall(r"^#+ elmo", page, re.MULTILINE)) > 15
+
+
+def test_links_out_of_the_docs_lead_to_the_repository(site_hooks):
+    config = {"extra": {"repository": "https://host/elmokit"}}
+    page = site_hooks.on_page_markdown("[a](../examples/demo.py) [b](text.md)", config=config, page=None)
+    assert page == "[a](https://host/elmokit/blob/main/examples/demo.py) [b](text.md)"
+
+
+@pytest.fixture
+def site_hooks():
+    """docs/hooks.py, which mkdocs loads by its path."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
