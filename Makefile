@@ -1,6 +1,6 @@
 # make demo         words in context → vectors, with a result to read; installs only what that needs
 # make test         lint, types and tests: what must pass before a commit
-# make test-slow    further combinations, fuzzing and killed processes
+# make test-slow    further combinations of what make test checks
 # make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
 # make docs         the documentation site in site/
 # make wheel        a wheel in dist/, installed in a clean environment, with the demo run there

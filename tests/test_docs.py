@@ -21,6 +21,13 @@ from tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+# Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
+UNUSUAL = re.compile(
+    r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
+    r"|(tokens|words|numbers|bytes) an? (second|token|word|row)"
+    r"|an? (row|line|word|vector|sentence|paragraph|scale|panel) an? \w+)\b"
+)
 # A block behind `<!-- before -->` is the code of another system, shown for comparison.
 BLOCK = re.compile(r"(?P<before><!-- before -->\n)?```(?P<kind>bash|python)\n(?P<body>.*?)```", re.DOTALL)
 
@@ -179,3 +186,25 @@ def site_hooks():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page):
+    """Plain English: at most 40 words per sentence, counted without code, tables and headings."""
+    for sentence in sentences_of(page.read_text(encoding="utf-8")):
+        assert len(sentence.split()) <= 40, sentence
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_words_are_plain(page):
+    """Outside code, which has its own tests."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not [found[0] for found in UNUSUAL.finditer(" ".join(text.split()))]
+
+
+def sentences_of(text: str) -> list[str]:
+    text = re.sub(r"```.*?```|<!--.*?-->|^(?: {4}|\||#|!\[|:::).*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    return [" ".join(part.split()) for block in paragraphs for part in re.split(r"(?<=[.!?])\)?\s+", block)]
