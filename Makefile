@@ -1,13 +1,24 @@
-# make demo: words in context to vectors, with a result to read. make test: everything that must hold.
-# make test-slow: further combinations of what make test checks.
+# make demo         words in context → vectors, with a result to read; installs only what that needs
+# make test         lint, types and tests: what must pass before a commit
+# make test-slow    further combinations of what make test checks
+# make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
+# make docs         the documentation site in site/
+# make wheel        a wheel in dist/, installed in a clean environment, with the demo run there
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 READY := $(VENV)/.ready
+DOCS := .venv-docs
+WHEEL := .venv-wheel
+EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub
+# Every environment is installed with these versions, which are known to work together.
+INSTALL := -m pip install --quiet --constraint constraints.txt
+WHEEL_LIMIT_MB := 95
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow coverage lint format docs wheel clean
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/python examples/demo.py
 
 test: lint
@@ -15,6 +26,9 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/pytest -n 2 -m slow
+
+coverage: $(READY)
+	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,12 +39,35 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(READY): pyproject.toml constraints.txt
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html"
+
+wheel:
+	rm -rf $(WHEEL) dist
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(WHEEL)/bin/python $(INSTALL) dist/elmokit-*.whl
+	@$(WHEEL)/bin/python -c 'import pathlib, sys; [file] = pathlib.Path("dist").glob("*.whl"); size = file.stat().st_size / 1e6; print(f"{file}: {size:.1f} MB"); sys.exit(size > $(WHEEL_LIMIT_MB) and "the wheel is larger than $(WHEEL_LIMIT_MB) MB")'
+	unset PYTHONPATH; cd examples && ../$(WHEEL)/bin/elmo models && ../$(WHEEL)/bin/python demo.py
+
+$(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elmokit needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,chinese,parquet,train,plot,tasks,zstd,hub]'
+	$(BIN)/python $(INSTALL) --editable .
+	@touch $@
+
+$(READY): $(BASE)
+	$(BIN)/python $(INSTALL) --upgrade 'pip>=25.1' # the first that knows dependency groups
+	$(BIN)/python $(INSTALL) --editable '.[$(EXTRAS)]' --group dev
 	@$(BIN)/python -c 'from torch import float32; from elmokit.ops import native; print(native.reason_against(float32, int8=False) or native.description())'
 	@touch $@
 
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
+	$(DOCS)/bin/python $(INSTALL) --editable . --group docs
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DOCS) $(WHEEL) dist site

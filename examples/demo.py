@@ -1,7 +1,9 @@
-"""Words in context to vectors: the word "bank" in six sentences, told apart by the bundled model."""
+"""Words in context → vectors: the bundled model separates two senses of the word "bank" in six sentences."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,34 +29,36 @@ WORD = "bank"
 
 def main() -> None:
     elmo = Elmo.load(device="cpu")
-    print(f"Words in context to vectors, {elmo.config.vector_size} numbers a word:")
+    print(f"Words in context → vectors of {elmo.config.vector_size} numbers, one per token:")
     for number, (sentence, array) in enumerate(zip(SENTENCES, elmo.encode(SENTENCES), strict=True), start=1):
         print(f"  {number}  {array.shape!s:>9}  {sentence}")
     show_similarities(elmo)
     show_nearest(elmo)
-    print("\nTry it: .venv/bin/elmo embed 'A sentence of yours.'")
+    command = os.path.relpath(Path(sys.executable).with_name("elmo"))
+    print(f"\nTry it: {command} embed 'A sentence of yours.'")
 
 
 def show_similarities(elmo: Elmo) -> None:
-    """Print how alike the word is in each two of the sentences."""
+    """Print how similar the word is in each pair of sentences."""
     alone = occurrences(elmo, SENTENCES, 0)
     print(
-        f'\nBy its spelling (layer 0) "{WORD}" is the same in all six: every cosine is {(alone @ alone.T).min():.2f}.'
+        f'\nWithout context (layer 0) "{WORD}" is the same in all six: every cosine is {(alone @ alone.T).min():.2f}.'
     )
     vectors = occurrences(elmo, SENTENCES, "top")
     similar = vectors @ vectors.T
-    print("In context (top layer) 1-3 and 4-6 come apart; cosines:")
+    print("In context (top layer) sentences 1-3 and 4-6 separate. Cosines:")
     print("     " + "".join(f"{number:>6}" for number in range(1, len(SENTENCES) + 1)))
     for number, row in enumerate(similar, start=1):
         print(f"  {number}  " + "".join(f"{value:6.2f}" for value in row))
     meant = np.arange(len(SENTENCES)) < len(MONEY)
-    alike = meant == meant[:, None]
-    same, other = similar[alike & ~np.eye(len(SENTENCES), dtype=bool)], similar[~alike]
-    print(f"The same sense: {same.min():.2f} to {same.max():.2f}. Another: {other.min():.2f} to {other.max():.2f}.")
+    same_sense = meant == meant[:, None]
+    same, other = similar[same_sense & ~np.eye(len(SENTENCES), dtype=bool)], similar[~same_sense]
+    print(f"The same sense: {same.min():.2f} to {same.max():.2f}.")
+    print(f"Different senses: {other.min():.2f} to {other.max():.2f}.")
 
 
 def show_nearest(elmo: Elmo) -> None:
-    """Print, for each sentence, the one of a text whose "bank" is nearest."""
+    """Print, for each sentence, the sentence of a text with the nearest "bank"."""
     text = (HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()
     contexts = [sentence for sentence in text if WORD in sentence.split()][:160]
     similar = occurrences(elmo, SENTENCES, "top") @ occurrences(elmo, contexts, "top").T
@@ -64,7 +68,7 @@ def show_nearest(elmo: Elmo) -> None:
 
 
 def occurrences(elmo: Elmo, sentences: list[str], layer: Layer) -> NDArray[np.float32]:
-    """The vector of the word in each sentence, at length 1, [N, D]."""
+    """The vector of the word in each sentence, scaled to length 1, [N, D]."""
     arrays = elmo.encode(sentences, layer=layer)
     places = [[token.text for token in elmo.tokenize(sentence)].index(WORD) for sentence in sentences]
     vectors = np.stack([array[place] for array, place in zip(arrays, places, strict=True)])

@@ -1,5 +1,7 @@
-"""README and docs as a user meets them: every command and every example is run."""
+"""README and docs as a user reads them: every command and example is run, every link and name exists."""
 
+import importlib.util
+import pkgutil
 import re
 import shlex
 import shutil
@@ -20,6 +22,13 @@ from tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+# Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
+UNUSUAL = re.compile(
+    r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
+    r"|(tokens|words|numbers|bytes) an? (second|token|word|row)"
+    r"|an? (row|line|word|vector|sentence|paragraph|scale|panel) an? \w+)\b"
+)
 # A block behind `<!-- before -->` is the code of another system, shown for comparison.
 BLOCK = re.compile(r"(?P<before><!-- before -->\n)?```(?P<kind>bash|python)\n(?P<body>.*?)```", re.DOTALL)
 
@@ -122,9 +131,17 @@ def check_set_up(command: str) -> None:
         assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_readme_opens_with_the_two_commands():
+def test_readme_starts_with_what_a_user_does():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.index("make demo") < text.index("make test") < 1200
+    assert text.index("pip install elmokit") < text.index("make demo") < text.index("make test") < 1200
+
+
+def test_the_six_lines_of_the_readme_print_what_is_below_them(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, printed = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL).groups()
+    assert len(code.splitlines()) == 6
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == printed
 
 
 def test_links_between_pages_lead_somewhere():
@@ -143,3 +160,54 @@ def test_the_files_that_the_architecture_names_exist():
         assert (base / name).exists(), f"docs/architecture.md names {name}"
     steps = re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)
     assert 5 <= len(steps) <= 10
+
+
+def test_the_api_reference_names_what_exists():
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(names) > 20
+    for name in names:
+        assert pkgutil.resolve_name(name).__doc__, name
+
+
+def test_the_command_reference_has_every_command(site_hooks):
+    page = site_hooks.command_reference()
+    for command in ("embed", "train", "eval", "convert", "task train", "task predict", "plot similarity", "probe wic"):
+        assert re.search(rf"^#+ elmo {command}$", page, re.MULTILINE), command
+    assert page.count("Usage: elmo") == len(re.findall(r"^#+ elmo", page, re.MULTILINE)) > 15
+
+
+def test_links_out_of_the_docs_lead_to_the_repository(site_hooks):
+    config = {"extra": {"repository": "https://host/elmokit"}}
+    page = site_hooks.on_page_markdown("[a](../examples/demo.py) [b](text.md)", config=config, page=None)
+    assert page == "[a](https://host/elmokit/blob/main/examples/demo.py) [b](text.md)"
+
+
+@pytest.fixture
+def site_hooks():
+    """docs/hooks.py, which mkdocs loads by its path."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page):
+    """Plain English: at most 40 words per sentence, counted without code, tables and headings."""
+    for sentence in sentences_of(page.read_text(encoding="utf-8")):
+        assert len(sentence.split()) <= 40, sentence
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_words_are_plain(page):
+    """Outside code, which has its own tests."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not [found[0] for found in UNUSUAL.finditer(" ".join(text.split()))]
+
+
+def sentences_of(text: str) -> list[str]:
+    text = re.sub(r"```.*?```|<!--.*?-->|^(?: {4}|\||#|!\[|:::).*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    return [" ".join(part.split()) for block in paragraphs for part in re.split(r"(?<=[.!?])\)?\s+", block)]
