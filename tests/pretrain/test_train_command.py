@@ -270,7 +270,7 @@ def test_a_prepared_corpus_says_how_it_was_read(elmo, refused, tmp_path) -> None
     for name, source in (("shared", cache), ("folder", next(cache.iterdir()))):
         ended = elmo("train", source, *TINY, "--steps", "1", "--output", tmp_path / name)
         assert ended.status == 0, ended.err
-        assert "was, --segment english --split line" in ended.err
+        assert "was: segment english, split line" in ended.err
         assert read_checkpoint(tmp_path / name).text == {"segment": "english", "split": "line"}
     assert elmo("vocab", text, "--cache", cache, "--output", tmp_path / "vocab.txt").status == 0
     sentence = refused("train", cache, *TINY, "--steps", "1", "--output", tmp_path / "none")

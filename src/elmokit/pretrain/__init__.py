@@ -14,5 +14,4 @@ evaluate.py              held-out perplexity, in all, by sentence and by positio
 distributed.py           several processes
 checkpoints.py           the files of a run
 metrics.py               metrics.jsonl and TensorBoard; progress.py and curve.py show them
-export.py                the trained model
 """

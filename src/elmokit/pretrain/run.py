@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -9,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from elmokit import __version__
 from elmokit.corpus.prepare import find_prepared
 from elmokit.corpus.prepared import PreparedCorpus, read_description
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats import bilm
+from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.load import read_checkpoint
+from elmokit.formats.save import write_checkpoint
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
-from elmokit.pretrain.export import export, machine
 from elmokit.pretrain.loop import Training, held_out_state
 from elmokit.pretrain.metrics import RunObserver, RunRecorder
 from elmokit.pretrain.progress import duration, perplexity
@@ -156,7 +161,7 @@ def _finish(
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
     text = {"segment": training.recipe.segment, "split": training.recipe.split}
-    for line in export(start, weights, folder.folder, facts, text):
+    for line in _export(start, weights, folder.folder, facts, text):
         say(line)
     try:
         draw_curve(folder.metrics, folder.folder / "curve.png")
@@ -169,6 +174,35 @@ def _finish(
         result += f", masked words {perplexity(measured['masked'])}"
     end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
     say(f"{end}: {progress.step:,} updates in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}")
+
+
+def _export(
+    start: Start, weights: Mapping[str, Tensor], folder: Path, facts: Mapping[str, str], text: Mapping[str, str]
+) -> list[str]:
+    """Write the model into the run's folder and bilm/ below it; what was written, or why not, in sentences."""
+    checkpoint = start.checkpoint(str(folder), weights)
+    checkpoint.notes = training_section(facts) + earlier_section(start.notes)
+    checkpoint.text = dict(text)
+    write_checkpoint(checkpoint, folder)
+    said = [f"model: {folder} (Elmo.load opens it)"]
+    if checkpoint.config.context.kind not in bilm.FORMAT.contexts:
+        return said
+    try:
+        # Without `text`, which the folder above has: no warning that this format cannot store it.
+        write_checkpoint(replace(checkpoint, text={}), folder / "bilm", "bilm")
+        said.append(f"for older systems: {folder / 'bilm'}")
+    except ElmoError as error:
+        said.append(f"no bilm files: {error}")
+    return said
+
+
+def _machine(device: torch.device, processes: int) -> str:
+    """What a run ran on, for its card."""
+    threads = torch.get_num_threads()
+    cpu = f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    many = f", {processes} processes" if processes > 1 else ""
+    return f"{name}{many}; elmokit {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def _facts(
@@ -204,7 +238,7 @@ def _facts(
         f"{training.objective.describe()}, dropout {recipe.dropout:g}",
         **training.objective.facts(),
         "time": duration(progress.seconds),
-        "machine": machine(training.device, processes),
+        "machine": _machine(training.device, processes),
         "command": training.folder.read_request()["command"],
     }
     if measured:
