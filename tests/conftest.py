@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from elmokit import Elmo, ElmoConfig
-from tiny_models import tiny_checkpoint
+from support.tiny_models import tiny_checkpoint
 
 if find_spec("hypothesis"):  # machines with a GPU may come without it, and the GPU tests do not need it
     from hypothesis import settings

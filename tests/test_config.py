@@ -4,7 +4,7 @@ import pytest
 
 from elmokit import ElmoConfig, ElmoError
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
-from tiny_models import tiny_config, word_config
+from support.tiny_models import tiny_config, word_config
 
 
 @pytest.mark.parametrize("config", [tiny_config(), word_config(), tiny_config(bidirectional=False)])

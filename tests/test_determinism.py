@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig
-from exactness import EXACT, assert_same
-from tiny_models import tiny_config, transformer_config, word_config
+from support.exactness import EXACT, assert_same
+from support.tiny_models import tiny_config, transformer_config, word_config
 
 tokens = st.text(max_size=12).filter(lambda text: text not in ("<S>", "</S>"))
 sentences = st.lists(st.lists(tokens, max_size=9), min_size=1, max_size=9)

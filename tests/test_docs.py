@@ -17,8 +17,8 @@ from elmokit.config import CONTEXTS
 from elmokit.formats import formats, unregister_format
 from elmokit.model.context import unregister_context
 from elmokit.tasks import task_names, unregister_task
-from model_files import make_manylangs, write_manylangs
-from tiny_models import tiny_checkpoint
+from support.model_files import make_manylangs, write_manylangs
+from support.tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

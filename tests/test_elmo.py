@@ -6,8 +6,8 @@ import torch
 
 from elmokit import Elmo, ElmoError
 from elmokit.config import LstmConfig
-from exactness import assert_same
-from tiny_models import WORDS, tiny_config, word_config
+from support.exactness import assert_same
+from support.tiny_models import WORDS, tiny_config, word_config
 
 SENTENCES = ["the bank of the river .", ["a", "bank", "."], "", "money"]
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from elmokit.encode import WINDOW_BATCHES, batches, encode_stream, run_halving
-from exactness import assert_same
-from tiny_models import tiny_config
+from support.exactness import assert_same
+from support.tiny_models import tiny_config
 
 ODD = [
     "😀 👩‍👩‍👧 🇩🇪",

@@ -12,7 +12,7 @@ import torch
 from elmokit import Elmo, fingerprint
 from elmokit.fingerprint import former_fingerprint
 from elmokit.text.vocab import Vocabulary
-from tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
+from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 
 
 def test_equal_models_share_it_and_others_do_not(make_elmo):

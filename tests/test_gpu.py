@@ -6,7 +6,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.config import CharacterConfig, LstmConfig, TransformerConfig
-from tiny_models import tiny_config, transformer_config, word_config
+from support.tiny_models import tiny_config, transformer_config, word_config
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.tasks.model import _as_float16
-from exactness import assert_same
-from tiny_models import tiny_checkpoint, word_config
+from support.exactness import assert_same
+from support.tiny_models import tiny_checkpoint, word_config
 
 SENTENCES = [["the", "bank", "of", "money"], ["river"], [], ["a", "bank", "the", "the", ".", "unseen"]]
 CORPORA = Path(__file__).resolve().parents[2] / "shared" / "corpora"

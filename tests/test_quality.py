@@ -25,7 +25,7 @@ sys.path.remove(str(QUALITY))
 from elmokit import Elmo, ElmoError  # noqa: E402
 from elmokit.analyse.probes.pos import LinearOptions  # noqa: E402
 from elmokit.tasks import PairExample  # noqa: E402
-from tiny_models import tiny_checkpoint  # noqa: E402
+from support.tiny_models import tiny_checkpoint  # noqa: E402
 
 WORDS = ["the", "bank", "river", "money", "of", "a"]
 needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="GloVe's word list is a parquet file")

@@ -14,7 +14,7 @@ from elmokit.compat import tfhub
 from elmokit.output import read_vectors
 from elmokit.tasks import TaskOptions, TextExample, fit, load, read_texts
 from elmokit.text.tokens import segmenter, words
-from tiny_models import WORDS, tiny_checkpoint, word_config
+from support.tiny_models import WORDS, tiny_checkpoint, word_config
 
 MODELS = {"en": "english", "zh": "chars", "old": "whitespace"}
 TEXTS = ["The bank's rates, mostly.", "他在2020年去了 Google 的银行。", "words that are apart .", " a\tbank\u3000(b) "]

@@ -9,7 +9,7 @@ import pytest
 
 from elmokit import BiLM, ElmoError
 from elmokit.pretrain.metrics import MetricsLog
-from tiny_models import tiny_config
+from support.tiny_models import tiny_config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

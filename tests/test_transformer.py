@@ -9,7 +9,7 @@ from elmokit.cli import main
 from elmokit.config import TransformerConfig, WordConfig
 from elmokit.model.language_model import to_mask
 from elmokit.ops.reference import transformer_reference
-from tiny_models import WORDS, transformer_config
+from support.tiny_models import WORDS, transformer_config
 
 SENTENCES = ["the bank of the river .", ["a", "bank", "."], "", "money"]
 

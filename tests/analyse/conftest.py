@@ -8,7 +8,7 @@ import pytest
 
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.index_builder import build_index
-from standing_in import StandIn, prepared
+from support.standing_in import StandIn, prepared
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from elmokit.analyse.choice import Choice
 from elmokit.analyse.index import OccurrenceIndex, normalised
 from elmokit.analyse.index_builder import build_index
 from elmokit.storage.array_file import OffsetFile
-from standing_in import StandIn, prepared, sentences, vectors_of
+from support.standing_in import StandIn, prepared, sentences, vectors_of
 
 
 def files_of(folder) -> dict[str, bytes]:

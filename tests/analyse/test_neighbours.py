@@ -7,7 +7,7 @@ import pytest
 from elmokit import ElmoError
 from elmokit.analyse import neighbours
 from elmokit.analyse.index_builder import build_index
-from standing_in import StandIn, prepared, sentences
+from support.standing_in import StandIn, prepared, sentences
 
 
 def test_contexts_of_the_same_kind(index) -> None:

@@ -21,7 +21,7 @@ from elmokit.analyse.pictures import (
 )
 from elmokit.analyse.senses import find_senses
 from elmokit.plots.style import add_font
-from standing_in import StandIn, prepared
+from support.standing_in import StandIn, prepared
 
 pytest.importorskip("matplotlib")
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}

@@ -7,7 +7,7 @@ import pytest
 from elmokit import ElmoError
 from elmokit.analyse.index_builder import build_index
 from elmokit.analyse.senses import find_senses
-from standing_in import StandIn, prepared, sentences
+from support.standing_in import StandIn, prepared, sentences
 
 
 def test_topics_come_apart(index) -> None:

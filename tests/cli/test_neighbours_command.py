@@ -10,7 +10,7 @@ import pytest
 from elmokit import Elmo, ElmoError
 from elmokit.cli.neighbours import NeighboursCommand, find_word
 from elmokit.fingerprint import former_fingerprint
-from tiny_models import tiny_checkpoint
+from support.tiny_models import tiny_checkpoint
 
 LINES = [
     "the bank of the river .",

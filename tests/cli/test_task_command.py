@@ -12,8 +12,8 @@ import pytest
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.tasks import load, read_pairs, read_tagged, read_texts
-from task_samples import IOB1, NONE, pairs, sentences, texts, write_samples
-from tiny_models import tiny_checkpoint
+from support.task_samples import IOB1, NONE, pairs, sentences, texts, write_samples
+from support.tiny_models import tiny_checkpoint
 
 SMALL = ["--hidden", 8, "--learning-rate", 0.02, "--batch-size", 8, "--dropout", 0]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import elmokit
-from allennlp_samples import CONFIGS, checkpoint
 from elmokit.compat.allennlp import (
     _ElmoBiLm,
 )
 from elmokit.formats.save import write_checkpoint
+from support.allennlp_samples import CONFIGS, checkpoint
 
 
 @pytest.fixture(scope="module")

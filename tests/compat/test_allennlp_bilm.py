@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elmokit
-from allennlp_samples import BATCHES, CACHED, CONFIGS, close, run
 from elmokit.compat.allennlp import (
     ConfigurationError,
     Elmo,
@@ -24,6 +23,7 @@ from elmokit.compat.allennlp import (
 )
 from elmokit.compat.fetch import cached_as
 from elmokit.errors import ElmoError
+from support.allennlp_samples import BATCHES, CACHED, CONFIGS, close, run
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "native"])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from allennlp_samples import BATCHES, CACHED, CONFIG, CONFIGS, checkpoint, close
 from elmokit.compat.allennlp import (
     ConfigurationError,
     Elmo,
@@ -20,6 +19,7 @@ from elmokit.compat.allennlp import (
 )
 from elmokit.config import ElmoConfig
 from elmokit.formats.save import write_checkpoint
+from support.allennlp_samples import BATCHES, CACHED, CONFIG, CONFIGS, checkpoint, close
 
 
 def test_outputs(files):

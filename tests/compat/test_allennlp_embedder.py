@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import elmokit
-from allennlp_samples import BATCHES, close
 from elmokit.compat.allennlp import (
     ConfigurationError,
     ElmoEmbedder,
 )
 from elmokit.errors import ElmoError
+from support.allennlp_samples import BATCHES, close
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from elmokit.formats.card import CARD_TITLE, earlier_section, model_card, notes_
 from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
-from tiny_models import tiny_checkpoint
+from support.tiny_models import tiny_checkpoint
 
 FACTS = {
     "data": "news.txt, 1,000 sentences, 21,234 tokens",

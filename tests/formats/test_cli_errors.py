@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elmokit.cli import main
-from model_files import make_bilm, make_manylangs, write_bilm, write_manylangs
+from support.model_files import make_bilm, make_manylangs, write_bilm, write_manylangs
 
 
 def stopped(capsys, *arguments) -> str:

@@ -12,14 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
-from model_files import WORDS, make_bilm, make_manylangs, named, slot_of, write_bilm, write_manylangs, write_tensorflow
-from numpy_forward import bilm_token
+from support.bundle_writer import write_bundle
+from support.model_files import (
+    WORDS,
+    make_bilm,
+    make_manylangs,
+    named,
+    slot_of,
+    write_bilm,
+    write_manylangs,
+    write_tensorflow,
+)
+from support.numpy_forward import bilm_token
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.load import detect
-from model_files import WORDS, make_bilm, named, refusal, write_bilm, write_tensorflow
+from support.bundle_writer import write_bundle
+from support.model_files import WORDS, make_bilm, named, refusal, write_bilm, write_tensorflow
 
 INDEX, DATA = "model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"
 

@@ -11,7 +11,7 @@ from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.hdf5 import Hdf5Tensors
 from elmokit.formats.source import FolderSource
-from model_files import WORDS, make_bilm, named, refusal, write_bilm, write_hdf5
+from support.model_files import WORDS, make_bilm, named, refusal, write_bilm, write_hdf5
 
 NAMES = sorted(named(make_bilm(), "hdf5"))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_files import make_manylangs, refusal, write_manylangs
+from support.model_files import make_manylangs, refusal, write_manylangs
 
 MODEL = make_manylangs()
 PICKLES = ("token_embedder.pkl", "encoder.pkl")

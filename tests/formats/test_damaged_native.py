@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
 from elmokit.formats.convert import convert_model
-from model_files import make_bilm, make_manylangs, refusal, write_manylangs, write_tensorflow
+from support.model_files import make_bilm, make_manylangs, refusal, write_manylangs, write_tensorflow
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from elmokit import Elmo
-from model_files import Bilm, make_bilm, refusal, write_bilm
+from support.model_files import Bilm, make_bilm, refusal, write_bilm
 
 HUGE = [10**12, 2**31 - 1]
 

@@ -8,7 +8,15 @@ import pytest
 from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.load import detect
-from model_files import make_bilm, make_manylangs, named, write_bilm, write_hdf5, write_manylangs, write_tensorflow
+from support.model_files import (
+    make_bilm,
+    make_manylangs,
+    named,
+    write_bilm,
+    write_hdf5,
+    write_manylangs,
+    write_tensorflow,
+)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_loaders import PARTS, build, outcome, run_case
+from support.fuzz_loaders import PARTS, build, outcome, run_case
 
 
 @pytest.fixture(scope="module")

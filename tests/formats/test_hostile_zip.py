@@ -10,7 +10,7 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.cli import main
-from model_files import make_bilm, refusal, write_bilm, write_zip
+from support.model_files import make_bilm, refusal, write_bilm, write_zip
 
 
 @pytest.fixture

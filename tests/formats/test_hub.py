@@ -17,7 +17,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats import hub
 from elmokit.formats.bundled import resolved
 from elmokit.formats.hub import Repository, fetched, repository_of
-from model_files import make_bilm, run, write_tensorflow
+from support.model_files import make_bilm, run, write_tensorflow
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

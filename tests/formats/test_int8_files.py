@@ -13,7 +13,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
-from model_files import (
+from support.model_files import (
     SENTENCES,
     make_bilm,
     make_manylangs,

@@ -17,8 +17,8 @@ from elmokit.model.language_model import Int8LmHead, LmHead
 from elmokit.pretrain.recipe import Recipe
 from elmokit.pretrain.setup import start_from
 from elmokit.text.vocab import Vocabulary
-from model_files import make_bilm, refusal, run, write_tensorflow
-from tiny_models import WORDS, tiny_checkpoint
+from support.model_files import make_bilm, refusal, run, write_tensorflow
+from support.tiny_models import WORDS, tiny_checkpoint
 
 SENTENCES = [["the", "bank", "of", "money"], ["river"], [], ["a", "bank", "the", "the", ".", "unseen"]]
 HEAD = "lm_head.safetensors"

@@ -10,7 +10,7 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.formats.load import detect
-from model_files import (
+from support.model_files import (
     LONG,
     SENTENCES,
     WORDS,
@@ -22,7 +22,7 @@ from model_files import (
     write_tensorflow,
     write_zip,
 )
-from numpy_forward import bilm_layers, bilm_log_probs, bilm_token
+from support.numpy_forward import bilm_layers, bilm_log_probs, bilm_token
 
 TOLERANCE = 1e-5  # float32 against float64, numbers of about 1
 

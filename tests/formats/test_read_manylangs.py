@@ -10,8 +10,8 @@ import torch
 from elmokit import Elmo
 from elmokit.formats import manylangs
 from elmokit.formats.load import detect
-from model_files import ManyLangs, make_manylangs, write_manylangs, write_zip
-from numpy_forward import manylangs_layers
+from support.model_files import ManyLangs, make_manylangs, write_manylangs, write_zip
+from support.numpy_forward import manylangs_layers
 
 TOLERANCE = 1e-5  # float32 against float64, numbers of about 1
 # Known and unknown words and characters, the cut at 7 code points (which makes a known word), the ideographic space.

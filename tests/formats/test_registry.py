@@ -18,7 +18,7 @@ from elmokit.formats.hub import file_patterns
 from elmokit.formats.load import detect, read_checkpoint
 from elmokit.formats.source import Source, read_text
 from elmokit.text.vocab import Vocabulary
-from model_files import make_bilm, make_manylangs, refusal, write_bilm, write_hdf5, write_manylangs, write_zip
+from support.model_files import make_bilm, make_manylangs, refusal, write_bilm, write_hdf5, write_manylangs, write_zip
 
 ROOT = Path(__file__).parents[2]
 OURS = ["elmokit", "manylangs", "tensorflow", "bilm", "tokens"]

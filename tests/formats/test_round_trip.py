@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from elmokit import Elmo, ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.load import read_checkpoint
-from model_files import (
+from support.model_files import (
     SENTENCES,
     WORDS,
     make_bilm,
@@ -23,7 +23,7 @@ from model_files import (
     write_manylangs,
     write_tensorflow,
 )
-from numpy_forward import bilm_layers
+from support.numpy_forward import bilm_layers
 
 BILM = {
     "plain": {},

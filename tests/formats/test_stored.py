@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.save import stored_in
-from model_files import run
-from tiny_models import tiny_checkpoint
+from support.model_files import run
+from support.tiny_models import tiny_checkpoint
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
 PART = "forward_lstm.layers.0.input_weight"

@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundle_writer import block, entry_proto, header_proto, masked_crc, table, table_of_blocks, varint, write_bundle
-from bundle_writer import crc32c as plain_crc32c
 from elmokit.errors import ElmoError
 from elmokit.formats.source import FolderSource, ZipSource
 from elmokit.formats.tensorflow import TensorBundle, crc32c
+from support.bundle_writer import (
+    block,
+    entry_proto,
+    header_proto,
+    masked_crc,
+    table,
+    table_of_blocks,
+    varint,
+    write_bundle,
+)
+from support.bundle_writer import crc32c as plain_crc32c
 
 DTYPES = ["float32", "float64", "float16", "int32", "int64", "uint8", "bool"]
 

@@ -7,7 +7,7 @@ from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_reference
 from elmokit.text.chars import byte_ids
-from tiny_models import tiny_checkpoint, tiny_config, word_config
+from support.tiny_models import tiny_checkpoint, tiny_config, word_config
 
 CONFIGS = {
     "plain": tiny_config(),

@@ -9,8 +9,8 @@ from elmokit.model.int8 import Int8Weight, check_int8, dense, quantised
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import linear
 from elmokit.ops.weights import Int8LstmWeights
-from exactness import assert_same
-from tiny_models import tiny_config, word_config
+from support.exactness import assert_same
+from support.tiny_models import tiny_config, word_config
 
 
 def network(config=None, seed=0):

@@ -9,7 +9,7 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.model.int8 import quantised
 from elmokit.model.language_model import Int8LmHead, LmHead, head_shell
-from exactness import assert_same
+from support.exactness import assert_same
 
 
 def heads(n_words, size, seed=0):

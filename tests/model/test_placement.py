@@ -5,7 +5,7 @@ import torch
 
 from elmokit import BiLM
 from elmokit.config import LstmConfig
-from tiny_models import tiny_config
+from support.tiny_models import tiny_config
 
 
 def test_a_shell_has_the_names_and_shapes_of_a_network():

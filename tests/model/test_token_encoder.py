@@ -7,7 +7,7 @@ from elmokit.model import bilm as bilm_module
 from elmokit.model import token_encoder
 from elmokit.model.token_encoder import CharCnn
 from elmokit.ops.convolve import convolve, convolve_together
-from tiny_models import tiny_config
+from support.tiny_models import tiny_config
 
 CONFIG = CharacterConfig(((1, 8), (2, 12), (4, 20), (7, 28)), max_characters=20, embedding_size=5, n_highway=1)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_cases import CASES
 from elmokit.ops.attention import Segments, attend
+from support.attention_cases import CASES
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -32,7 +32,7 @@ def test_what_each_token_sees_is_one_run_of_tokens(case):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_attention_gpu.py has the same cases")
 def test_the_kernels_in_the_interpreter():
-    script = Path(__file__).parents[1] / "attention_cases.py"
+    script = Path(__file__).parents[1] / "support" / "attention_cases.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention_cases import CASES, compiled_block_error, errors
+from support.attention_cases import CASES, compiled_block_error, errors
 
 pytestmark = [
     pytest.mark.gpu,

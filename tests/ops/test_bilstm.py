@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bilstm_cases import bilstm_case, bilstm_reference
 from elmokit.errors import ElmoError
 from elmokit.ops.bilstm import bilstm, choose, zero_states
 from elmokit.ops.paths import forced
 from elmokit.ops.weights import LstmWeights
-from native_cases import missing
+from support.bilstm_cases import bilstm_case, bilstm_reference
+from support.native_cases import missing
 
 
 def compare(found, expected, tolerance):

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
-from bilstm_cases import bilstm_case, bilstm_reference
 from elmokit.ops.bilstm import bilstm, choose
 from elmokit.ops.paths import forced
 from elmokit.ops.weights import LstmWeights
+from support.bilstm_cases import bilstm_case, bilstm_reference
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilstm_cases import bilstm_reference
 from elmokit.ops import native
 from elmokit.ops.bilstm import bilstm, bilstm_packed
 from elmokit.ops.int8 import Int8Matrix
@@ -18,7 +17,8 @@ from elmokit.ops.native.linear import linear_native
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.reference import lstm_reference
 from elmokit.ops.weights import LstmWeights
-from native_cases import (
+from support.bilstm_cases import bilstm_reference
+from support.native_cases import (
     assert_equal,
     assert_near,
     draw,

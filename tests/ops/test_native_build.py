@@ -17,7 +17,7 @@ from elmokit.ops.native import binding, build
 from elmokit.ops.native.binding import Library
 from elmokit.ops.native.build import BuildError, find_compiler, load
 from elmokit.ops.weights import LstmWeights
-from native_cases import needs_kernels as needs_compiler
+from support.native_cases import needs_kernels as needs_compiler
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the kernels are not made for Windows")
 

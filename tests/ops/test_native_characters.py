@@ -12,8 +12,8 @@ from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native import characters as native_characters
 from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.native.characters import CharacterWeights, characters_native
-from native_cases import draw, library_with, needs_kernels, use_threads
-from tiny_models import tiny_config
+from support.native_cases import draw, library_with, needs_kernels, use_threads
+from support.tiny_models import tiny_config
 
 pytestmark = needs_kernels
 

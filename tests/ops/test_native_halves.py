@@ -14,7 +14,7 @@ from elmokit.ops.native.binding import library
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.linear import linear_native
 from elmokit.ops.native.packed import fit_halves, packed
-from native_cases import assert_equal, assert_near, draw, make_inputs, make_stacks, needs_kernels, use_threads
+from support.native_cases import assert_equal, assert_near, draw, make_inputs, make_stacks, needs_kernels, use_threads
 
 pytestmark = [
     needs_kernels,

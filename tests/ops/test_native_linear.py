@@ -5,7 +5,7 @@ import torch
 
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.linear import linear_native
-from native_cases import (
+from support.native_cases import (
     draw,
     needs_kernels,
     quantised_rows,

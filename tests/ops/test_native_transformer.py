@@ -21,7 +21,7 @@ from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.transformer import reason_against, transformer_native
 from elmokit.ops.transformer import transformer_packed
 from elmokit.ops.weights import BlockWeights
-from native_cases import draw, library_with, needs_kernels
+from support.native_cases import draw, library_with, needs_kernels
 
 pytestmark = needs_kernels
 X86 = platform.machine() in ("x86_64", "AMD64")

@@ -20,7 +20,7 @@ from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.linear import linear_native
-from native_cases import (
+from support.native_cases import (
     assert_equal,
     draw,
     in_8_bits,

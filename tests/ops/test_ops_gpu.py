@@ -13,8 +13,8 @@ from elmokit.ops import softmax_loss as softmax_module
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.softmax_loss import softmax_loss
 from elmokit.ops.windows import lstm_windows
-from tiny_models import tiny_config
-from training_cases import KEEPS, SHAPES, plain_softmax_loss, softmax_case, window_case, window_results
+from support.tiny_models import tiny_config
+from support.training_cases import KEEPS, SHAPES, plain_softmax_loss, softmax_case, window_case, window_results
 
 if torch.cuda.is_available():
     from elmokit.ops import windows_cuda

@@ -6,7 +6,7 @@ from elmokit.ops.linear import linear
 from elmokit.ops.recurrence import lstm
 from elmokit.ops.reference import lstm_reference
 from elmokit.ops.weights import LstmWeights
-from exactness import assert_same
+from support.exactness import assert_same
 
 # Doubles leave no room for rounding to hide a mistake; singles show that the order of sums does not matter much.
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 2e-4)]

@@ -4,7 +4,7 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.ops import softmax_loss as module
 from elmokit.ops.softmax_loss import chunk_rows, losses_in_place, softmax_loss
-from training_cases import plain_softmax_loss, softmax_case
+from support.training_cases import plain_softmax_loss, softmax_case
 
 
 @pytest.fixture(params=[1, 7, 64, 10**6])

@@ -9,7 +9,7 @@ from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.paths import forced
 from elmokit.ops.transformer import choose, transformer
-from transformer_cases import CASES, exact, moved, random_blocks, random_tokens, segments_of
+from support.transformer_cases import CASES, exact, moved, random_blocks, random_tokens, segments_of
 
 pytestmark = [
     pytest.mark.gpu,

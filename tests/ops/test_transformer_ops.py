@@ -15,7 +15,7 @@ from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, transformer
 from elmokit.ops.weights import BlockWeights
-from transformer_cases import random_blocks, random_tokens
+from support.transformer_cases import random_blocks, random_tokens
 
 LENGTHS = (1, 7, 0, 300, 12)
 
@@ -101,7 +101,7 @@ def test_a_batch_without_tokens():
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_transformer_gpu.py has the same cases")
 def test_the_kernels_in_the_interpreter():
-    script = Path(__file__).parents[1] / "transformer_cases.py"
+    script = Path(__file__).parents[1] / "support" / "transformer_cases.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

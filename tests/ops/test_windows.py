@@ -9,7 +9,7 @@ from elmokit.ops.recurrence import lstm
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.weights import LstmWeights
 from elmokit.ops.windows import lstm_windows
-from training_cases import KEEPS, SHAPES, window_case, window_results
+from support.training_cases import KEEPS, SHAPES, window_case, window_results
 
 
 @pytest.mark.parametrize("keep", KEEPS)

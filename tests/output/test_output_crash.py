@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from output_samples import FORMATS
+from support.output_samples import FORMATS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs to kill are forked")
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs to kil
 def crash(folder: Path, mode: str, name: str, layout: str) -> int:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, here / "crash_runner.py", folder, mode, name, layout],
-        env={**os.environ, "PYTHONPATH": f"{here.parents[1] / 'src'}{os.pathsep}{here}"},
+        [sys.executable, here / "support" / "crash_runner.py", folder, mode, name, layout],
+        env={**os.environ, "PYTHONPATH": f"{here.parent / 'src'}{os.pathsep}{here}"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -12,7 +12,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output import Summary, embed_lines, read_vectors, writer_for
 from elmokit.output.sentence_vectors import without_surrogates
 from elmokit.output.writers.hdf5 import without_nul
-from output_samples import AWKWARD, FORMATS, KINDS, LAYERS, SETTINGS, D, embed, encoder, tokenise, vectors_for
+from support.output_samples import AWKWARD, FORMATS, KINDS, LAYERS, SETTINGS, D, embed, encoder, tokenise, vectors_for
 
 
 def expected_tokens(output, layout):

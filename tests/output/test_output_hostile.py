@@ -16,7 +16,7 @@ import pytest
 from elmokit.errors import ElmoError
 from elmokit.output import read_vectors
 from elmokit.storage.hostile_hdf5 import Strings
-from output_samples import AWKWARD, embed, numbered_lines
+from support.output_samples import AWKWARD, embed, numbered_lines
 
 MUCH = 1 << 28
 """Bytes that no test may need."""

@@ -5,11 +5,11 @@ import os
 import threading
 
 import pytest
+from tests.output.test_output_spool import fill, same
 
 from elmokit.errors import ElmoError
 from elmokit.output.spool import FILES, FORMAT, VERSION
-from output_samples import SETTINGS, embed, numbered_lines
-from test_output_spool import fill, same
+from support.output_samples import SETTINGS, embed, numbered_lines
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
 LINES = numbered_lines(8)

@@ -16,7 +16,7 @@ from elmokit.errors import ElmoError
 from elmokit.output import read_vectors
 from elmokit.output.spool import Spool
 from elmokit.storage import atomic
-from output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
+from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(8)
 COMMITS = (0, 2, 5, 7)
@@ -191,9 +191,9 @@ def test_two_processes(tmp_path):
         pytest.raises(ElmoError, match=r"another process is writing .*o\.npz: wait"),
     ):
         embed(LINES, tmp_path / "o.npz", resume=True)
-    code = "import sys; from output_samples import *; embed(['a'], Path(sys.argv[1]))"
-    here = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": f"{here.parents[1] / 'src'}{os.pathsep}{here}"}
+    code = "import sys; from support.output_samples import *; embed(['a'], Path(sys.argv[1]))"
+    here = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": f"{here.parent / 'src'}{os.pathsep}{here}"}
     with Spool(tmp_path / "o.npz", settings={}):
         done = subprocess.run(
             [sys.executable, "-c", code, tmp_path / "o.npz"], env=env, capture_output=True, text=True, check=False

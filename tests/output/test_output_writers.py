@@ -8,7 +8,7 @@ import pytest
 from elmokit import Elmo, ElmoError
 from elmokit.cli import main
 from elmokit.output import read_vectors, register_writer, unregister_writer, writer_for
-from output_samples import embed
+from support.output_samples import embed
 
 SENTENCES = ["the bank", "a river of money"]
 

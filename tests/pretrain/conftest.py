@@ -11,7 +11,7 @@ from elmokit.model.context import State
 from elmokit.pretrain import run as train
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
-from training_runs import Command, Ended, write_text
+from support.training_runs import Command, Ended, write_text
 
 
 @pytest.fixture

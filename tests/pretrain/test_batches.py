@@ -21,8 +21,8 @@ from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.windows import WindowBatches, WindowReader
 from elmokit.text.chars import ByteIndexer, SymbolIndexer, TokenIds, WordIndexer
 from elmokit.text.vocab import Vocabulary
-from training_models import corpus_of, random_sentences
-from training_runs import python
+from support.training_models import corpus_of, random_sentences
+from support.training_runs import python
 
 needs_process = pytest.mark.skipif(not can_be_started(), reason="needs memory without a name, which Linux has")
 VOCAB = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank", "river", "日本語"])
@@ -263,7 +263,7 @@ import sys
 from pathlib import Path
 from elmokit.pretrain import batches
 from elmokit.corpus.prepared import PreparedCorpus
-from test_batches import batches_of
+from tests.pretrain.test_batches import batches_of
 class Printed(batches.WorkerProcess):
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)

@@ -11,8 +11,8 @@ import torch
 from elmokit import Elmo
 from elmokit.pretrain import evaluate as evaluating
 from elmokit.pretrain.evaluate import STARTS, by_position, evaluate, write_table
-from tiny_models import tiny_config, word_config
-from training_models import evaluation_parts
+from support.tiny_models import tiny_config, word_config
+from support.training_models import evaluation_parts
 
 LENGTHS = {
     "short": [3, 1, 7, 2, 5] * 9,

@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from training_runs import SHAPE, TIMES, last_snapshot, metrics, python, stop_at
+from support.training_runs import SHAPE, TIMES, last_snapshot, metrics, python, stop_at
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun needs POSIX")
 

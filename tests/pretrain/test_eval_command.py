@@ -14,9 +14,9 @@ import pytest
 from elmokit import Elmo
 from elmokit.config import LstmConfig
 from elmokit.text.vocab import Vocabulary
-from model_files import make_bilm, write_bilm, write_tensorflow
-from tiny_models import tiny_checkpoint, tiny_config, word_config
-from training_runs import TINY
+from support.model_files import make_bilm, write_bilm, write_tensorflow
+from support.tiny_models import tiny_checkpoint, tiny_config, word_config
+from support.training_runs import TINY
 
 LINES = ["the river bank .", "zebra", "of \" the ' a .", "a " * 40 + "bank", "the money of the bank"]
 UNKNOWN = ["zebra", '"', "'"]

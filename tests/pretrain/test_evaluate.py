@@ -9,8 +9,8 @@ from elmokit.pretrain import evaluate as evaluating
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.evaluate import evaluate, held_out, sentence_losses
 from elmokit.pretrain.sentences import Sentences
-from tiny_models import tiny_config, word_config
-from training_models import evaluation_parts
+from support.tiny_models import tiny_config, word_config
+from support.training_models import evaluation_parts
 
 LENGTHS = {
     "short": [3, 1, 7, 2, 5] * 9,

@@ -9,7 +9,7 @@ from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.model.language_model import LmHead
 from elmokit.pretrain.network import initialise, sampled_softmax_loss, start_from_frequencies
 from elmokit.text.vocab import Vocabulary
-from training_models import corpus_of
+from support.training_models import corpus_of
 
 
 def test_characters_start_as_bilm_tf_starts_them():

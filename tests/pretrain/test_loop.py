@@ -18,9 +18,9 @@ from elmokit.pretrain.recipe import make_recipe
 from elmokit.pretrain.sentences import Sentences
 from elmokit.pretrain.updates import Updates
 from elmokit.pretrain.windows import WindowBatches, WindowReader
-from tiny_models import tiny_checkpoint
-from training_models import corpus_of, network_of, random_sentences, table_of
-from training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
+from support.tiny_models import tiny_checkpoint
+from support.training_models import corpus_of, network_of, random_sentences, table_of
+from support.training_runs import TINY, assert_same_run, last_snapshot, metrics, write_text
 
 HELD_OUT = ("--heldout-fraction", "0.02")
 

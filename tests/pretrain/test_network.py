@@ -7,8 +7,8 @@ from elmokit import Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig, WordConfig
 from elmokit.pretrain.network import LanguageModelNetwork, Negatives, sample_negatives, sampled_softmax_loss
 from elmokit.pretrain.windows import NO_TARGET, WindowBatch, window_batch
-from tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
-from training_models import corpus_of, gradients_of, network_of, random_sentences, table_of, windows_of
+from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
+from support.training_models import corpus_of, gradients_of, network_of, random_sentences, table_of, windows_of
 
 CONFIGS = {
     "characters": tiny_config(),

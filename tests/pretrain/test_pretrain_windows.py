@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elmokit.errors import ElmoError
 from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences, uniform
 from elmokit.pretrain.windows import NO_TARGET, WindowPosition, WindowReader
-from training_models import corpus_of
+from support.training_models import corpus_of
 
 FIELDS = ("inputs", "targets", "keep", "place")
 

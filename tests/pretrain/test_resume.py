@@ -13,7 +13,7 @@ import safetensors.torch
 from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
-from training_runs import (
+from support.training_runs import (
     SHAPE,
     TINY,
     assert_same_run,

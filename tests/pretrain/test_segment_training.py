@@ -8,14 +8,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.pretrain.test_distributed import assert_close, assert_same_curve, torchrun
 
 from elmokit import Elmo
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import SegmentObjective
-from test_distributed import assert_close, assert_same_curve, torchrun
-from training_runs import assert_same_snapshot, last_snapshot, metrics, stop_at, timeless
+from support.training_runs import assert_same_snapshot, last_snapshot, metrics, stop_at, timeless
 
 SHAPE = (
     *("--context", "transformer", "--size", "16", "--blocks", "2", "--heads", "2", "--inner-size", "24"),

@@ -17,8 +17,8 @@ from elmokit.ops.attention import Segments
 from elmokit.pretrain.batches import made_elsewhere
 from elmokit.pretrain.segments import BACKWARD, FORWARD, MASKED, Pace, SegmentBatches, SegmentPosition, SegmentReader
 from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
-from tiny_models import tiny_checkpoint
-from training_models import corpus_of, network_of, random_sentences, table_of
+from support.tiny_models import tiny_checkpoint
+from support.training_models import corpus_of, network_of, random_sentences, table_of
 
 CONFIG = ElmoConfig(
     TransformerConfig(size=16, n_blocks=2, n_heads=2, inner_size=24, window=5, softmax_size=8, every=1),

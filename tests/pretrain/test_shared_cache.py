@@ -11,7 +11,7 @@ from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.pretrain import loop
 from elmokit.pretrain.batches import made_elsewhere
 from elmokit.pretrain.loop import Training
-from training_runs import TINY, assert_same_run, stop_at, write_text
+from support.training_runs import TINY, assert_same_run, stop_at, write_text
 
 STEPS = ("--steps", "6", "--eval-every", "3", "--heldout-fraction", "0.02")
 

@@ -9,8 +9,8 @@ from elmokit.model.bilm import file_name
 from elmokit.pretrain.recipe import make_recipe
 from elmokit.pretrain.setup import new_start, start_from
 from elmokit.text.vocab import Vocabulary
-from model_files import make_bilm, make_manylangs, slot_of, write_manylangs, write_tensorflow
-from tiny_models import WORDS, tiny_checkpoint, word_config
+from support.model_files import make_bilm, make_manylangs, slot_of, write_manylangs, write_tensorflow
+from support.tiny_models import WORDS, tiny_checkpoint, word_config
 
 SMALL = {"cell_size": 13, "output_size": 6, "filters": "1:3,2:5", "dropout": 0.25}
 OLD = Vocabulary(WORDS)

@@ -15,8 +15,8 @@ from elmokit.formats.load import read_checkpoint
 from elmokit.pretrain import run as train
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
-from model_files import make_bilm, make_manylangs, slot_of, write_bilm, write_manylangs, write_tensorflow
-from training_runs import PACE, SHAPE, TINY, best_at, last_snapshot, metrics, sentences, write_text
+from support.model_files import make_bilm, make_manylangs, slot_of, write_bilm, write_manylangs, write_tensorflow
+from support.training_runs import PACE, SHAPE, TINY, best_at, last_snapshot, metrics, sentences, write_text
 
 HELD_OUT = ("--heldout-fraction", "0.02")
 STILL = ("--learning-rate", "0", "--steps", "2")

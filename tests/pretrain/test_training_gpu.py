@@ -9,7 +9,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.pretrain.checkpoints import read_snapshot
-from training_runs import last_snapshot, metrics
+from support.training_runs import last_snapshot, metrics
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,8 +14,8 @@ from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, TypeTable
 from elmokit.pretrain.windows import NO_TARGET, Windows, window_batch
 from elmokit.text.chars import ByteIndexer, WordIndexer, byte_ids
 from elmokit.text.vocab import Vocabulary
-from model_files import make_manylangs, write_manylangs
-from training_models import corpus_of, random_sentences, windows_of
+from support.model_files import make_manylangs, write_manylangs
+from support.training_models import corpus_of, random_sentences, windows_of
 
 VOCAB = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank", "🙂"])
 PADDING_ID = 261

@@ -5,7 +5,7 @@ import pytest
 
 from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
 from elmokit.pretrain.windows import NO_TARGET, InOrderReader
-from training_models import corpus_of, random_sentences
+from support.training_models import corpus_of, random_sentences
 
 LENGTHS = {
     "short": [3, 1, 7, 2, 5] * 9,

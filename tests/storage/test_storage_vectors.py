@@ -19,7 +19,7 @@ from elmokit.storage import locks, vectors
 from elmokit.storage.atomic import write_tensors
 from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import Place, RecentVectors, StoredLayers, VectorBlock, VectorStore
-from vector_samples import SHAPE, block_of, check, layers_of, length, store
+from support.vector_samples import SHAPE, block_of, check, layers_of, length, store
 
 
 def files(folder):
@@ -227,7 +227,7 @@ def test_where_there_are_no_locks_nothing_is_lost(tmp_path, monkeypatch):
 def test_a_kill_at_any_moment_leaves_whole_files(tmp_path, seed):
     """Two runs at a time, killed again and again; what they have stored is right, and at the end all is there."""
     dice, folder = random.Random(seed), tmp_path / "store"
-    runner = Path(__file__).with_name("vector_samples.py")
+    runner = Path(__file__).parents[1] / "support" / "vector_samples.py"
 
     def start():
         command = [sys.executable, runner, folder, "120", "0.002"]

@@ -12,7 +12,7 @@ from elmokit.errors import ElmoError
 from elmokit.storage import vectors
 from elmokit.storage.cache import cache_folder
 from elmokit.tasks.inputs import SentenceBatch, frozen_features, live_layers
-from tiny_models import tiny_config, word_config
+from support.tiny_models import tiny_config, word_config
 
 SENTENCES = [("the", "bank"), ("a", "river", "bank", "of", "money"), (), ("the",), ("the", "bank"), ("bank", "the")]
 

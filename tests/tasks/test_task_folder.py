@@ -13,8 +13,8 @@ from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import check_new_folder, new_folder
 from elmokit.tasks import fit, load, save
-from task_samples import IOB1, pairs, samples, sentences, texts, tiny_options
-from tiny_models import tiny_checkpoint, word_config
+from support.task_samples import IOB1, pairs, samples, sentences, texts, tiny_options
+from support.tiny_models import tiny_checkpoint, word_config
 
 TEXTS = ["a good film", "", "film Ann Smith was Paris", "😀 unheard of"]
 CASES = {

@@ -11,8 +11,8 @@ from elmokit.tasks.classify import LabelAnswer
 from elmokit.tasks.pair import ScoreAnswer
 from elmokit.tasks.schemes import Scheme
 from elmokit.tasks.tag import Entity, TagAnswer
-from task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
-from tiny_models import tiny_checkpoint
+from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
+from support.tiny_models import tiny_checkpoint
 
 ODD = ["good film", "", "good", "😀 👩‍👩‍👧 ﷽ é", "the " * 150 + "bad", "x" * 5000, "the bank\u2028of\x00it"]
 

@@ -25,8 +25,8 @@ from elmokit.tasks import (
 from elmokit.tasks.network import TaskNetwork, masked_mean
 from elmokit.tasks.scores import MainScore, TaskScores
 from elmokit.tasks.task import Answer
-from task_samples import GOOD, texts, tiny_options
-from tiny_models import tiny_checkpoint
+from support.task_samples import GOOD, texts, tiny_options
+from support.tiny_models import tiny_checkpoint
 
 
 @dataclass(frozen=True)

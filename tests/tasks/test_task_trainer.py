@@ -13,7 +13,7 @@ import elmokit.tasks.inputs
 from elmokit.errors import ElmoError
 from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample, TrainingListener, fit
 from elmokit.tasks.trainer import WeightAverages, held_out
-from task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
+from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 
 TOLERANCE = 1e-3
 """Kept vectors are in half precision."""

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 from hypothesis import given
-from test_tokens import ANY_TEXT
+from tests.text.test_tokens import ANY_TEXT
 
 from elmokit.errors import ElmoError
 from elmokit.text import policy

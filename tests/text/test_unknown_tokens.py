@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiny_models import WORDS, word_config
+from support.tiny_models import WORDS, word_config
 
 
 @pytest.fixture

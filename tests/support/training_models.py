@@ -15,7 +15,7 @@ from elmokit.model.language_model import LmHead
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.windows import WindowReader
-from tiny_models import tiny_checkpoint
+from support.tiny_models import tiny_checkpoint
 
 WORDS = ["the", "bank", "river", "money", "of", "a", ".", "zebra", "naïve", "日本語", "🙂", "x" * 70]
 """Words of tiny_models' vocabulary, and some that it does not have."""

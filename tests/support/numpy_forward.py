@@ -5,7 +5,7 @@ It reads the arrays as they lie in the files and shares no code with the package
 
 import numpy as np
 
-from model_files import Bilm, ManyLangs
+from support.model_files import Bilm, ManyLangs
 
 ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}
 Cell = tuple[np.ndarray, np.ndarray, np.ndarray | None]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from bundle_writer import write_bundle
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
+from support.bundle_writer import write_bundle
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "of", "a", "."]
 SENTENCES = [

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elmokit.output import read_vectors, writer_for
 from elmokit.output.sentence_vectors import SentenceVectors
-from output_samples import embed, encoder, numbered_lines, vectors_for
+from support.output_samples import embed, encoder, numbered_lines, vectors_for
 
 
 def start(task: Callable[[], None]) -> int:
