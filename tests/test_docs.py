@@ -7,15 +7,18 @@ import shlex
 import shutil
 import subprocess
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from elmokit import Elmo
 from elmokit.cli import main
+from elmokit.cli.registry import unregister_command
 from elmokit.config import CONTEXTS
 from elmokit.formats import formats, unregister_format
 from elmokit.model.context import unregister_context
+from elmokit.output import unregister_writer
 from elmokit.tasks import task_names, unregister_task
 from support.model_files import make_manylangs, write_manylangs
 from support.tiny_models import tiny_checkpoint
@@ -81,6 +84,9 @@ def _registries():
         unregister_format(name)
     for name in set(task_names()) - tasks:
         unregister_task(name)
+    unregister_writer(".toy")
+    with suppress(KeyError):
+        unregister_command("shout")
 
 
 @pytest.mark.usefixtures("_registries")

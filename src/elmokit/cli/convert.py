@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import MODEL_HELP, ModelFiles
+from elmokit.cli.shared import MODEL_HELP, ModelFileOptions
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.options import argument, option
 
 
 @command("convert")
 @dataclass(frozen=True, kw_only=True)
-class ConvertCommand(ModelFiles):
+class ConvertCommand(ModelFileOptions):
     """Convert a model to another format. The default is elmokit's own; bilm is options.json with weights.hdf5."""
 
     source: str = argument(MODEL_HELP, "SRC")

@@ -18,7 +18,7 @@ from elmokit.cli.shared import (
     SEGMENT_HELP,
     SPLIT_HELP,
     DeviceOption,
-    ModelFiles,
+    ModelFileOptions,
     Split,
     aligned,
     check_output_file,
@@ -44,7 +44,7 @@ _SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 
 @command("eval")
 @dataclass(frozen=True, kw_only=True)
-class EvalCommand(ModelFiles, DeviceOption):
+class EvalCommand(ModelFileOptions, DeviceOption):
     """Measure perplexity over held-out text. Forward, backward and mean, with the full softmax."""
 
     model: str = argument(MODEL_HELP, "MODEL")

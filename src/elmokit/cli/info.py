@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import MODEL_HELP, ModelFiles, aligned
+from elmokit.cli.shared import MODEL_HELP, ModelFileOptions, aligned
 from elmokit.options import argument
 
 
 @command("info")
 @dataclass(frozen=True, kw_only=True)
-class InfoCommand(ModelFiles):
+class InfoCommand(ModelFileOptions):
     """Show what a model is. Its format, its sizes and what it contains."""
 
     model: str = argument(MODEL_HELP, "MODEL")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmokit.cli.registry import command, group
-from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFiles, aligned, check_output_file, say
+from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFileOptions, aligned, check_output_file, say
 from elmokit.messages import counted
 from elmokit.options import REQUIRED, argument, option
 
@@ -23,7 +23,7 @@ group("probe", "Measure what each layer of a model knows.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeCommand(ModelFiles, DeviceOption):
+class ProbeCommand(ModelFileOptions, DeviceOption):
     """What the three probes share."""
 
     model: str = argument(MODEL_HELP, "MODEL")

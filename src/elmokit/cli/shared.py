@@ -41,7 +41,7 @@ AS_IN_TRAINING = "as in the model's training"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFiles(Command):
+class ModelFileOptions(Command):
     """Options for the files of a model."""
 
     options: str | None = option(None, "The model's options.json, if it is not next to the weights.", metavar="FILE")
@@ -58,7 +58,7 @@ class DeviceOption(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(ModelFiles, DeviceOption):
+class ModelOptions(ModelFileOptions, DeviceOption):
     """Options for the model, which is the bundled one by default."""
 
     model: str = option(DEFAULT, MODEL_HELP, metavar="MODEL")

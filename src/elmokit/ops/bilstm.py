@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from elmokit.ops import kernels
 from elmokit.ops.linear import dense
 from elmokit.ops.outputs import BiLstmOutput
-from elmokit.ops.paths import Choice, forced_choice
+from elmokit.ops.paths import PathChoice, forced_choice
 from elmokit.ops.recurrence import lstm
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 
@@ -113,23 +113,27 @@ def stacked(
     return outputs
 
 
-def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> Choice:
+def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> PathChoice:
     """The path for inputs like x."""
     if (asked_for := forced_choice()) is not None:
         return asked_for
     if gradient:
-        return Choice("packed", lambda: "gradients are wanted")
+        return PathChoice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
         from elmokit.ops import native
 
         against = native.reason_against(x.dtype, int8=isinstance(stacks[0][0], Int8LstmWeights))
-        return Choice("packed", lambda: against) if against else Choice("native", lambda: native.description(stacks))
+        return (
+            PathChoice("packed", lambda: against)
+            if against
+            else PathChoice("native", lambda: native.description(stacks))
+        )
     if not kernels.serve(x.device):
-        return Choice("packed", lambda: f"there are no kernels for {x.device.type} here")
+        return PathChoice("packed", lambda: f"there are no kernels for {x.device.type} here")
     from elmokit.ops.gpu import bilstm as gpu
 
     unfit = gpu.reason_against(x.dtype, stacks)
-    return Choice("packed", lambda: unfit) if unfit else Choice("cuda", lambda: gpu.description(x, stacks))
+    return PathChoice("packed", lambda: unfit) if unfit else PathChoice("cuda", lambda: gpu.description(x, stacks))
 
 
 def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ _forced: ContextVar[PathName | None] = ContextVar("forced", default=None)
 
 
 @dataclass(frozen=True)
-class Choice:
+class PathChoice:
     """A path and the reason for it."""
 
     path: PathName
@@ -27,10 +27,10 @@ class Choice:
         return self.reason()
 
 
-def forced_choice() -> Choice | None:
+def forced_choice() -> PathChoice | None:
     """The path that `forced` asks for here, if any."""
     path = _forced.get()
-    return None if path is None else Choice(path, lambda: "asked for")
+    return None if path is None else PathChoice(path, lambda: "asked for")
 
 
 @contextmanager

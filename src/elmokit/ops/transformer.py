@@ -22,7 +22,7 @@ from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import filled, linear, linear_again
 from elmokit.ops.native import transformer as compiled
-from elmokit.ops.paths import Choice, forced_choice
+from elmokit.ops.paths import PathChoice, forced_choice
 from elmokit.ops.weights import BlockWeights
 
 _VECTOR = 16
@@ -78,22 +78,22 @@ def transformer(
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 
-def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Choice:
+def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> PathChoice:
     """The path for inputs like x."""
     if (asked_for := forced_choice()) is not None:
         return asked_for
     if gradient:
-        return Choice("packed", lambda: "gradients are wanted")
+        return PathChoice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
         against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
         against = against or compiled.reason_against(x, blocks)
-        return Choice("packed", lambda: against) if against else Choice("native", native.description)
+        return PathChoice("packed", lambda: against) if against else PathChoice("native", native.description)
     if not kernels.serve(x.device):
-        return Choice("packed", lambda: f"there are no kernels for {x.device.type} here")
+        return PathChoice("packed", lambda: f"there are no kernels for {x.device.type} here")
     from elmokit.ops.gpu import transformer as gpu
 
     unfit = gpu.reason_against(x.dtype, blocks)
-    return Choice("packed", lambda: unfit) if unfit else Choice("cuda", lambda: gpu.description(x))
+    return PathChoice("packed", lambda: unfit) if unfit else PathChoice("cuda", lambda: gpu.description(x))
 
 
 def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights]) -> bool:

@@ -82,13 +82,13 @@ def _run_recorded(
     size = 1 << (batch - 1).bit_length(), -(-time // 4) * 4
     found = model.graphs.run(
         (*size, skip, h is None, float32_precision()),
-        lambda: Graph(model, size, x, h, c, skip=skip),
+        lambda: BilstmGraph(model, size, x, h, c, skip=skip),
         lambda graph: graph(x, Plan.of(lengths, *size), h, c),
     )
     return _run(model, x, lengths, h, c, skip=skip) if found is None else found
 
 
-class Graph:
+class BilstmGraph:
     """The steps for one size of batch, recorded; what they read and write stays where it was then."""
 
     def __init__(

@@ -17,7 +17,7 @@ from elmokit.ops.weights import AnyLstmWeights, LstmWeights
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class PackedLayer:
     """Both directions of a layer; the gates' rows in pairs, i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …."""
 
     matrix: Tensor  # [D, 4H, K + P]: of the input and of h, side by side
@@ -25,7 +25,7 @@ class Layer:
     projection: Tensor  # [D, P, H]
 
     @classmethod
-    def of(cls, directions: Sequence[LstmWeights], dtype: torch.dtype) -> Layer:
+    def of(cls, directions: Sequence[LstmWeights], dtype: torch.dtype) -> PackedLayer:
         """Stack the directions of a layer."""
         matrices, biases = [], []
         for w in directions:
@@ -69,7 +69,7 @@ class Packed:
     def __init__(self, stacks: Sequence[Sequence[LstmWeights]], dtype: torch.dtype) -> None:
         first = stacks[0][0]
         self.bounds = Bounds(first.forget_bias, first.cell_clip, first.projection_clip)
-        self.layers = [Layer.of(directions, dtype) for directions in zip(*stacks, strict=True)]
+        self.layers = [PackedLayer.of(directions, dtype) for directions in zip(*stacks, strict=True)]
         self.directions, self.dtype = len(stacks), dtype
         self.graphs: Graphs[Any] = Graphs()
         self.beside: dict[object, Any] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu import nvrtc
-from elmokit.ops.gpu.packed import Layer, Packed, finish, unpaired
+from elmokit.ops.gpu.packed import Packed, PackedLayer, finish, unpaired
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ COUNTERS = 32
 class PersistentLayer:
     """A layer's weights in the order in which the kernel's threads hold them."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: PackedLayer) -> None:
         directions, gates, _ = layer.matrix.shape
         size, output = gates // 4, layer.output_size
         # tile (i f | g o), low or high rows of it, group of cells, cell, step, thread of four, half, number

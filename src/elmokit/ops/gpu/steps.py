@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu import persistent
-from elmokit.ops.gpu.packed import Layer, Packed
+from elmokit.ops.gpu.packed import Packed, PackedLayer
 from elmokit.ops.gpu.plan import Plan
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.outputs import BiLstmOutput
@@ -115,7 +115,7 @@ def run_steps(
     return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c, room)
 
 
-def _input_products(layer: Layer, joined: Tensor, start: int, stop: int) -> Tensor:
+def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -> Tensor:
     """The products of some steps' inputs, float32 [D, steps, B, 4H]."""
     directions, _, batch, width = joined.shape
     x = joined[:, start:stop].flatten(1, 2)[..., : width - layer.output_size]
@@ -133,7 +133,7 @@ def _persistent_steps(packed: Packed, number: int, joined: Tensor, states: Tenso
 
 
 def _fused_steps(
-    bounds: Bounds, layer: Layer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
+    bounds: Bounds, layer: PackedLayer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
 ) -> None:
     from elmokit.ops.gpu import step_kernels as kernels
 
@@ -163,7 +163,7 @@ def _fused_steps(
 
 
 def _product_steps(
-    bounds: Bounds, layer: Layer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
+    bounds: Bounds, layer: PackedLayer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
 ) -> None:
     from elmokit.ops.gpu import step_kernels as kernels
 

@@ -70,7 +70,7 @@ def transformer_cuda(
         if count <= RECORDED_TOKENS and not torch.cuda.is_current_stream_capturing():
             found = model.graphs.run(
                 (size, len(tiles), window, outputs, float32_precision()),
-                lambda: Graph(model, size, len(tiles), window, outputs),
+                lambda: TransformerGraph(model, size, len(tiles), window, outputs),
                 lambda graph: graph(x, tiles),
             )
             if found is not None:
@@ -140,7 +140,7 @@ class PackedBlocks:
         self.blocks = [PackedBlock.of(weights, dtype) for weights in blocks]
         self.n_heads = blocks[0].n_heads
         self.dtype, self.device = dtype, self.blocks[0].qkv.device
-        self.graphs: Graphs[Graph] = Graphs()
+        self.graphs: Graphs[TransformerGraph] = Graphs()
 
     @property
     def size(self) -> int:
@@ -218,7 +218,7 @@ def _power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-class Graph:
+class TransformerGraph:
     """The blocks for one size of batch, recorded; what they read and write stays where it was then."""
 
     def __init__(self, model: PackedBlocks, size: int, tiles: int, window: int, outputs: Sequence[int]) -> None:
