@@ -38,6 +38,15 @@ def _poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def full_float32() -> Iterator[None]:
+    """Products in float32 without TF32, for tests on a GPU."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that were drawn, for a look at what is in them."""
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ from support.tiny_models import tiny_config, transformer_config, word_config
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
 
 SENTENCES = ["the bank of the river .", "", "money", "a bank raised the money of a river bank ."]
@@ -18,14 +19,6 @@ ROUND = tiny_config(
     lstm=LstmConfig(256, 64),
     characters=CharacterConfig(filters=((1, 32), (2, 32), (3, 64)), embedding_size=16, n_highway=2),
 )
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("config", [tiny_config(), ROUND, word_config()], ids=["awkward", "round", "words"])

@@ -13,18 +13,11 @@ from support.bilstm_cases import bilstm_case, bilstm_reference
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # (cell, output): sizes that the persistent kernel takes, and sizes that are multiples of nothing
 SIZES = [(512, 128), (74, 20)]
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def moved(case, dtype):

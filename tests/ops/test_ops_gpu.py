@@ -22,6 +22,7 @@ if torch.cuda.is_available():
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
 PRECISIONS = [
     (torch.float64, 1e-10),  # the same sums in another order
@@ -30,14 +31,6 @@ PRECISIONS = [
     # gradient comes or goes with the last bit (the clips of these tests are tight).
     (torch.bfloat16, 8e-2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def assert_close(found, exact, tolerance):

@@ -14,19 +14,12 @@ from support.transformer_cases import CASES, exact, moved, random_blocks, random
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
 # (size, heads, inner): the bundled model's, and sizes that are multiples of nothing
 SHAPES = [(384, 6, 960), (24, 3, 20), (80, 2, 50)]
 LENGTHS = (1, 2, 300, 22, 0, 33, 64, 129, 7)
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def close(found, expected, tolerance):

@@ -14,19 +14,12 @@ from support.training_runs import last_snapshot, metrics
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
 SHAPE = ("--cell-size", "64", "--output-size", "32", "--filters", "1:16,2:16,3:32", "--character-size", "8")
 PACE = ("--batch-size", "8", "--window", "6", "--heldout-fraction", "0.05", "--loss", "full")
 EXACT = ("--precision", "float32", "--dropout", "0")
 """Without random numbers and with float32, two devices do the same sums in another order."""
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon", "adagrad"])
