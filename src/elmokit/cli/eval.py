@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -138,10 +138,10 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         self, network: LanguageModelNetwork, types: TypeTable
     ) -> tuple[dict[StateUse, HeldOut], dict[StateUse, ByPosition]]:
         """The perplexities for each state, and by position if that is asked for."""
-        from elmokit.pretrain.evaluate import by_position, evaluate
+        from elmokit.pretrain.evaluate import by_position, evaluate, masked_perplexity
         from elmokit.pretrain.sentences import Sentences
 
-        sentences = Sentences(types.corpus)
+        sentences, masks = Sentences(types.corpus), network.bilm.context.predicts_masked
         states: list[StateUse] = ["zero", "carry"] if self.state == "both" else [self.state]
         results: dict[StateUse, HeldOut] = {}
         positions: dict[StateUse, ByPosition] = {}
@@ -150,7 +150,8 @@ class EvalCommand(ModelFileOptions, DeviceOption):
                 display.start(f"state {_SHORT[state]}", "predictions", sentences.n_predictions)
                 if self.by_position:
                     positions[state] = by_position(network, types, sentences, state=state, on_progress=display.update)
-                    results[state] = positions[state].all()
+                    masked = masked_perplexity(network, types, sentences) if masks else None
+                    results[state] = replace(positions[state].all(), masked=masked)
                 else:
                     results[state] = evaluate(network, types, sentences, state=state, on_progress=display.update)
         return results, positions
