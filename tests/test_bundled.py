@@ -211,7 +211,7 @@ def test_a_word_of_several_characters(tmp_path, capsys, monkeypatch):
     index = ["--index", str(tmp_path / "index")]
     assert run("neighbours", "行", "--context", "银行很大", *asked, *index) == 0
     assert run("senses", "银行", *asked[:4], *index) == 2
-    assert "--words 银行" in capsys.readouterr().err
+    assert "words 银行" in capsys.readouterr().err
 
 
 def test_the_command_line_uses_it(capsys, english):

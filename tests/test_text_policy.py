@@ -91,9 +91,9 @@ def senses(place, name, text, candidates, tmp_path, capsys):
 def plot(place, name, text, candidates, tmp_path, capsys):
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elmokit.analyse.fonts.families_for", lambda texts: None)
+        patch.setattr("elmokit.plots.style.font_families", lambda texts: None)
         patch.setattr(
-            "elmokit.analyse.similarity_picture.draw_similarity",
+            "elmokit.analyse.pictures.draw_similarity",
             lambda values, first, second, path: drawn.append(first),
         )
         assert run("plot", "similarity", text, "a b", "--model", place / name, "--output", tmp_path / "a.png") == 0

@@ -33,13 +33,13 @@ class Ours:
     def encode(self, batch: Batch) -> list[Vectors]:
         """The mix of each sentence, [T, D]."""
         with self._path():
-            vectors: list[Vectors] = self.elmo.encode(batch, batch_tokens=EVERYTHING)
+            vectors: list[Vectors] = self.elmo.encode(batch, layer="mix", batch_tokens=EVERYTHING)
         return vectors
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
         """The same in batches of its own."""
         with self._path():
-            vectors: list[Vectors] = self.elmo.encode(sentences)
+            vectors: list[Vectors] = self.elmo.encode(sentences, layer="mix")
         return vectors
 
     def _path(self) -> AbstractContextManager[None]:

@@ -186,7 +186,7 @@ def test_a_cut_file_is_named(tmp_path):
 def test_8_bits_are_no_start_for_training(tmp_path, small, capsys):
     (tmp_path / "text.txt").write_text("the bank of the river\n" * 20)
     assert run("train", tmp_path / "text.txt", "--output", tmp_path / "run", "--init", small) == 2
-    assert "--init must be a model in floats" in capsys.readouterr().err
+    assert "--init must be a model with float weights" in capsys.readouterr().err
     with pytest.raises(ElmoError, match="cannot be trained"):
         Elmo.load(small, trainable=True)
 

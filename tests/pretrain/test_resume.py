@@ -294,7 +294,7 @@ def test_a_full_disk_elsewhere_can_be_resumed(elmo, refused, text, tmp_path, mon
             def no_room(*arguments) -> None:
                 raise ElmoError("model.safetensors cannot be written: No space left on device")
 
-            patch.setattr(train, "export", no_room)
+            patch.setattr(train, "_export", no_room)
         sentence = refused(*command, "--output", tmp_path / "run", after="training: 13 updates")
     assert "No space left on device" in sentence
     assert elmo(*command, "--output", tmp_path / "run", "--resume").status == 0

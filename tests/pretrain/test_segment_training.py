@@ -193,9 +193,9 @@ def test_chinese_by_character_and_fine_tuning(elmo, refused, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--context", "transformer", "--cell-size", "8"), ("cell_size", "lstm")),
+        (("--context", "transformer", "--cell-size", "8"), ("--cell-size", "lstm")),
         (("--context", "transformer", "--window", "8"), ("window", "lstm")),
-        (("--context", "transformer", "--batch-size", "8"), ("batch_size", "lstm")),
+        (("--context", "transformer", "--batch-size", "8"), ("--batch-size", "lstm")),
         (("--context", "transformer", "--recipe", "paper"), ("paper", "transformer")),
         (("--context", "transformer", "--size", "30", "--heads", "4"), ("size", "30", "32")),
         (("--context", "transformer", "--blocks", "3"), ("blocks", "3")),
@@ -203,7 +203,7 @@ def test_chinese_by_character_and_fine_tuning(elmo, refused, tmp_path) -> None:
         (("--context", "transformer", "--causal", "0.3,0.2,0.1"), ("causal", "0.3,0.2,0.1")),
         (("--context", "transformer", "--join", "2"), ("join", "2")),
         (("--context", "transformer", "--until", "1.5"), ("until", "1.5")),
-        (("--context", "transformer", "--input", "words", "--tie-softmax"), ("tie_softmax", "256", "384")),
+        (("--context", "transformer", "--input", "words", "--tie-softmax"), ("--tie-softmax", "256", "384")),
         (("--mask", "0.2"), ("mask", "transformer")),
         (("--blocks", "2"), ("blocks", "transformer")),
         (("--until", "0.5"), ("until", "transformer")),

@@ -50,7 +50,8 @@ def neighbours(
     if not any_word:
         rows = index.rows_of(tokens[position], ignore_case=ignore_case)
         if not len(rows):
-            raise ElmoError(f"{tokens[position]!r} is not in the index {index.folder}: build one that contains it")
+            word = tokens[position]
+            raise ElmoError(f"{word!r} is not in the index {index.folder}: build one with words {word}", "words")
     (vectors,) = elmo.stream([list(tokens)], layer=index.description["layer"])
     return nearest_sentences(index, vectors[position], k, rows=rows)
 

@@ -64,8 +64,8 @@ def find_senses(
     """Put the occurrences of a word into clusters: the given number, or the number that fits best, from 1 to 8."""
     rows = index.rows_of(word, ignore_case=ignore_case)
     if not len(rows):
-        advice = split_word_advice(word, index.text.settings.get("segment")) or "build one that contains it"
-        raise ElmoError(f"{word!r} is not in the index {index.folder}: {advice}")
+        advice = split_word_advice(word, index.text.settings.get("segment")) or f"build one with words {word}"
+        raise ElmoError(f"{word!r} is not in the index {index.folder}: {advice}", "words")
     vectors = index.vectors_of(rows)
     found = cluster(vectors, clusters, seed=seed)
     words = _typical_words(index, rows, found, typical)
