@@ -31,6 +31,7 @@ class TransformerBlock(nn.Module):
     """The weights of one block; see `elmokit.ops.transformer.block` for what they do."""
 
     int8_weights: ClassVar[tuple[str, ...]] = ("qkv", "out", "up", "down")
+    int8_factors: ClassVar[tuple[str, ...]] = ("out", "up", "down")
 
     def __init__(self, config: TransformerConfig, depth: int) -> None:
         super().__init__()

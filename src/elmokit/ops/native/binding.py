@@ -24,6 +24,7 @@ class Matrix(Structure):
         ("panels", c_void_p),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("columns", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("gates", c_int64),

@@ -41,7 +41,8 @@ def packed_bytes(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 
     """Bytes of a packed matrix, at most: where they are fewer, the rest of its memory is never touched."""
     matrix = Matrix(outputs=weight.shape[0], inputs=weight.shape[1:].numel(), gates=gates, parts=parts)
     tables = 8 * kernels.table_items(ctypes.byref(matrix))
-    size: int = kernels.panel_bytes(ctypes.byref(matrix), isinstance(weight, Int8Matrix)) + tables + 3 * 64
+    int8 = isinstance(weight, Int8Matrix)
+    size: int = kernels.panel_bytes(ctypes.byref(matrix), int8) + tables + 4 * matrix.inputs * int8 + 4 * 64
     return size
 
 
@@ -72,6 +73,10 @@ class PackedMatrix:
         if scales is not None:
             size = 4 * self.library.table_items(pointer)
             self.matrix.scales, self.matrix.offsets = self.memory.take(size), self.memory.take(size)
+        if isinstance(weight, Int8Matrix) and weight.columns is not None:
+            columns = weight.columns.detach().float().contiguous()
+            self.matrix.columns = self.memory.take(4 * inputs)
+            ctypes.memmove(self.matrix.columns, columns.data_ptr(), 4 * inputs)
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
@@ -82,10 +87,12 @@ _kept = Keeper[PackedMatrix]()
 
 
 def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> PackedMatrix:
-    """The panels of weight [O, …], packed again only where it has changed.
+    """The panels of weight [O, …] without factors, packed again only where it has changed.
 
     Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own.
     """
+    if isinstance(weight, Int8Matrix) and weight.columns is not None:
+        raise ElmoError("this product takes no int8 matrix with factors of its columns")
     values, scales = values_and_scales(weight)
     check_place(values, scales)
     tensors = [values] if scales is None else [values, scales]

@@ -25,9 +25,9 @@ FEW_TOKENS = 96
 """Tokens per thread; with fewer, all threads share the matrices instead of the tokens."""
 MANY_TOKENS = 2048
 """Tokens that one sees; with more, each thread by itself would need too much memory."""
-DOWN_PARTS = 4
-"""Scales of an int8 row that goes into `down`. A product with gelu has a few numbers 20 times as large as the others:
-the worst cosine of a token to float32 is 0.9996 with 4 scales and 0.9989 with 1."""
+MOST_PARTS = 4
+"""Scales of an int8 row that goes into `out` or `down`: some heads, and some products with gelu, have much larger
+numbers than the others."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -65,7 +65,7 @@ def transformer_native(
         heads=plan.heads,
         window=min(window, longest),
         int8=plan.int8,
-        most_parts=DOWN_PARTS,
+        most_parts=MOST_PARTS,
         blocks=plan.blocks,
         n_blocks=len(blocks),
         x=x.data_ptr(),
@@ -127,12 +127,18 @@ class _Plan:
         matrices = (weights.qkv, weights.out, weights.up, weights.down)
         shapes = [tuple(part.shape) for part in (*matrices, weights.gate_weight, weights.gate_bias)]
         expected = [(3 * size, size), (size, size), (2 * inner, size), (size, inner), (self.heads, size), (self.heads,)]
-        return shapes == expected and all(isinstance(part, Int8Matrix) == self.int8 for part in matrices)
+        for part in matrices:
+            if isinstance(part, Int8Matrix) != self.int8:
+                return False
+            if isinstance(part, Int8Matrix) and part.columns is not None and part.columns.shape != part.shape[1:]:
+                return False
+        return shapes == expected
 
     def _pack(self, kernels: Library, blocks: Sequence[BlockWeights]) -> Iterator[Block]:
         """The blocks, whose matrices follow each other in memory in the order in which they are read."""
-        plain, gated, in_parts = {"gates": 1}, {"gates": 2}, {"parts": _part_count(self.inner) if self.int8 else 1}
-        matrices = [list(zip(weights[:4], (plain, plain, gated, in_parts), strict=True)) for weights in blocks]
+        out, down = ({"parts": _part_count(inputs) if self.int8 else 1} for inputs in (self.size or 1, self.inner))
+        layouts: tuple[dict[str, int], ...] = {}, out, {"gates": 2}, down
+        matrices = [list(zip(weights[:4], layouts, strict=True)) for weights in blocks]
         size = sum(packed_bytes(kernels, matrix, **layout) for four in matrices for matrix, layout in four)
         memory = PackedMemory(kernels, size)
         for weights, four in zip(blocks, matrices, strict=True):
@@ -145,7 +151,7 @@ class _Plan:
 
 def _part_count(inputs: int) -> int:
     """Parts of a row of `inputs` numbers: each has a multiple of 4, so that short rows have fewer parts."""
-    size = 4 * -(-inputs // (4 * DOWN_PARTS))
+    size = 4 * -(-inputs // (4 * MOST_PARTS))
     return -(-inputs // size)
 
 

@@ -141,6 +141,14 @@ static void norm_row(const float *row, int64_t count, float *to) {
     for (; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
+/* `count` numbers of a row from `first` on, less its mean, as a product with m reads them in int8. */
+static float quantise_inputs(
+    const struct matrix *m, float mean, const float *row, int64_t first, int64_t count, uint8_t *to
+) {
+    if (m->columns) return quantise_around(mean, m->columns + first, row + first, count, to);
+    return quantise_around(mean, NULL, row + first, count, to);
+}
+
 /* The normed row in int8 as row number `number` of what a product with m reads, each part with a unit of its own. */
 static void norm_small_row(const struct tiler *me, const float *row, const struct matrix *m, int64_t number) {
     struct workspace *space = me->space;
@@ -149,7 +157,7 @@ static void norm_small_row(const struct tiler *me, const float *row, const struc
     float *unit = space->units + number;
     for (int64_t k = 0; k < count; k += size, unit += space->most) {
         uint8_t *to = space->small + number * padded(count) + k;
-        *unit = scale * quantise_around(mean, row + k, smaller(size, count - k), to);
+        *unit = scale * quantise_inputs(m, mean, row, k, smaller(size, count - k), to);
     }
 }
 
@@ -489,7 +497,8 @@ static void begin_block(const struct tiler *me, int64_t number, const struct ori
         if (!origin->taken) take_state(me, number, row, origin->states, origin->first);
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
-        if (job->int8) space->units[row] = quantise(normed, job->size, space->small + row * padded(job->size));
+        uint8_t *small = space->small + row * padded(job->size);
+        if (job->int8) space->units[row] = quantise_inputs(&block->qkv, 0.0f, normed, 0, job->size, small);
         give_out(me, number, me->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
