@@ -29,11 +29,16 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 FLAGS = ["-march=x86-64", "-march=x86-64-v3", "-march=skylake-avx512", "-march=native -mno-avx512f", "-march=native"]
 
 
+def small_columns(size: int) -> Tensor:
+    """Some columns of `out` are so small that int8 rounds what they are multiplied by twice."""
+    return torch.where(torch.arange(size) % 11 == 3, 0.2, 1.0)
+
+
 def make_blocks(size: int, heads: int, inner: int, count: int = 2) -> list[BlockWeights]:
     return [
         BlockWeights(
             draw(3 * size, size, seed=10 * n) / size**0.5,
-            draw(size, size, seed=10 * n + 1) / size**0.5,
+            draw(size, size, seed=10 * n + 1) / size**0.5 * small_columns(size),
             draw(2 * inner, size, seed=10 * n + 2) / size**0.5,
             draw(size, inner, seed=10 * n + 3) / inner**0.5,
             draw(heads, size, seed=10 * n + 4) / size**0.5,

@@ -25,11 +25,13 @@ class Matrix(Structure):
         ("scales", c_void_p),
         ("offsets", c_void_p),
         ("columns", c_void_p),
+        ("repeated", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("gates", c_int64),
         ("half", c_int64),
         ("parts", c_int64),
+        ("repeats", c_int64),
     )
 
 

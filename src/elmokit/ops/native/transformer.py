@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ MANY_TOKENS = 2048
 MOST_PARTS = 4
 """Scales of an int8 row that goes into `out` or `down`: some heads, and some products with gelu, have much larger
 numbers than the others."""
+SMALL_COLUMN = 0.5
+"""A column of `out` that is smaller than this times the median belongs to a head with large, almost constant numbers:
+what their rounding leaves over is an input too."""
+MOST_REPEATED = 256
+"""Such columns, at most (MOST_REPEATS of source/matrix.h)."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -65,7 +71,7 @@ def transformer_native(
         heads=plan.heads,
         window=min(window, longest),
         int8=plan.int8,
-        most_parts=MOST_PARTS,
+        most_parts=MOST_PARTS + 1,
         blocks=plan.blocks,
         n_blocks=len(blocks),
         x=x.data_ptr(),
@@ -136,9 +142,16 @@ class _Plan:
 
     def _pack(self, kernels: Library, blocks: Sequence[BlockWeights]) -> Iterator[Block]:
         """The blocks, whose matrices follow each other in memory in the order in which they are read."""
-        out, down = ({"parts": _part_count(inputs) if self.int8 else 1} for inputs in (self.size or 1, self.inner))
-        layouts: tuple[dict[str, int], ...] = {}, out, {"gates": 2}, down
-        matrices = [list(zip(weights[:4], layouts, strict=True)) for weights in blocks]
+        out, down = (_part_count(inputs) if self.int8 else 1 for inputs in (self.size or 1, self.inner))
+        matrices: list[list[tuple[Tensor | Int8Matrix, dict[str, Any]]]] = [
+            [
+                (weights.qkv, {}),
+                (weights.out, {"parts": out, "repeated": _repeated(weights.out, out)}),
+                (weights.up, {"gates": 2}),
+                (weights.down, {"parts": down}),
+            ]
+            for weights in blocks
+        ]
         size = sum(packed_bytes(kernels, matrix, **layout) for four in matrices for matrix, layout in four)
         memory = PackedMemory(kernels, size)
         for weights, four in zip(blocks, matrices, strict=True):
@@ -153,6 +166,14 @@ def _part_count(inputs: int) -> int:
     """Parts of a row of `inputs` numbers: each has a multiple of 4, so that short rows have fewer parts."""
     size = 4 * -(-inputs // (4 * MOST_PARTS))
     return -(-inputs // size)
+
+
+def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
+    """The small columns of a matrix, if they fit into one more part."""
+    if not isinstance(matrix, Int8Matrix) or matrix.columns is None or len(matrix.columns) % (4 * parts):
+        return []
+    found: list[int] = (matrix.columns < SMALL_COLUMN * matrix.columns.median()).nonzero()[:, 0].tolist()
+    return found if len(found) <= min(MOST_REPEATED, len(matrix.columns) // parts) else []
 
 
 _plans = Keeper[_Plan]()

@@ -19,11 +19,15 @@ struct matrix {
     const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
     const int32_t *offsets; /* 8 bits: [parts][panels][WIDTH], what the sums start from */
     const float *columns;   /* 8 bits: [inputs], what inputs are multiplied by before they are rounded, or NULL */
-    int64_t outputs, inputs;
+    const int32_t *repeated; /* 8 bits: [repeats], which inputs come again as their remainders */
+    int64_t outputs, inputs; /* inputs: those that come again included */
     int64_t gates; /* 1, 2 or GATES */
     int64_t half;  /* whether its floats lie in 16 bits */
     int64_t parts; /* 8 bits: the inputs come in so many parts, each with a sum of its own */
+    int64_t repeats; /* 8 bits: inputs at the end that are remainders; they are one part */
 };
+
+#define MOST_REPEATS 256
 
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -35,7 +39,8 @@ INLINE int64_t panel_count(const struct matrix *m) {
 
 /* The inputs of a part; the last one may have fewer. */
 INLINE int64_t part_size(const struct matrix *m) {
-    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs, 4 * m->parts);
+    int64_t parts = m->parts - (m->repeats > 0);
+    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs - m->repeats, 4 * parts);
 }
 
 /* Activations of 8 bits come in rows of a multiple of 4. */
