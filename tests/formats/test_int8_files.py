@@ -73,7 +73,7 @@ def test_a_transformer_has_factors_of_columns_and_older_files_have_none(tmp_path
     assert sorted(expected) == sorted(tensors)
     assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
     factors = {name.rpartition(".")[0].rpartition(".")[2] for name in tensors if name.endswith(".columns")}
-    assert factors == {"out", "up", "down"}
+    assert factors == {"out", "up", "down", "weight"}
     older = read_checkpoint(tmp_path / "plain").weights
     names = {name.removesuffix(".values") for name in tensors if name.endswith(".values")}
     shutil.copytree(tmp_path / "new", tmp_path / "old")

@@ -44,6 +44,7 @@ class BiLM(nn.Module):
         self.int8 = False
         self.token_encoder = TokenEncoder(config)
         self.context = build_context(config.context, config.n_directions)
+        self.token_encoder.int8_factors = self.context.token_factors
         self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 

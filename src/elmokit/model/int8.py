@@ -62,9 +62,9 @@ class Int8Weight(nn.Module):
 class Int8Linear(nn.Module):
     """`nn.Linear` with an int8 matrix; the bias stays float32."""
 
-    def __init__(self, size_in: int, size_out: int, *, bias: bool = True) -> None:
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = True, factors: bool = False) -> None:
         super().__init__()
-        self.weight = Int8Weight(size_out, size_in)
+        self.weight = Int8Weight(size_out, size_in, factors=factors)
         self.bias = nn.Parameter(torch.zeros(size_out)) if bias else None
 
 
@@ -79,15 +79,16 @@ def to_int8(network: nn.Module, *, factors: bool = True) -> None:
     floats: their rows are read, never multiplied, so int8 would cost accuracy and save no time.
     """
     for module in list(network.modules()):
+        with_factors = getattr(module, "int8_factors", ()) if factors else ()
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child.in_features, child.out_features, bias=child.bias is not None))
+                sizes, bias = (child.in_features, child.out_features), child.bias is not None
+                setattr(module, name, Int8Linear(*sizes, bias=bias, factors=name in with_factors))
         for name in getattr(module, "int8_weights", ()):
             weight = getattr(module, name)
             if weight is not None:
                 delattr(module, name)
-                with_factors = factors and name in getattr(module, "int8_factors", ())
-                setattr(module, name, Int8Weight(*weight.shape, factors=with_factors))
+                setattr(module, name, Int8Weight(*weight.shape, factors=name in with_factors))
 
 
 def matrix_of(layer: Linear) -> Tensor | Int8Matrix:

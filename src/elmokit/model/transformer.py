@@ -72,6 +72,7 @@ class TransformerEncoder(ContextEncoder):
     config: TransformerConfig
     predicts_masked = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
+    token_factors: ClassVar[tuple[str, ...]] = ("projection",)
 
     def __init__(self, config: TransformerConfig, n_directions: int) -> None:
         super().__init__(config, n_directions)

@@ -100,16 +100,21 @@ class PackedMatrix:
 _kept = Keeper[PackedMatrix]()
 
 
-def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> PackedMatrix:
-    """The panels of weight [O, …] without factors, packed again only where it has changed.
+def packed(
+    kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, factors: bool = False
+) -> PackedMatrix:
+    """The panels of weight [O, …], packed again only where it has changed.
 
-    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own.
+    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own. `factors`
+    says whether the product multiplies by the factors of columns.
     """
     if isinstance(weight, Int8Matrix) and weight.columns is not None:
-        raise ElmoError("this product takes no int8 matrix with factors of its columns")
+        if not factors:
+            raise ElmoError("this product takes no int8 matrix with factors of its columns")
+        check_place(weight.columns)
     values, scales = values_and_scales(weight)
     check_place(values, scales)
-    tensors = [values] if scales is None else [values, scales]
+    tensors = weight.tensors() if isinstance(weight, Int8Matrix) else [weight]
     return _kept.of(kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts))
 
 
