@@ -20,7 +20,7 @@ from elmokit import Elmo
 from elmokit.model.lstm import LstmEncoder
 from elmokit.ops.attention import Segments
 from elmokit.ops.bilstm import bilstm
-from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.native.transformer import transformer_native
 from elmokit.ops.transformer import transformer_packed
 from elmokit.ops.weights import BlockWeights
@@ -50,7 +50,7 @@ def lstm_runs(lengths: Sequence[int]) -> dict[str, Run]:
 def transformer_runs(lengths: Sequence[int]) -> dict[str, Run]:
     x, plain = torch.randn(sum(lengths), SIZE), random_blocks()
     halves = [BlockWeights(*(part.half().float() for part in block)) for block in plain]
-    small = [BlockWeights(*map(Int8Matrix.of, block[:4]), *block[4:]) for block in plain]
+    small = [BlockWeights(*(Int8Matrix.of(m, column_sizes(m)) for m in block[:4]), *block[4:]) for block in plain]
     kinds = {"float32": plain, "float32 from halves": halves, "int8": small}
 
     def run(path: Callable[..., object], blocks: list[BlockWeights]) -> Run:

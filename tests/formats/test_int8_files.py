@@ -13,6 +13,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
+from elmokit.model.int8 import quantised
 from support.model_files import (
     SENTENCES,
     make_bilm,
@@ -23,6 +24,7 @@ from support.model_files import (
     write_manylangs,
     write_tensorflow,
 )
+from support.tiny_models import tiny_checkpoint, transformer_config
 
 PART = "forward_lstm.layers.0.input_weight"
 SOURCES = {
@@ -61,6 +63,33 @@ def test_every_format_is_read_in_8_bits_and_written_so(tmp_path, source):
         assert checkpoint.vocab == expected.vocab
     assert again.int8
     assert json.loads((tmp_path / "small" / "config.json").read_text())["dtype"] == "int8"
+
+
+def test_a_transformer_has_factors_of_columns_and_older_files_have_none(tmp_path):
+    write_checkpoint(tiny_checkpoint(transformer_config()), tmp_path / "plain")
+    convert_model(tmp_path / "plain", tmp_path / "new", to="elmokit", dtype="int8")
+    tensors = load_file(tmp_path / "new" / "model.safetensors")
+    expected = read_checkpoint(tmp_path / "plain").in_int8().weights
+    assert sorted(expected) == sorted(tensors)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+    factors = {name.rpartition(".")[0].rpartition(".")[2] for name in tensors if name.endswith(".columns")}
+    assert factors == {"out", "up", "down", "weight"}
+    older = read_checkpoint(tmp_path / "plain").weights
+    names = {name.removesuffix(".values") for name in tensors if name.endswith(".values")}
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    save_file(quantised(older, names), tmp_path / "old" / "model.safetensors")
+    elmos = [Elmo.load(tmp_path / name, device="cpu") for name in ("plain", "new", "old")]
+    plain, *found = (np.concatenate(elmo.encode(SENTENCES)) for elmo in elmos)
+    assert [elmo.dtype for elmo in elmos] == ["float32", "int8", "int8"]
+    for name, vectors in zip(("new", "old"), found, strict=True):
+        np.testing.assert_allclose(vectors, plain, atol=0.1)
+        floats = np.concatenate(Elmo.load(tmp_path / name, dtype="float32").encode(SENTENCES))
+        np.testing.assert_allclose(vectors, floats, atol=0.1)
+    write_checkpoint(read_checkpoint(tmp_path / "old"), tmp_path / "again")
+    assert not any(name.endswith(".columns") for name in load_file(tmp_path / "again" / "model.safetensors"))
+    del tensors[next(name for name in tensors if name.endswith(".columns"))]
+    save_file(tensors, tmp_path / "new" / "model.safetensors")
+    refusal(tmp_path / "new", "lacks the weights")
 
 
 def test_a_zip_is_read_in_8_bits(tmp_path, small):

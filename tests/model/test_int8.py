@@ -6,7 +6,7 @@ from elmokit.errors import ElmoError
 from elmokit.model import int8
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import Int8Weight, check_int8, dense, quantised
-from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.linear import linear
 from elmokit.ops.weights import Int8LstmWeights
 from support.exactness import assert_same
@@ -47,6 +47,9 @@ def test_quantised_in_blocks_is_quantised(monkeypatch, block):
     assert torch.equal(found["a.scales"], whole.scales)
     assert found["b"] is weight
     assert sorted(found) == ["a.scales", "a.values", "b"]
+    found, whole = quantised({"a": weight}, {"a"}, {"a"}), Int8Matrix.of(weight, column_sizes(weight))
+    assert sorted(found) == ["a.columns", "a.scales", "a.values"]
+    assert all(map(torch.equal, found.values(), whole.tensors()))
 
 
 def test_dense_is_within_half_a_unit_of_each_row():
@@ -56,6 +59,18 @@ def test_dense_is_within_half_a_unit_of_each_row():
     unit = weight.abs().amax(dim=1, keepdim=True) / 127
     assert ((back["a"] - weight).abs() <= 0.5001 * unit).all()
     assert ((back["a"] - weight).abs() > 0.3 * unit).any()
+
+
+def test_dense_multiplies_the_factors_of_the_columns():
+    plain, factors = torch.randn(11, 30), torch.logspace(-3, 3, 30)
+    factors[4] = 0
+    weight = plain * factors
+    columns = column_sizes(weight)
+    torch.testing.assert_close(columns[5:], weight.square().mean(dim=0).sqrt()[5:])
+    back = dense(quantised({"a": weight}, {"a"}, {"a"}))["a"]
+    unit = (weight / columns).abs().amax(dim=1, keepdim=True) / 127 * columns
+    assert ((back - weight).abs() <= 0.5001 * unit).all()
+    assert torch.equal(column_sizes(torch.zeros(3, 2)), torch.ones(2))
 
 
 def test_a_matrix_is_the_same_object_until_its_numbers_change():
@@ -69,6 +84,14 @@ def test_a_matrix_is_the_same_object_until_its_numbers_change():
     weight.scales = torch.full((3,), 2.0)
     assert torch.equal(weight.matrix().dense(), torch.full((3, 2), 10.0))
     assert repr(weight) == "Int8Weight(3 x 2, int8)"
+    assert weight.matrix().columns is None
+    weight = Int8Weight(3, 2, factors=True)
+    first = weight.matrix()
+    assert weight.matrix() is first
+    weight.load_state_dict({**weight.state_dict(), "columns": torch.tensor([3.0, 4.0])})
+    assert weight.matrix() is not first
+    weight.values.fill_(5)
+    assert torch.equal(weight.half().matrix().dense(), torch.tensor([[15.0, 20.0]] * 3))
 
 
 def test_the_network_is_that_of_its_dense_weights():
@@ -98,6 +121,8 @@ def test_without_compiled_kernels(monkeypatch):
     torch.testing.assert_close(linear(x, matrix, bias), x @ matrix.dense().T + bias)
     whole = linear(x, matrix, bias)
     torch.testing.assert_close(linear(x[:1], matrix, bias), whole[:1])
+    matrix = Int8Matrix(matrix.values, matrix.scales, torch.rand(37))
+    torch.testing.assert_close(linear(x, matrix, bias), x @ matrix.dense().T + bias)
 
 
 def test_it_is_not_trained_moved_or_given_another_number_type():
@@ -125,6 +150,16 @@ def test_large_numbers_do_not_round_small_ones_away():
     matrix = Int8Matrix.of(weight)
     found, expected = linear(x, matrix, torch.ones(20)), x @ matrix.dense().T + 1
     torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # 8 bits once would be off by 10 times as much
+
+
+@pytest.mark.parametrize("factors", [False, True])
+def test_large_inputs_of_small_columns(factors):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 64, generator=generator) for n in (9, 20))
+    x[:, ::8], weight[:, ::8] = 2000 * x[:, ::8], weight[:, ::8] / 2000
+    matrix = Int8Matrix.of(weight, column_sizes(weight) if factors else None)
+    error = (linear(x, matrix) - x @ weight.T).abs().max()
+    assert (error < 0.2) == factors
 
 
 def test_rows_do_not_depend_on_their_neighbours():

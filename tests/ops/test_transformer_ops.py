@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
-from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, transformer
@@ -77,7 +77,8 @@ def test_gradients_against_the_equations():
 def test_int8_matrices_are_taken_as_the_numbers_they_stand_for():
     dense = random_blocks(dtype=torch.float32)
     blocks = [
-        block._replace(**{name: Int8Matrix.of(getattr(block, name)) for name in block._fields[:4]}) for block in dense
+        BlockWeights(*(Int8Matrix.of(matrix, column_sizes(matrix)) for matrix in block[:4]), *block[4:])
+        for block in dense
     ]
     x = tokens((9,), dtype=torch.float32)
     with forced("packed"):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.model.int8 import SCALES
+from elmokit.model.int8 import COLUMNS, SCALES
 
 CARD_TITLE = "# An ELMo model in elmokit's format"
 _HEADING = re.compile("#{1,5} ")
@@ -103,7 +103,9 @@ def earlier_section(notes: str) -> str:
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """The facts about a model that `elmo info` and the model card show, as names and values."""
     config = checkpoint.config
-    parameters = sum(value.numel() for name, value in checkpoint.weights.items() if not name.endswith(SCALES))
+    parameters = sum(
+        value.numel() for name, value in checkpoint.weights.items() if not name.endswith((SCALES, COLUMNS))
+    )
     matrices = ", int8 matrices" if checkpoint.int8 else ""
     rows = [*checkpoint.about.items(), ("format", checkpoint.kind), ("parameters", f"{parameters:,}{matrices}")]
     if config.characters is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
 from elmokit.model.bilm import BiLM, int8_names
-from elmokit.model.int8 import VALUES, check_int8, dense, quantised
+from elmokit.model.int8 import COLUMNS, VALUES, check_int8, dense, quantised
 from elmokit.model.placement import fill
 from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
 from elmokit.text.policy import CharacterPieces
@@ -54,7 +54,7 @@ class Checkpoint:
 
     @property
     def int8(self) -> bool:
-        """Whether the matrices are int8: `name.values` and `name.scales` in place of `name`."""
+        """Whether the matrices are int8: `name.values`, `name.scales` and perhaps `name.columns` in place of `name`."""
         return any(name.endswith(VALUES) for name in self.weights)
 
     def __post_init__(self) -> None:
@@ -86,10 +86,15 @@ class Checkpoint:
         if parts > len(self.weights):  # or a configuration of a billion layers would be built here
             raise ElmoError(f"{self.where} has {len(self.weights)} tensors, too few for {parts} layers and highways")
         try:
-            network = BiLM.shell(self.config, int8=self.int8)
+            network = self._shell()
             return {name: tuple(value.shape) for name, value in network.state_dict().items()}
         except RuntimeError as error:
             raise ElmoError(f"{self.where}: its config.json describes a network larger than any memory") from error
+
+    def _shell(self) -> BiLM:
+        """The network without memory; older int8 files have no factors of columns."""
+        factors = any(name.endswith(COLUMNS) for name in self.weights)
+        return BiLM.shell(self.config, int8=self.int8, factors=factors)
 
     def _check_symbols(self) -> None:
         characters = self.config.characters
@@ -125,7 +130,8 @@ class Checkpoint:
         """The same model with its matrices rounded to int8; such a model is not trained any more."""
         if self.int8:
             return self
-        return replace(self, weights=quantised(self.weights, int8_names(self.config)), optimizer={})
+        names, factors = int8_names(self.config), int8_names(self.config, COLUMNS)
+        return replace(self, weights=quantised(self.weights, names, factors), optimizer={})
 
     def in_floats(self, *, softmax: bool = True) -> Checkpoint:
         """The same model in floats, for what cannot use int8; without `softmax`, the softmax is not changed."""
@@ -147,7 +153,7 @@ class Checkpoint:
 
     def network(self, *, trainable: bool = False) -> BiLM:
         """The network with these weights."""
-        network = BiLM.shell(self.config, int8=self.int8)
+        network = self._shell()
         fill(network, self.weights, trainable=trainable)
         return network
 

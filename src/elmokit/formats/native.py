@@ -4,6 +4,7 @@
 | --- | --- |
 | config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `about`, `dtype` |
 | model.safetensors | BiLM's weights by their names; `mixes.k.weights` and `mixes.k.gamma` |
+| … in int8 | `name.values`, `name.scales` and perhaps `name.columns` in place of a matrix `name`; see `Int8Matrix` |
 | vocab.txt | one word per line, in the order of the word table and the softmax |
 | characters.json | code points and their ids, for an alphabet of the model's own |
 | lm_head.safetensors | the softmax: `weight` [V, P], or `weight.values` and `weight.scales` in int8; `bias` [V] |
@@ -32,7 +33,7 @@ from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.registry import Format, ModelFiles
 from elmokit.formats.source import Source, read_bytes, read_json, read_text
 from elmokit.model.bilm import int8_names
-from elmokit.model.int8 import SCALES, VALUES, quantised
+from elmokit.model.int8 import COLUMNS, SCALES, VALUES, quantised
 from elmokit.storage.atomic import update_folder, write_tensors, write_text
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
@@ -78,7 +79,7 @@ def read(files: ModelFiles) -> Checkpoint:
     if stored not in (None, "int8"):
         raise ElmoError(f"{where}: dtype must be int8 or absent, got {stored!r}; update elmokit")
     if int8 and stored is None:
-        tensors = _quantised(source, "model.safetensors", int8_names(config))
+        tensors = _quantised(source, "model.safetensors", int8_names(config), int8_names(config, COLUMNS))
     else:
         tensors = _load(source, "model.safetensors", int8=stored is not None)
     mixes = []
@@ -201,14 +202,14 @@ def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]
     return tensors
 
 
-def _quantised(source: Source, name: str, matrices: set[str]) -> dict[str, Tensor]:
-    """The tensors of a file, those in `matrices` as int8; at most one float matrix is in memory at a time."""
+def _quantised(source: Source, name: str, matrices: set[str], factors: set[str]) -> dict[str, Tensor]:
+    """The tensors of a file as `quantised` returns them; at most one float matrix is in memory at a time."""
     where = source.describe(name)
     found: dict[str, Tensor] = {}
     try:
         for key, value in _each(source, name):
             check_plain(value, key, where)
-            found |= quantised({key: value}, matrices)
+            found |= quantised({key: value}, matrices, factors)
     except _DAMAGE as error:
         raise _damaged(where, error) from error
     return found

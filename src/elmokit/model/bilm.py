@@ -44,16 +44,17 @@ class BiLM(nn.Module):
         self.int8 = False
         self.token_encoder = TokenEncoder(config)
         self.context = build_context(config.context, config.n_directions)
+        self.token_encoder.int8_factors = self.context.token_factors
         self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def shell(cls, config: ElmoConfig, *, int8: bool = False) -> Self:
+    def shell(cls, config: ElmoConfig, *, int8: bool = False, factors: bool = True) -> Self:
         """The network without memory or values; `load_state_dict(…, assign=True)` gives it some."""
         with shells():
             network = cls(config)
             if int8:
-                to_int8(network)
+                to_int8(network, factors=factors)
                 network.int8 = True
             return network
 
@@ -165,9 +166,9 @@ def lengths_of(mask: Tensor) -> Tensor:
     return lengths
 
 
-def int8_names(config: ElmoConfig) -> set[str]:
-    """The weights of a network that become int8."""
-    return {name.removesuffix(VALUES) for name in BiLM.shell(config, int8=True).state_dict() if name.endswith(VALUES)}
+def int8_names(config: ElmoConfig, part: str = VALUES) -> set[str]:
+    """The weights of a network that become int8; with `COLUMNS`, those of them that have factors of their columns."""
+    return {name.removesuffix(part) for name in BiLM.shell(config, int8=True).state_dict() if name.endswith(part)}
 
 
 def file_name(name: str) -> str:

@@ -79,6 +79,8 @@ class ContextEncoder(nn.Module, ABC):
     """Whether it can predict a word that is masked from both its sides at once (`predict_masked`)."""
     joined_matrices: ClassVar[Mapping[str, int]] = {}
     """How many matrices a weight joins, by the last part of its name: Muon orthogonalises each by itself."""
+    token_factors: ClassVar[tuple[str, ...]] = ()
+    """Layers of the token encoder whose int8 matrices have factors of their columns."""
 
     def __init__(self, config: ContextConfig, n_directions: int) -> None:
         super().__init__()

@@ -5,50 +5,53 @@ A network is built in floats; `to_int8` then replaces the modules that have matr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from operator import is_
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.ops.int8 import LARGEST, Int8Matrix
+from elmokit.ops.int8 import LARGEST, Int8Matrix, column_sizes
 from elmokit.ops.linear import linear
 
 _BLOCK = 2**20
 """Values that are quantised at once, which bounds the additional memory."""
-VALUES, SCALES = ".values", ".scales"
+VALUES, SCALES, COLUMNS = ".values", ".scales", ".columns"
 """The suffixes of an int8 matrix's name in a file."""
 
 
 class Int8Weight(nn.Module):
-    """A matrix [O, K]: `values` int8 [O, K] and `scales` float32 [O]."""
+    """A matrix [O, K]: `values` int8 [O, K], `scales` float32 [O] and, where it has factors, `columns` float32 [K]."""
 
     values: Tensor
     scales: Tensor
+    columns: Tensor | None
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int, *, factors: bool = False) -> None:
         super().__init__()
         self.register_buffer("values", torch.zeros(rows, columns, dtype=torch.int8))
         self.register_buffer("scales", torch.ones(rows))
-        self._known: tuple[Int8Matrix, int, int] | None = None
+        self.register_buffer("columns", torch.ones(columns) if factors else None)
+        self._known: tuple[Int8Matrix, tuple[int, ...]] | None = None
 
     def matrix(self) -> Int8Matrix:
         """The same object as long as its values do not change, so that what is made from it can be cached with it."""
-        values, scales = self._buffers["values"], self._buffers["scales"]  # attributes of modules take longer
-        assert values is not None
-        assert scales is not None
-        known, now = self._known, (version(values), version(scales))
-        if known is None or known[0].values is not values or known[0].scales is not scales or known[1:] != now:
-            known = self._known = Int8Matrix(values, scales), *now
+        tensors = tuple(part for part in self._buffers.values() if part is not None)  # attributes take longer
+        known, now = self._known, tuple(map(version, tensors))
+        if known is None or known[1] != now or not all(map(is_, known[0].tensors(), tensors)):
+            known = self._known = Int8Matrix(*tensors), now
         return known[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As in torch, but the scales are always float32: in float16 they would be another matrix."""
-        scales = self.scales
+        """As in torch, but scales and factors are always float32: in float16 they would be another matrix."""
+        before = {name: part for name, part in self._buffers.items() if part is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.scales.dtype != scales.dtype:
-            self.scales = scales.to(self.scales.device)
+        for name, part in before.items():
+            now = getattr(self, name)
+            if now.dtype != part.dtype:
+                setattr(self, name, part.to(now.device))
         return self
 
     def extra_repr(self) -> str:
@@ -59,30 +62,33 @@ class Int8Weight(nn.Module):
 class Int8Linear(nn.Module):
     """`nn.Linear` with an int8 matrix; the bias stays float32."""
 
-    def __init__(self, size_in: int, size_out: int, *, bias: bool = True) -> None:
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = True, factors: bool = False) -> None:
         super().__init__()
-        self.weight = Int8Weight(size_out, size_in)
+        self.weight = Int8Weight(size_out, size_in, factors=factors)
         self.bias = nn.Parameter(torch.zeros(size_out)) if bias else None
 
 
 Linear = nn.Linear | Int8Linear
 
 
-def to_int8(network: nn.Module) -> None:
+def to_int8(network: nn.Module, *, factors: bool = True) -> None:
     """Replace every linear layer, and the weights that a module names in `int8_weights`, by int8 ones of that shape.
 
-    The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables remain floats:
-    their rows are read, never multiplied, so int8 would cost accuracy and save no time.
+    Those that it also names in `int8_factors` have factors of their columns; without `factors`, as in older files, none
+    has. The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables remain
+    floats: their rows are read, never multiplied, so int8 would cost accuracy and save no time.
     """
     for module in list(network.modules()):
+        with_factors = getattr(module, "int8_factors", ()) if factors else ()
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child.in_features, child.out_features, bias=child.bias is not None))
+                sizes, bias = (child.in_features, child.out_features), child.bias is not None
+                setattr(module, name, Int8Linear(*sizes, bias=bias, factors=name in with_factors))
         for name in getattr(module, "int8_weights", ()):
             weight = getattr(module, name)
             if weight is not None:
                 delattr(module, name)
-                setattr(module, name, Int8Weight(*weight.shape))
+                setattr(module, name, Int8Weight(*weight.shape, factors=name in with_factors))
 
 
 def matrix_of(layer: Linear) -> Tensor | Int8Matrix:
@@ -106,16 +112,19 @@ def version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def quantised(weights: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """The same weights, those in `names` as int8."""
+def quantised(weights: Mapping[str, Tensor], names: set[str], factors: Collection[str] = ()) -> dict[str, Tensor]:
+    """The same weights, those in `names` as int8, and those of them in `factors` with factors of their columns."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name in names:
             found[name + VALUES] = torch.zeros(value.shape, dtype=torch.int8)
             found[name + SCALES] = torch.ones(len(value))
+            columns = column_sizes(value) if name in factors else None
+            if columns is not None:
+                found[name + COLUMNS] = columns
             size = max(1, _BLOCK // value.shape[1])
             for start in range(0, len(value), size):
-                rows = Int8Matrix.of(value[start : start + size])
+                rows = Int8Matrix.of(value[start : start + size], columns)
                 found[name + VALUES][start : start + size] = rows.values
                 found[name + SCALES][start : start + size] = rows.scales
         else:
@@ -129,8 +138,9 @@ def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in weights.items():
         if name.endswith(VALUES):
             base = name.removesuffix(VALUES)
-            found[base] = Int8Matrix(value, weights[base + SCALES].float()).dense()
-        elif not name.endswith(SCALES):
+            columns = weights[base + COLUMNS].float() if base + COLUMNS in weights else None
+            found[base] = Int8Matrix(value, weights[base + SCALES].float(), columns).dense()
+        elif not name.endswith((SCALES, COLUMNS)):
             found[name] = value
     return found
 

@@ -130,6 +130,7 @@ class TokenEncoder(nn.Module):
         self.words: nn.Embedding | None = None
         self.char_cnn: CharCnn | None = None
         self.projection: Linear | None = None
+        self.int8_factors: tuple[str, ...] = ()
         if config.words is not None:
             self.words = nn.Embedding(config.words.n_words + 1, config.words.embedding_size, padding_idx=0)
         if config.characters is not None:

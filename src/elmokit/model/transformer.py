@@ -31,6 +31,7 @@ class TransformerBlock(nn.Module):
     """The weights of one block; see `elmokit.ops.transformer.block` for what they do."""
 
     int8_weights: ClassVar[tuple[str, ...]] = ("qkv", "out", "up", "down")
+    int8_factors: ClassVar[tuple[str, ...]] = ("out", "up", "down")
 
     def __init__(self, config: TransformerConfig, depth: int) -> None:
         super().__init__()
@@ -71,6 +72,7 @@ class TransformerEncoder(ContextEncoder):
     config: TransformerConfig
     predicts_masked = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
+    token_factors: ClassVar[tuple[str, ...]] = ("projection",)
 
     def __init__(self, config: TransformerConfig, n_directions: int) -> None:
         super().__init__(config, n_directions)

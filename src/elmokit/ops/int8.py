@@ -1,4 +1,4 @@
-"""A matrix in 8 bits: whole numbers from −127 to 127, and what one of them is worth in each row."""
+"""An int8 matrix: whole numbers from −127 to 127, and what one of them is worth in each row."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ import torch
 from torch import Tensor
 
 LARGEST = 127
+LEAST_COLUMN = 1e-6
+"""The smallest factor of a column, as a fraction of the largest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Matrix:
-    """values · scales, row by row; rows are outputs, so each output channel has a scale of its own."""
+    """values · scales · columns: each row (an output) has a scale, and each column (an input) may have a factor.
+
+    A product multiplies its inputs by the factors before they are rounded to int8. Where a few inputs are very large,
+    training makes their columns small: with the sizes of the columns as factors, such inputs no longer round the others
+    away.
+    """
 
     values: Tensor  # int8 [O, K]
     scales: Tensor  # float32 [O]
+    columns: Tensor | None = None  # float32 [K]
 
     @classmethod
-    def of(cls, weight: Tensor) -> Int8Matrix:
-        """The nearest 8-bit matrix to weight [O, K]."""
+    def of(cls, weight: Tensor, columns: Tensor | None = None) -> Int8Matrix:
+        """The nearest int8 matrix to weight [O, K] with these factors of its columns."""
         weight = weight.detach().float()
+        if columns is not None:
+            weight = weight / columns
         scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST
-        return cls((weight / scales.unsqueeze(1)).round_().to(torch.int8), scales)
+        return cls((weight / scales.unsqueeze(1)).round_().to(torch.int8), scales, columns)
 
     @property
     def shape(self) -> torch.Size:
@@ -31,4 +41,15 @@ class Int8Matrix:
 
     def dense(self) -> Tensor:
         """The same in float32, [O, K]."""
-        return self.values.float() * self.scales.unsqueeze(1)
+        weight = self.values.float() * self.scales.unsqueeze(1)
+        return weight if self.columns is None else weight * self.columns
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it consists of."""
+        return (self.values, self.scales) if self.columns is None else (self.values, self.scales, self.columns)
+
+
+def column_sizes(weight: Tensor) -> Tensor:
+    """The root mean square of each column of weight [O, K], float32 [K]: factors for `Int8Matrix.of`."""
+    sizes: Tensor = torch.linalg.vector_norm(weight.detach(), dim=0, dtype=torch.float32) / len(weight) ** 0.5
+    return sizes.clamp(min=LEAST_COLUMN * float(sizes.max()) or 1.0)

@@ -150,7 +150,7 @@ def _packed_halves(weight: Tensor) -> object | None:
 
 def dense(matrix: Int8Matrix) -> Tensor:
     """The matrix in float32, cached as long as it is the same: without compiled kernels int8 saves no time."""
-    found, state = _dense_matrices.get(matrix), (_state(matrix.values), _state(matrix.scales))
+    found, state = _dense_matrices.get(matrix), tuple(map(_state, matrix.tensors()))
     if found is None or found[0] != state:
         found = _dense_matrices[matrix] = state, matrix.dense()
     return found[1]

@@ -63,10 +63,10 @@ class BlockWeights(NamedTuple):
         return len(self.gate_bias)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors of the block; an int8 matrix has two."""
+        """All tensors of the block; an int8 matrix has several."""
         for part in self:
             if isinstance(part, Int8Matrix):
-                yield from (part.values, part.scales)
+                yield from part.tensors()
             else:
                 yield part
 

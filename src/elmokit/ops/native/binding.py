@@ -24,11 +24,14 @@ class Matrix(Structure):
         ("panels", c_void_p),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("columns", c_void_p),
+        ("repeated", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("gates", c_int64),
         ("half", c_int64),
         ("parts", c_int64),
+        ("repeats", c_int64),
     )
 
 

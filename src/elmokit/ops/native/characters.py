@@ -45,7 +45,7 @@ class CharacterWeights:
         """All tensors."""
         yield self.table
         for matrix, bias in (*self.filters, *self._affines()):
-            yield from (matrix.values, matrix.scales, bias) if isinstance(matrix, Int8Matrix) else (matrix, bias)
+            yield from (*matrix.tensors(), bias) if isinstance(matrix, Int8Matrix) else (matrix, bias)
 
     def check(self) -> None:
         """The library trusts every size and address it is given, so nothing may reach it that does not fit."""
@@ -59,6 +59,9 @@ class CharacterWeights:
         fits = fits and (self.projection is None or self.projection[0].shape[1:] == (size,))
         fits = fits and all(bias.shape == matrix.shape[:1] for matrix, bias in (*self.filters, *self._affines()))
         fits = fits and all(isinstance(matrix, Int8Matrix) == self.int8 for matrix, _ in self._affines())
+        for matrix, _ in self._affines():
+            if isinstance(matrix, Int8Matrix) and matrix.columns is not None:
+                fits = fits and matrix.columns.shape == (size,)
         if not fits:
             raise ElmoError(f"the weights of the character part do not fit {size} filters")
 
@@ -104,7 +107,7 @@ class _Plan:
         self._held: list[object] = []  # what the structures point to
         filters = [Filters(self._product(each), each[0].shape[2]) for each in weights.filters]
         highways = [Highway(*map(self._product, highway)) for highway in weights.highways]
-        projection = Product() if weights.projection is None else self._product(weights.projection)
+        projection = Product() if weights.projection is None else self._product(weights.projection, factors=True)
         table = weights.table.detach().contiguous()
         self._held.append(table)
         outputs = sum(len(bias) for _, bias in weights.filters)
@@ -127,8 +130,8 @@ class _Plan:
             int8=weights.int8,
         )
 
-    def _product(self, affine: Affine) -> Product:
-        matrix, bias = packed(self._kernels, affine[0]), affine[1]
+    def _product(self, affine: Affine, *, factors: bool = False) -> Product:
+        matrix, bias = packed(self._kernels, affine[0], factors=factors), affine[1]
         check_place(bias)
         bias = bias.detach().float().contiguous()
         self._held += [matrix, bias]

@@ -29,6 +29,8 @@ def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None, *
         raise ElmoError(f"a matrix {list(weight.shape)} does not fit {sizes}")
     check_place(bias)
     x = x.detach().contiguous()
+    if isinstance(weight, Int8Matrix) and weight.columns is not None:
+        x, weight = x * weight.columns, Int8Matrix(weight.values, weight.scales)
     bias = None if bias is None else bias.detach().float().contiguous()
     kernels = library()
     matrix = packed(kernels, weight)

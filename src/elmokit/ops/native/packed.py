@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,16 +38,23 @@ class PackedMemory:
         return address
 
 
-def packed_bytes(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> int:
+def packed_bytes(
+    kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, repeated: Sequence[int] = ()
+) -> int:
     """Bytes of a packed matrix, at most: where they are fewer, the rest of its memory is never touched."""
-    matrix = Matrix(outputs=weight.shape[0], inputs=weight.shape[1:].numel(), gates=gates, parts=parts)
+    inputs, int8 = weight.shape[1:].numel() + len(repeated), isinstance(weight, Int8Matrix)
+    matrix = Matrix(outputs=weight.shape[0], inputs=inputs, gates=gates, parts=parts + bool(repeated))
     tables = 8 * kernels.table_items(ctypes.byref(matrix))
-    size: int = kernels.panel_bytes(ctypes.byref(matrix), isinstance(weight, Int8Matrix)) + tables + 3 * 64
+    size: int = kernels.panel_bytes(ctypes.byref(matrix), int8) + tables + 4 * inputs * int8 + 5 * 64
     return size
 
 
 class PackedMatrix:
-    """The panels of one matrix."""
+    """The panels of one matrix.
+
+    Inputs of int8 come in parts, each with a scale of its own. What the rounding of `repeated` ones leaves over is one
+    more part, with their columns once more; their numbers rise, and the other parts must have the same size.
+    """
 
     def __init__(
         self,
@@ -55,6 +63,7 @@ class PackedMatrix:
         *,
         gates: int = 1,
         parts: int = 1,
+        repeated: Sequence[int] = (),
         memory: PackedMemory | None = None,
     ) -> None:
         self.library = kernels
@@ -67,11 +76,21 @@ class PackedMatrix:
         half = not self.int8 and fit_halves(kernels, values)
         self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half, parts=parts)
         pointer = ctypes.byref(self.matrix)
-        self.memory = memory or PackedMemory(kernels, packed_bytes(kernels, weight, gates=gates, parts=parts))
+        size = packed_bytes(kernels, weight, gates=gates, parts=parts, repeated=repeated)
+        self.memory = memory or PackedMemory(kernels, size)
+        if repeated:
+            values = torch.cat([values, values[:, list(repeated)]], dim=1)
+            self.matrix.inputs, self.matrix.parts, self.matrix.repeats = values.shape[1], parts + 1, len(repeated)
+            self.matrix.repeated = self.memory.take(4 * len(repeated))
+            ctypes.memmove(self.matrix.repeated, (ctypes.c_int32 * len(repeated))(*repeated), 4 * len(repeated))
         self.matrix.panels = self.memory.take(self.library.panel_bytes(pointer, self.int8))
         if scales is not None:
             size = 4 * self.library.table_items(pointer)
             self.matrix.scales, self.matrix.offsets = self.memory.take(size), self.memory.take(size)
+        if isinstance(weight, Int8Matrix) and weight.columns is not None:
+            columns = weight.columns.detach().float().contiguous()
+            self.matrix.columns = self.memory.take(4 * inputs)
+            ctypes.memmove(self.matrix.columns, columns.data_ptr(), 4 * inputs)
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
@@ -81,14 +100,21 @@ class PackedMatrix:
 _kept = Keeper[PackedMatrix]()
 
 
-def packed(kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1) -> PackedMatrix:
+def packed(
+    kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, factors: bool = False
+) -> PackedMatrix:
     """The panels of weight [O, …], packed again only where it has changed.
 
-    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own.
+    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own. `factors`
+    says whether the product multiplies by the factors of columns.
     """
+    if isinstance(weight, Int8Matrix) and weight.columns is not None:
+        if not factors:
+            raise ElmoError("this product takes no int8 matrix with factors of its columns")
+        check_place(weight.columns)
     values, scales = values_and_scales(weight)
     check_place(values, scales)
-    tensors = [values] if scales is None else [values, scales]
+    tensors = weight.tensors() if isinstance(weight, Int8Matrix) else [weight]
     return _kept.of(kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts))
 
 

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,14 @@ FEW_TOKENS = 96
 """Tokens per thread; with fewer, all threads share the matrices instead of the tokens."""
 MANY_TOKENS = 2048
 """Tokens that one sees; with more, each thread by itself would need too much memory."""
-DOWN_PARTS = 4
-"""Scales of an int8 row that goes into `down`. A product with gelu has a few numbers 20 times as large as the others:
-the worst cosine of a token to float32 is 0.9996 with 4 scales and 0.9989 with 1."""
+MOST_PARTS = 4
+"""Scales of an int8 row that goes into `out` or `down`: some heads, and some products with gelu, have much larger
+numbers than the others."""
+SMALL_COLUMN = 0.5
+"""A column of `out` that is smaller than this times the median belongs to a head with large, almost constant numbers:
+what their rounding leaves over is an input too."""
+MOST_REPEATED = 256
+"""Such columns, at most (MOST_REPEATS of source/matrix.h)."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -65,7 +71,7 @@ def transformer_native(
         heads=plan.heads,
         window=min(window, longest),
         int8=plan.int8,
-        most_parts=DOWN_PARTS,
+        most_parts=MOST_PARTS + 1,
         blocks=plan.blocks,
         n_blocks=len(blocks),
         x=x.data_ptr(),
@@ -127,12 +133,25 @@ class _Plan:
         matrices = (weights.qkv, weights.out, weights.up, weights.down)
         shapes = [tuple(part.shape) for part in (*matrices, weights.gate_weight, weights.gate_bias)]
         expected = [(3 * size, size), (size, size), (2 * inner, size), (size, inner), (self.heads, size), (self.heads,)]
-        return shapes == expected and all(isinstance(part, Int8Matrix) == self.int8 for part in matrices)
+        for part in matrices:
+            if isinstance(part, Int8Matrix) != self.int8:
+                return False
+            if isinstance(part, Int8Matrix) and part.columns is not None and part.columns.shape != part.shape[1:]:
+                return False
+        return shapes == expected
 
     def _pack(self, kernels: Library, blocks: Sequence[BlockWeights]) -> Iterator[Block]:
         """The blocks, whose matrices follow each other in memory in the order in which they are read."""
-        plain, gated, in_parts = {"gates": 1}, {"gates": 2}, {"parts": _part_count(self.inner) if self.int8 else 1}
-        matrices = [list(zip(weights[:4], (plain, plain, gated, in_parts), strict=True)) for weights in blocks]
+        out, down = (_part_count(inputs) if self.int8 else 1 for inputs in (self.size or 1, self.inner))
+        matrices: list[list[tuple[Tensor | Int8Matrix, dict[str, Any]]]] = [
+            [
+                (weights.qkv, {}),
+                (weights.out, {"parts": out, "repeated": _repeated(weights.out, out)}),
+                (weights.up, {"gates": 2}),
+                (weights.down, {"parts": down}),
+            ]
+            for weights in blocks
+        ]
         size = sum(packed_bytes(kernels, matrix, **layout) for four in matrices for matrix, layout in four)
         memory = PackedMemory(kernels, size)
         for weights, four in zip(blocks, matrices, strict=True):
@@ -145,8 +164,16 @@ class _Plan:
 
 def _part_count(inputs: int) -> int:
     """Parts of a row of `inputs` numbers: each has a multiple of 4, so that short rows have fewer parts."""
-    size = 4 * -(-inputs // (4 * DOWN_PARTS))
+    size = 4 * -(-inputs // (4 * MOST_PARTS))
     return -(-inputs // size)
+
+
+def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
+    """The small columns of a matrix, if they fit into one more part."""
+    if not isinstance(matrix, Int8Matrix) or matrix.columns is None or len(matrix.columns) % (4 * parts):
+        return []
+    found: list[int] = (matrix.columns < SMALL_COLUMN * matrix.columns.median()).nonzero()[:, 0].tolist()
+    return found if len(found) <= min(MOST_REPEATED, len(matrix.columns) // parts) else []
 
 
 _plans = Keeper[_Plan]()

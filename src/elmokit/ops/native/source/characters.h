@@ -199,14 +199,17 @@ static void highway_panel(const struct member *me, const struct highway *h, int6
         }
 }
 
-static void quantise_words(const struct member *me) {
+/* Words as a product with m reads them in int8. They are multiplied by the factors of its columns for good: that
+   product must be the last one. */
+static void quantise_words(const struct member *me, const struct matrix *m) {
     struct characters_desk *desk = me->desk;
     int64_t count = me->job->outputs, wide = padded(count);
     float *rest = desk->rest + me->rank * wide;
-    for (int64_t word = me->rank; word < me->n; word += me->size)
-        quantise_twice(
-            me->x + word * wide, count, desk->small + 2 * word * wide, wide, desk->scales + 2 * word, rest
-        );
+    for (int64_t word = me->rank; word < me->n; word += me->size) {
+        float *x = me->x + word * wide;
+        for (int64_t k = 0; m->columns && k < count; k++) x[k] *= m->columns[k];
+        quantise_twice(x, count, desk->small + 2 * word * wide, wide, desk->scales + 2 * word, rest);
+    }
     meet(&desk->team, me->size);
 }
 
@@ -224,7 +227,7 @@ static void encode_words(struct member *me, struct characters_office *office) {
     }
     meet(&desk->team, me->size);
     for (const struct highway *h = job->highways; h < job->highways + job->depth; h++) {
-        if (job->int8) quantise_words(me);
+        if (job->int8) quantise_words(me, &h->gate.weight);
         for (int64_t panel = me->rank; panel < panel_count(&h->gate.weight); panel += me->size)
             highway_panel(me, h, panel);
         meet(&desk->team, me->size);
@@ -234,7 +237,7 @@ static void encode_words(struct member *me, struct characters_office *office) {
     }
     const struct matrix *m = &job->projection.weight;
     if (m->panels) {
-        if (job->int8) quantise_words(me);
+        if (job->int8) quantise_words(me, m);
         for (int64_t panel = me->rank; panel < panel_count(m); panel += me->size) {
             int64_t at = panel * WIDTH, count = smaller(WIDTH, m->outputs - at);
             product_panel(me, &job->projection, panel, me->sums);

@@ -18,11 +18,16 @@ struct matrix {
     const void *panels;
     const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
     const int32_t *offsets; /* 8 bits: [parts][panels][WIDTH], what the sums start from */
-    int64_t outputs, inputs;
+    const float *columns;   /* 8 bits: [inputs], what inputs are multiplied by before they are rounded, or NULL */
+    const int32_t *repeated; /* 8 bits: [repeats], which inputs come again as their remainders */
+    int64_t outputs, inputs; /* inputs: those that come again included */
     int64_t gates; /* 1, 2 or GATES */
     int64_t half;  /* whether its floats lie in 16 bits */
     int64_t parts; /* 8 bits: the inputs come in so many parts, each with a sum of its own */
+    int64_t repeats; /* 8 bits: inputs at the end that are remainders; they are one part */
 };
+
+#define MOST_REPEATS 256
 
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -34,7 +39,8 @@ INLINE int64_t panel_count(const struct matrix *m) {
 
 /* The inputs of a part; the last one may have fewer. */
 INLINE int64_t part_size(const struct matrix *m) {
-    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs, 4 * m->parts);
+    int64_t parts = m->parts - (m->repeats > 0);
+    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs - m->repeats, 4 * parts);
 }
 
 /* Activations of 8 bits come in rows of a multiple of 4. */
@@ -270,14 +276,16 @@ static void int8_product(
     int8_part_product(m, 0, n, rows, stride, panel, after, sums);
 }
 
-/* A row less its mean as int8 around 128, and what one unit of it is worth: NaN where the row has a NaN or something
-   infinite. */
-INLINE float quantise_around(const float mean, const float *row, int64_t count, uint8_t *to) {
+/* A row less its mean, times factors [count] unless they are NULL, as int8 around 128, and what one unit of it is worth:
+   NaN where the row has a NaN or something infinite. */
+INLINE float quantise_around(const float mean, const float *factors, const float *row, int64_t count, uint8_t *to) {
+#define LANES_AT(K) (factors ? (load(row + (K)) - all(mean)) * load(factors + (K)) : load(row + (K)) - all(mean))
+#define NUMBER_AT(K) (factors ? (row[K] - mean) * factors[K] : row[K] - mean)
     int64_t k = 0;
     int32_t most = 0; /* of the bits of |x|, which order as the numbers do, NaN above all */
     ints mosts = (ints)all(0.0f);
     for (; k + LANES <= count; k += LANES) {
-        ints x = (ints)magnitude(load(row + k) - all(mean));
+        ints x = (ints)magnitude(LANES_AT(k));
         mosts = larger_ints(x, mosts);
     }
 #if LANES == 16
@@ -286,7 +294,7 @@ INLINE float quantise_around(const float mean, const float *row, int64_t count, 
     for (int lane = 0; lane < LANES; lane++) most = mosts[lane] > most ? mosts[lane] : most;
 #endif
     for (; k < count; k++) {
-        float value = row[k] - mean;
+        float value = NUMBER_AT(k);
         int32_t x;
         memcpy(&x, &value, 4);
         x &= 0x7fffffff;
@@ -298,18 +306,22 @@ INLINE float quantise_around(const float mean, const float *row, int64_t count, 
     float inverse = nothing ? 0.0f : 127.0f / largest;
     const float shift = 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
     for (k = 0; k + LANES <= count; k += LANES)
-        store_bytes(to + k, (ints)times_plus(load(row + k) - all(mean), all(inverse), all(shift)));
+        store_bytes(to + k, (ints)times_plus(LANES_AT(k), all(inverse), all(shift)));
     for (; k < count; k++) {
-        float shifted = (row[k] - mean) * inverse + shift;
+        float shifted = NUMBER_AT(k) * inverse + shift;
         uint32_t whole;
         memcpy(&whole, &shifted, 4);
         to[k] = (uint8_t)whole;
     }
     for (k = count; k < 4 * groups_of_4(count); k++) to[k] = 128;
     return nothing ? 0.0f : largest < INFINITY ? largest / 127.0f : NAN;
+#undef LANES_AT
+#undef NUMBER_AT
 }
 
-static float quantise(const float *row, int64_t count, uint8_t *to) { return quantise_around(0.0f, row, count, to); }
+static float quantise(const float *row, int64_t count, uint8_t *to) {
+    return quantise_around(0.0f, NULL, row, count, to);
+}
 
 /* The same in two parts `wide` apart, the second for what the first leaves over, which is put into `rest`. */
 static void quantise_twice(const float *row, int64_t count, uint8_t *to, int64_t wide, float *scales, float *rest) {

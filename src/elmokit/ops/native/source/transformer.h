@@ -52,7 +52,7 @@ struct workspace {
     float *rows;    /* [n][padded P]: what a product reads, then what attention found */
     float *wide;    /* [n][padded 3P or I]: queries, keys and values, then the inner numbers */
     float *gates;   /* [n][padded H] */
-    uint8_t *small; /* [n][padded P or I]: what a product reads in int8, and what a unit of it is worth */
+    uint8_t *small; /* [n][padded P or I, and repeats]: what a product reads in int8, and what a unit of it is worth */
     float *units;   /* [parts][n] */
     int64_t most;   /* tokens that there is memory for */
 };
@@ -141,23 +141,39 @@ static void norm_row(const float *row, int64_t count, float *to) {
     for (; k < count; k++) to[k] = (row[k] - mean) * scale;
 }
 
+/* `count` numbers of a row from `first` on, less its mean, as a product with m reads them in int8. */
+static float quantise_inputs(
+    const struct matrix *m, float mean, const float *row, int64_t first, int64_t count, uint8_t *to
+) {
+    if (m->columns) return quantise_around(mean, m->columns + first, row + first, count, to);
+    return quantise_around(mean, NULL, row + first, count, to);
+}
+
 /* The normed row in int8 as row number `number` of what a product with m reads, each part with a unit of its own. */
 static void norm_small_row(const struct tiler *me, const float *row, const struct matrix *m, int64_t number) {
     struct workspace *space = me->space;
-    int64_t size = part_size(m), count = m->inputs;
+    int64_t size = part_size(m), count = m->inputs - m->repeats;
     float mean = row_mean(row, count), scale = row_scale(row, count, mean);
-    float *unit = space->units + number;
-    for (int64_t k = 0; k < count; k += size, unit += space->most) {
-        uint8_t *to = space->small + number * padded(count) + k;
-        *unit = scale * quantise_around(mean, row + k, smaller(size, count - k), to);
+    float *units = space->units + number, rest[MOST_REPEATS];
+    uint8_t *to = space->small + number * padded(m->inputs);
+    int64_t part = 0, done = 0; /* done: inputs of which remainders have been taken */
+    for (int64_t k = 0; k < count; k += size, part++) {
+        float unit = quantise_inputs(m, mean, row, k, smaller(size, count - k), to + k);
+        units[part * space->most] = scale * unit;
+        for (; done < m->repeats && m->repeated[done] < k + size; done++) {
+            int64_t i = m->repeated[done];
+            float value = m->columns ? (row[i] - mean) * m->columns[i] : row[i] - mean;
+            rest[done] = value - (float)(to[i] - 128) * unit;
+        }
     }
+    if (m->repeats) units[part * space->most] = scale * quantise(rest, m->repeats, to + count);
 }
 
 /* Rows first to last normed for a product with m: in `to`, or in int8. */
 static void norm_rows(
     const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
 ) {
-    int64_t stride = padded(m->inputs);
+    int64_t stride = padded(m->inputs - m->repeats);
     for (int64_t item; (item = take_item(me->sharers, last - first)) >= 0;) {
         int64_t row = first + item;
         if (me->job->int8)
@@ -489,7 +505,8 @@ static void begin_block(const struct tiler *me, int64_t number, const struct ori
         if (!origin->taken) take_state(me, number, row, origin->states, origin->first);
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
-        if (job->int8) space->units[row] = quantise(normed, job->size, space->small + row * padded(job->size));
+        uint8_t *small = space->small + row * padded(job->size);
+        if (job->int8) space->units[row] = quantise_inputs(&block->qkv, 0.0f, normed, 0, job->size, small);
         give_out(me, number, me->tile.from + row, number ? normed : x);
         float *gates = space->gates + row * padded(job->heads);
         for (int64_t head = 0; head < job->heads; head++)
@@ -644,7 +661,7 @@ static int64_t workspace_at(struct workspace *space, const struct transformer *j
     TAKE(space, wide, most * wide)
     TAKE(space, gates, most * padded(job->heads))
     if (job->int8) {
-        TAKE(space, small, most * padded(larger_of(job->size, job->inner)))
+        TAKE(space, small, most * padded(larger_of(job->size, job->inner) + MOST_REPEATS))
         TAKE(space, units, job->most_parts * most)
         space->most = most;
     }
