@@ -308,12 +308,12 @@ def test_structures_agree_with_the_sources():
     text = "".join(path.read_text(encoding="utf-8") for path in build.SOURCES.iterdir())
     for name, structure in (
         ("matrix", binding.Matrix),
-        ("layer", binding.Layer),
+        ("layer", binding.LayerArguments),
         ("bilstm", binding.BiLstm),
         ("linear", binding.Linear),
         ("product", binding.Product),
         ("filters", binding.Filters),
-        ("highway", binding.Highway),
+        ("highway", binding.HighwayArguments),
         ("characters", binding.Characters),
     ):
         body = text.split(f"struct {name} {{")[1].split("\n};")[0]

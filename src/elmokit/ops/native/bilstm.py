@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.native.binding import BiLstm, Layer, Library, Matrix, library
+from elmokit.ops.native.binding import BiLstm, LayerArguments, Library, Matrix, library
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
@@ -43,7 +43,7 @@ def bilstm_native(
     given: list[int] = lengths.tolist()
     order = sorted(range(len(given)), key=given.__getitem__, reverse=True)
     tokens = [given[row] for row in order]
-    plan = _plans.of(kernels, *_tensors(stacks), lambda: _Plan(kernels, stacks))
+    plan = _plans.of(kernels, *_tensors(stacks), lambda: _BilstmPlan(kernels, stacks))
     directions, layers, outputs, cells = len(stacks), len(stacks[0]), plan.outputs, plan.cells
     plan.check(x, tokens, h, c)
     x, h, c = x.detach(), h.detach().contiguous(), c.detach().contiguous()
@@ -80,7 +80,7 @@ def bilstm_native(
     return BiLstmOutput(wide, last_h, last_c, room)
 
 
-class _Plan:
+class _BilstmPlan:
     """The weights of all layers as the library takes them.
 
     It trusts every size and address it is given, so nothing may reach it that does not fit.
@@ -94,7 +94,7 @@ class _Plan:
         self._held: list[object] = []  # what the structures point to
         self._fits = self._fit(stacks)
         layers = [self._layer(kernels, w) for stack in stacks for w in stack] if self._fits else []
-        self.stack = (Layer * len(layers))(*layers)
+        self.stack = (LayerArguments * len(layers))(*layers)
         self.bytes_each = 1 if self.int8 else 2 if all(layer.recurrent.half for layer in layers) else 4
 
     def check(self, x: Tensor, falling: Sequence[int], h: Tensor, c: Tensor) -> None:
@@ -130,13 +130,13 @@ class _Plan:
                 fits = fits and (weights.projection is not None or outputs == cells)
         return fits
 
-    def _layer(self, kernels: Library, weights: AnyLstmWeights) -> Layer:
+    def _layer(self, kernels: Library, weights: AnyLstmWeights) -> LayerArguments:
         input_, recurrent = packed(kernels, weights.input, gates=4), packed(kernels, weights.recurrent, gates=4)
         projection = None if weights.projection is None else packed(kernels, weights.projection)
         check_place(weights.bias)
         bias = weights.bias.detach().float().contiguous()
         self._held += [input_, recurrent, projection, bias]
-        return Layer(
+        return LayerArguments(
             input_.matrix,
             recurrent.matrix,
             Matrix() if projection is None else projection.matrix,
@@ -147,7 +147,7 @@ class _Plan:
         )
 
 
-_plans = Keeper[_Plan]()
+_plans = Keeper[_BilstmPlan]()
 
 
 def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], tuple[object, ...]]:

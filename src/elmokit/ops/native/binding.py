@@ -35,7 +35,7 @@ class Matrix(Structure):
     )
 
 
-class Layer(Structure):
+class LayerArguments(Structure):
     """`struct layer` of source/step.h."""
 
     _fields_ = (
@@ -63,7 +63,7 @@ class BiLstm(Structure):
         ("skip_connections", c_int64),
         ("threads", c_int64),
         ("apart", c_int64),
-        ("stack", POINTER(Layer)),
+        ("stack", POINTER(LayerArguments)),
         ("x", c_void_p),
         ("x_row", c_int64),
         ("x_token", c_int64),
@@ -104,7 +104,7 @@ class Filters(Structure):
     _fields_ = (("product", Product), ("width", c_int64))
 
 
-class Highway(Structure):
+class HighwayArguments(Structure):
     """`struct highway` of source/characters.h."""
 
     _fields_ = (("transform", Product), ("gate", Product))
@@ -125,7 +125,7 @@ class Characters(Structure):
         ("widths", c_int64),
         ("outputs", c_int64),
         ("tanh", c_int64),
-        ("highways", POINTER(Highway)),
+        ("highways", POINTER(HighwayArguments)),
         ("depth", c_int64),
         ("projection", Product),
         ("int8", c_int64),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.native.binding import Characters, Filters, Highway, Library, Product, library
+from elmokit.ops.native.binding import Characters, Filters, HighwayArguments, Library, Product, library
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
@@ -79,7 +79,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights) -> Tensor:
     """
     kernels = library()
     facts = (weights.padding, weights.activation, len(weights.highways), weights.projection is None)
-    plan = _plans.of(kernels, list(weights.tensors()), facts, lambda: _Plan(kernels, weights))
+    plan = _plans.of(kernels, list(weights.tensors()), facts, lambda: _CharactersPlan(kernels, weights))
     words, longest = ids.shape
     if not ids.is_cpu or longest < plan.widest:
         place = f"{longest} on {ids.device}"
@@ -98,7 +98,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights) -> Tensor:
     return y
 
 
-class _Plan:
+class _CharactersPlan:
     """The weights as the library takes them."""
 
     def __init__(self, kernels: Library, weights: CharacterWeights) -> None:
@@ -106,7 +106,7 @@ class _Plan:
         self._kernels = kernels
         self._held: list[object] = []  # what the structures point to
         filters = [Filters(self._product(each), each[0].shape[2]) for each in weights.filters]
-        highways = [Highway(*map(self._product, highway)) for highway in weights.highways]
+        highways = [HighwayArguments(*map(self._product, highway)) for highway in weights.highways]
         projection = Product() if weights.projection is None else self._product(weights.projection, factors=True)
         table = weights.table.detach().contiguous()
         self._held.append(table)
@@ -124,7 +124,7 @@ class _Plan:
             widths=len(filters),
             outputs=outputs,
             tanh=weights.activation == "tanh",
-            highways=(Highway * len(highways))(*highways),
+            highways=(HighwayArguments * len(highways))(*highways),
             depth=len(highways),
             projection=projection,
             int8=weights.int8,
@@ -138,4 +138,4 @@ class _Plan:
         return Product(matrix.matrix, bias.data_ptr())
 
 
-_plans = Keeper[_Plan]()
+_plans = Keeper[_CharactersPlan]()

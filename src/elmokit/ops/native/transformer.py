@@ -54,7 +54,7 @@ def transformer_native(
     """`elmokit.ops.transformer.transformer` on the CPU, x [N, P] in float32 → [len(outputs), N, P]: no gradients."""
     kernels = library()
     stack = blocks if isinstance(blocks, BlockStack) else BlockStack(blocks)
-    plan = _plans.of(kernels, stack.tensors, stack.int8, lambda: _Plan(kernels, stack))
+    plan = _plans.of(kernels, stack.tensors, stack.int8, lambda: _TransformerPlan(kernels, stack))
     plan.check(x, segments, window, outputs)
     tokens, size = x.shape
     x = x.detach().contiguous()
@@ -90,7 +90,7 @@ def transformer_native(
     return y if wanted == list(outputs) else y[[places[number] for number in outputs]]
 
 
-class _Plan:
+class _TransformerPlan:
     """The weights of all blocks as the library takes them.
 
     It trusts every size and address it is given, so nothing may reach it that does not fit.
@@ -176,7 +176,7 @@ def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
     return found if len(found) <= min(MOST_REPEATED, len(matrix.columns) // parts) else []
 
 
-_plans = Keeper[_Plan]()
+_plans = Keeper[_TransformerPlan]()
 
 
 @cache
