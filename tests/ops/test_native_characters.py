@@ -29,6 +29,7 @@ def make(widths, *, size=5, highways=1, outputs=13, activation="relu", int8=Fals
         tuple(widths), max_characters=longest, embedding_size=size, n_highway=highways, activation=activation
     )
     both = torch.nn.ModuleList([CharCnn(config), torch.nn.Linear(config.n_filters, outputs)])
+    both.int8_factors = ("1",)  # the projection
     if int8:
         to_int8(both)
     network, projection = both.requires_grad_(False)
@@ -37,6 +38,8 @@ def make(widths, *, size=5, highways=1, outputs=13, activation="relu", int8=Fals
         for name, value in module.state_dict().items():
             if value.dtype == torch.int8:
                 value.random_(-127, 128, generator=generator)
+            elif name.endswith("columns"):
+                value.uniform_(0.1, 2.0, generator=generator)
             elif name.endswith("scales"):
                 value.fill_(0.02 / len(value) ** 0.5)
             else:
