@@ -11,9 +11,9 @@ from elmokit.ops.native import bilstm as native_bilstm
 from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.binding import library
-from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.linear import linear_native
 from elmokit.ops.native.packed import fit_halves, packed
+from elmokit.ops.native.tensor_cache import TensorCache
 from support.native_cases import assert_equal, assert_near, draw, make_inputs, make_stacks, needs_kernels, use_threads
 
 pytestmark = [
@@ -35,8 +35,8 @@ def in_float32(monkeypatch):
 
     def begin():
         monkeypatch.setattr(library(), "fit_halves", lambda address, count: 0)
-        monkeypatch.setattr(native_packed, "_kept", Keeper())
-        monkeypatch.setattr(native_bilstm, "_plans", Keeper())
+        monkeypatch.setattr(native_packed, "_packed_matrices", TensorCache())
+        monkeypatch.setattr(native_bilstm, "_plans", TensorCache())
 
     return begin
 

@@ -18,7 +18,7 @@ from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native import transformer as native_transformer
 from elmokit.ops.native.binding import library
-from elmokit.ops.native.kept import Keeper
+from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.native.transformer import reason_against, transformer_native
 from elmokit.ops.transformer import transformer_packed
 from elmokit.ops.weights import BlockWeights
@@ -268,8 +268,8 @@ def test_weights_that_fit_halves_have_the_results_of_float32(monkeypatch):
     x, segments = draw(40, 66, seed=1), Segments.of([30, 10])
     found = transformer_native(x, segments, blocks, window=9, outputs=[1, 2])
     monkeypatch.setattr(library(), "fit_halves", lambda address, count: 0)
-    monkeypatch.setattr(native_packed, "_kept", Keeper())
-    monkeypatch.setattr(native_transformer, "_plans", Keeper())
+    monkeypatch.setattr(native_packed, "_packed_matrices", TensorCache())
+    monkeypatch.setattr(native_transformer, "_plans", TensorCache())
     assert torch.equal(found, transformer_native(x, segments, blocks, window=9, outputs=[1, 2]))
 
 

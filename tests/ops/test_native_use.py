@@ -74,15 +74,15 @@ def test_weights_changed_in_place_are_seen():
 
 def test_packed_copies_are_let_go_with_their_tensors():
     gc.collect()
-    before = len(native_packed._kept)
+    before = len(native_packed._packed_matrices)
     stacks = make_stacks(21, 10)
     x, lengths, h, c = make_inputs(2, 5, 10, 21)
     bilstm_native(x, lengths, stacks, h, c, skip_connections=True)
     bilstm_native(x, lengths, stacks, h, c, skip_connections=True)
-    assert len(native_packed._kept) == before + 12
+    assert len(native_packed._packed_matrices) == before + 12
     del stacks
     gc.collect()
-    assert len(native_packed._kept) == before
+    assert len(native_packed._packed_matrices) == before
 
 
 def test_mapped_weights_are_the_same_when_their_pages_are_gone(tmp_path):

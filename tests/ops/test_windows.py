@@ -118,10 +118,10 @@ def test_nothing_of_a_window_outlives_it(clip):
     gc.disable()
     try:
         y, _, _ = lstm_windows(x, keep, weights, h, c)
-        kept = weakref.ref(y.grad_fn.kept)
-        assert kept() is not None
+        saved = weakref.ref(y.grad_fn.saved_window)
+        assert saved() is not None
         del y
-        assert kept() is None
+        assert saved() is None
     finally:
         gc.enable()
 

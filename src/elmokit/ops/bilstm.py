@@ -3,7 +3,7 @@
 Paths, all the same function (tests compare each with `elmokit.ops.reference`):
     packed   torch's operations, step by step over packed batches; the only one with gradients
     native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and 8 bits
-    cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32 and half precision
+    cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32, float16 and bfloat16
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def convolve_together(characters: Tensor, filters: Sequence[tuple[Tensor, Tensor
     """`convolve` for filters of several widths, (weight, bias) each, joined → [U, F], as one product over all of them.
 
     All filters look at the windows of the widest, filled up with zero weights. After a word's `lengths` [U] its
-    characters are padding, all alike.
+    characters are padding, all the same.
     """
     sizes = tuple((weight.shape[2], len(weight)) for weight, _ in filters)
     widest = max(width for width, _ in sizes)
@@ -116,7 +116,7 @@ _flats = WeakTensorKeyDictionary()
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """weight [count, c, width] → [count, c·width], the same tensor each time: what is made of it can be kept."""
+    """weight [count, c, width] → [count, c·width], the same tensor each time: what is made of it can be cached."""
     found: Tensor | None = _flats.get(weight)  # type: ignore[no-untyped-call]
     if found is None or found.data_ptr() != weight.data_ptr() or found.dtype != weight.dtype:
         found = weight.detach().flatten(1)

@@ -1,4 +1,4 @@
-"""The largest product of each filter over a word's positions on a CUDA GPU, in half precision.
+"""The largest product of each filter over a word's positions on a CUDA GPU, in float16 or bfloat16.
 
 U words, M characters of c numbers, F filters, K = c · (the widest filter), filled up to a power of two. A word's window
 at position p is K numbers in a row of its characters, so one product of many words' windows with all filters serves a

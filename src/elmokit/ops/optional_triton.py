@@ -22,7 +22,7 @@ triton, tl = _modules()
 
 
 def jit(*varying: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel to be compiled at its first use, and not anew for each value of the arguments named here."""
+    """A kernel to be compiled at its first use, and not again for each value of the arguments named here."""
 
     def decorate(kernel: Callable[..., Any]) -> Any:  # noqa: ANN401
         return kernel if triton is None else triton.jit(kernel, do_not_specialize=list(varying))

@@ -28,7 +28,7 @@ def lstm(
     running = _running(lengths)
     rows = order.to(x.device)
     batch = len(lengths)
-    # Rows past the batch, so that `linear`'s fillers need not be added anew at every step.
+    # Rows past the batch, so that `linear`'s fillers need not be added again at every step.
     spare = filled(batch) - batch
     h, c = (torch.cat([s[rows], s.new_zeros(spare, s.shape[1])]) for s in (h, c))
     bias = weights.bias.clone()

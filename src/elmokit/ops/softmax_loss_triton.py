@@ -110,7 +110,7 @@ def losses_and_gradients(
 
 
 def add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
-    """total [N, M] += one [N, K] · other [K, M], of half precisions without rounding the sums to them."""
+    """total [N, M] += one [N, K] · other [K, M], of float16 or bfloat16 without rounding the sums to them."""
     if one.dtype == total.dtype:
         total.addmm_(one, other)
     elif not hasattr(torch.ops.aten.addmm, "dtype_out"):  # before torch 2.8

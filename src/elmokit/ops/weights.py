@@ -27,7 +27,7 @@ class LstmWeights:
 
 @dataclass(frozen=True, eq=False)
 class Int8LstmWeights:
-    """The same with its matrices in 8 bits; the bias stays float32."""
+    """The same with its int8 matrices; the bias stays float32."""
 
     input: Int8Matrix  # [4H, P_in]
     recurrent: Int8Matrix  # [4H, P]

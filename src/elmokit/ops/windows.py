@@ -30,7 +30,7 @@ def lstm_windows(
     """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
 
     `keep` is 1 where the state goes on into a token and 0 where the token starts from zero; there is one LstmWeights
-    a direction. The products are in x's number type; in a half precision the cell and the gates stay float32. The last
+    a direction. The products are in x's number type; the cell and the gates are float32 at least. The last
     h and c are detached: no gradient goes through the states at the window's ends.
     """
     directions, time, batch, _ = x.shape
@@ -70,34 +70,36 @@ class _Windows(torch.autograd.Function):
         if kernels.serve(x.device):
             from elmokit.ops import windows_cuda
 
-            y, last_h, last_c, ctx.kept = windows_cuda.forward(x, keep, h, c, bounds, weights)
+            y, last_h, last_c, ctx.saved_window = windows_cuda.forward(x, keep, h, c, bounds, weights)
         else:
             ctx.save_for_backward(x)  # which makes torch notice if it is written over
-            y, last_h, last_c, ctx.kept = _forward(x, keep, h, c, bounds, weights)
+            y, last_h, last_c, ctx.saved_window = _forward(x, keep, h, c, bounds, weights)
         ctx.mark_non_differentiable(last_h, last_c)
         return y, last_h, last_c
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        kept, ctx.kept = ctx.kept, None
-        if kept is None:
-            raise RuntimeError("a window's gradients can be taken once: they are written over what its forward kept")
+        window, ctx.saved_window = ctx.saved_window, None
+        if window is None:
+            raise RuntimeError(
+                "a window's gradients can be taken once: they are written over what the forward pass saved"
+            )
         with torch.autocast(dy.device.type, enabled=False):
             if kernels.serve(dy.device):
                 from elmokit.ops import windows_cuda
 
-                dx, gradients = windows_cuda.backward(dy, kept, want_dx=ctx.needs_input_grad[0])
+                dx, gradients = windows_cuda.backward(dy, window, want_dx=ctx.needs_input_grad[0])
             else:
                 _ = ctx.saved_tensors
-                dx, gradients = _backward(dy, kept, want_dx=ctx.needs_input_grad[0])
+                dx, gradients = _backward(dy, window, want_dx=ctx.needs_input_grad[0])
         return (dx, None, None, None, None, *gradients)
 
 
 class _Buffers:
     """What a window's forward pass leaves for its backward pass.
 
-    They are used again for the next window of the shape: to get this much memory anew from the system, page by page,
+    They are used again for the next window of the shape: to get this much memory again from the system, page by page,
     takes as long as half of the computation.
     """
 
@@ -108,14 +110,14 @@ class _Buffers:
         self.squashed = torch.empty_like(self.cells)  # tanh of the clipped cells
         self.hidden = torch.empty_like(self.cells)  # before the projection
         self.projected = like.new_empty(directions, time, batch, output)  # before it is clipped
-        self.entering = torch.empty_like(self.projected)  # the h that each step starts from, zero where it starts anew
+        self.entering = torch.empty_like(self.projected)  # the h that each step starts from, zero where it starts again
 
 
 _idle: OrderedDict[Hashable, list[_Buffers]] = OrderedDict()
 
 
 @dataclass
-class _Kept:
+class _SavedWindow:
     """All that the backward pass needs of the forward pass."""
 
     buffers: _Buffers
@@ -123,7 +125,7 @@ class _Kept:
     x: Tensor  # [D, T, B, P_in]
     first_cell: Tensor  # [D, B, H] as given
     keep: Tensor  # [T, B, 1]
-    goes_on: list[bool]  # [T] no row starts anew at this step
+    goes_on: list[bool]  # [T] no row starts again at this step
     input: Tensor  # [D, 4H, P_in]
     recurrent: Tensor  # [D, 4H, P]
     projection: Tensor | None  # [D, P, H]
@@ -146,8 +148,8 @@ def _take(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers
 
 def _forward(
     x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, weights: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Tensor, _Kept]:
-    """With torch's operations, both directions in each; half precisions are computed in float32."""
+) -> tuple[Tensor, Tensor, Tensor, _SavedWindow]:
+    """With torch's operations, both directions in each; float16 and bfloat16 are computed in float32."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     dtypes = [x.dtype, *(w.dtype for w in weights if w is not None)]
     time, size, output = x.shape[1], c.shape[2], h.shape[2]
@@ -159,7 +161,7 @@ def _forward(
     x, h, c = x.to(dtype), h.to(dtype), c.to(dtype)
     flags, goes_on = keep.to(dtype).unsqueeze(-1), (keep != 0).all(dim=1).tolist()
     buffers, idle = _take(c, time, output)
-    kept = _Kept(buffers, idle, x, c, flags, goes_on, input_weight, recurrent, projection, bounds, dtypes)
+    window = _SavedWindow(buffers, idle, x, c, flags, goes_on, input_weight, recurrent, projection, bounds, dtypes)
 
     torch.bmm(x.flatten(1, 2), input_weight.mT, out=buffers.gates.flatten(1, 2))
     gates, cells, squashed, hidden, projected, entering = (
@@ -193,16 +195,16 @@ def _forward(
             torch.bmm(hidden[t], projection_t, out=projected[t])
             torch.clamp(projected[t], -bounds.projection_clip, bounds.projection_clip, out=y)
         h = y
-    return outputs.to(dtypes[0]), h.to(dtypes[0], copy=True), c.clone(), kept
+    return outputs.to(dtypes[0]), h.to(dtypes[0], copy=True), c.clone(), window
 
 
-def _backward(dy: Tensor, kept: _Kept, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
+def _backward(dy: Tensor, window: _SavedWindow, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
     """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights in their order."""
-    bounds, projection, saved = kept.bounds, kept.projection, kept.buffers
+    bounds, projection, saved = window.bounds, window.projection, window.buffers
     directions, time, batch, size = saved.cells.shape
     bound = None if projection is None else bounds.projection_clip
-    arriving = dy.to(kept.x.dtype, memory_format=torch.contiguous_format, copy=True)
-    dh, dc = torch.zeros_like(arriving[:, 0]), torch.zeros_like(kept.first_cell)
+    arriving = dy.to(window.x.dtype, memory_format=torch.contiguous_format, copy=True)
+    dh, dc = torch.zeros_like(arriving[:, 0]), torch.zeros_like(window.first_cell)
     dhidden, held = torch.empty_like(dc), torch.empty_like(dc)
     gates = saved.gates.new_empty(directions, batch, 4 * size)
     one = dc.new_ones(())
@@ -214,7 +216,7 @@ def _backward(dy: Tensor, kept: _Kept, *, want_dx: bool) -> tuple[Tensor | None,
             dhidden = step
         else:
             torch.bmm(step, projection, out=dhidden)
-        squashed, before = saved.squashed[:, t], saved.cells[:, t - 1] if t else kept.first_cell
+        squashed, before = saved.squashed[:, t], saved.cells[:, t - 1] if t else window.first_cell
         if t and bounds.cell_clip is not None:
             before = before.clamp(-bounds.cell_clip, bounds.cell_clip)
         dz = saved.gates[:, t]
@@ -231,21 +233,21 @@ def _backward(dy: Tensor, kept: _Kept, *, want_dx: bool) -> tuple[Tensor | None,
         dg.mul_(torch.mul(dc, i, out=held))
         do.mul_(torch.mul(dhidden, squashed, out=held))
         torch.mul(dc, before, out=held)
-        df.mul_(held if kept.goes_on[t] else held.mul_(kept.keep[t]))
+        df.mul_(held if window.goes_on[t] else held.mul_(window.keep[t]))
         if t:
             dc.mul_(f)
-            torch.bmm(dz, kept.recurrent, out=dh)
-            if not kept.goes_on[t]:
-                dc.mul_(kept.keep[t])
-                dh.mul_(kept.keep[t])
+            torch.bmm(dz, window.recurrent, out=dh)
+            if not window.goes_on[t]:
+                dc.mul_(window.keep[t])
+                dh.mul_(window.keep[t])
     flat = saved.gates.flatten(1, 2)  # [D, T·B, 4H]
-    of_input, of_recurrent = (torch.bmm(flat.mT, values.flatten(1, 2)) for values in (kept.x, saved.entering))
+    of_input, of_recurrent = (torch.bmm(flat.mT, values.flatten(1, 2)) for values in (window.x, saved.entering))
     of_projection = None if projection is None else torch.bmm(arriving.flatten(1, 2).mT, saved.hidden.flatten(1, 2))
     of_bias = flat.sum(dim=1)
-    dtypes = iter(kept.dtypes[1:])
+    dtypes = iter(window.dtypes[1:])
     gradients: list[Tensor | None] = []
     for d in range(directions):
         gradients += [each[d].to(next(dtypes)) for each in (of_input, of_recurrent, of_bias)]
         gradients.append(None if of_projection is None else of_projection[d].to(next(dtypes)))
-    dx = torch.bmm(flat, kept.input).view_as(kept.x).to(kept.dtypes[0]) if want_dx else None
+    dx = torch.bmm(flat, window.input).view_as(window.x).to(window.dtypes[0]) if want_dx else None
     return dx, gradients

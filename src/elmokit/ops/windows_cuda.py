@@ -1,7 +1,7 @@
 """The windowed recurrence on a CUDA GPU: cuBLAS for the products of both directions, Triton for what lies between.
 
 A step reads x and h side by side, [B, J], so that one product makes its gates, and in the backward pass one product the
-gradients of both. The gates are kept before their activations, as the product gave them, and activated again in the
+gradients of both. The gates are saved before their activations, as the product gave them, and activated again in the
 backward pass: that costs less than to store and read them, and the gradients are those of exactly the numbers of the
 forward pass. A shape of window that comes again and again is recorded as two CUDA graphs.
 """
@@ -52,7 +52,7 @@ class Loop:
         self.projected = x.new_empty(directions, time, batch, output) if projects else self.hidden
         self.y = torch.empty_like(self.projected) if self.clip else self.projected
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        # Where a window and the weights go, looked up once: to find the places anew takes longer than to fill them.
+        # Where a window and the weights go, looked up once: to find the places again takes longer than to fill them.
         self.places = [self.joined[..., :size_in], self.keep, self.cells[:, 0]]
         for d in range(directions):
             self.places += [self.matrix[d, :, :size_in], self.matrix[d, :, size_in:], self.bias[d]]
@@ -133,7 +133,7 @@ class Loop:
         self.graphs = graphs
 
 
-class Kept:
+class SavedLoop:
     """A loop between its forward and its backward pass; a recorded one goes back to the others when it is done with."""
 
     def __init__(self, loop: Loop, idle: list[Loop] | None, dtypes: list[torch.dtype]) -> None:
@@ -185,7 +185,7 @@ def _take(x: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *, projects: bool) ->
 
 def forward(
     x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, weights: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Tensor, Kept]:
+) -> tuple[Tensor, Tensor, Tensor, SavedLoop]:
     """x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], the last h and c."""
     with torch.cuda.device(x.device):
         loop, idle = _take(x, h, c, bounds, projects=weights[3] is not None)
@@ -197,15 +197,15 @@ def forward(
             loop.forward()
         else:
             loop.graphs[0].replay()
-    kept = Kept(loop, idle, [w.dtype for w in weights if w is not None])
-    # Another tensor over the same numbers: what is kept must not refer to the output, which refers to it.
+    saved = SavedLoop(loop, idle, [w.dtype for w in weights if w is not None])
+    # Another tensor over the same numbers: what is saved must not refer to the output, which refers to it.
     y = loop.y.detach() if idle is None else loop.y.clone()
-    return y, loop.y[:, -1].clone(), loop.cells[:, -1].clone(), kept
+    return y, loop.y[:, -1].clone(), loop.cells[:, -1].clone(), saved
 
 
-def backward(dy: Tensor, kept: Kept, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
+def backward(dy: Tensor, saved: SavedLoop, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
     """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights in their order."""
-    loop, size_in = kept.loop, kept.loop.joint - dy.shape[3]
+    loop, size_in = saved.loop, saved.loop.joint - dy.shape[3]
     with torch.cuda.device(dy.device):
         if loop.graphs is None:
             loop.prepare_backward()
@@ -220,18 +220,18 @@ def backward(dy: Tensor, kept: Kept, *, want_dx: bool) -> tuple[Tensor | None, l
         of_projection = bmm_float32(loop.arriving.flatten(1, 2).mT, loop.hidden.flatten(1, 2))
     parts = [*torch.split(dmatrix, [size_in, dy.shape[3]], dim=2), loop.dbias.sum(dim=1)]
     parts += [] if of_projection is None else [of_projection]
-    dtypes = iter(kept.dtypes)
+    dtypes = iter(saved.dtypes)
     gradients: list[Tensor | None] = []
     for of_direction in zip(*(part.unbind() for part in parts), strict=True):
         gradients += [part.to(next(dtypes)) for part in of_direction]
         gradients += [None] if of_projection is None else []
     dx = loop.djoined[..., :size_in].clone() if want_dx else None
-    kept.release()
+    saved.release()
     return dx, gradients
 
 
 def bmm_float32(one: Tensor, other: Tensor) -> Tensor:
-    """[D, N, K] · [D, K, M] → [D, N, M], of half precisions without rounding the sums to them."""
+    """[D, N, K] · [D, K, M] → [D, N, M], of float16 or bfloat16 without rounding the sums to them."""
     if one.dtype in (torch.float32, torch.float64):
         return torch.bmm(one, other)
     if not hasattr(torch.ops.aten.bmm, "dtype"):  # before torch 2.8

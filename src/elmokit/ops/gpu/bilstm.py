@@ -28,7 +28,7 @@ RECORDED_STEPS = 128
 def reason_against(dtype: torch.dtype, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str | None:
     """Why the kernels cannot take such inputs, or None."""
     if any(isinstance(weights, Int8LstmWeights) for layers in stacks for weights in layers):
-        return "weights in 8 bits are for the CPU"
+        return "int8 weights are for the CPU"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the kernels do not compute in {str(dtype).removeprefix('torch.')}"
     if any(weights.projection is None for layers in stacks for weights in layers):

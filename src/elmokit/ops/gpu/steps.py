@@ -1,8 +1,8 @@
 """The steps of all layers, launched one after the other, in the way that suits the batch.
 
 A layer's inputs and outputs lie side by side, [D, T + 1, B, K + P]: at t its input, and the output of the step before.
-    persistent   half precision, few rows: one kernel for all steps, its blocks keep the weights
-    fused        half precision, some rows: a kernel for product, gates and cell, and one for the projection
+    persistent   float16 or bfloat16, few rows: one kernel for all steps, its blocks keep the weights
+    fused        float16 or bfloat16, some rows: a kernel for product, gates and cell, and one for the projection
     products     float32, or many rows: cuBLAS's products, and small kernels for what lies between
 """
 
@@ -23,7 +23,7 @@ from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.windows_cuda import bmm_float32
 
 FUSED_ROWS = 128
-"""Rows up to which steps are fused, in half precision."""
+"""Rows up to which steps are fused, in float16 and bfloat16."""
 JOINED_ROWS = 64
 """From more rows on, fused steps take the products with the input too: the weights are read once for many rows."""
 PRODUCT_TOKENS = 2048

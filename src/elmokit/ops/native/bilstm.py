@@ -13,8 +13,8 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import BiLstm, LayerArguments, Library, Matrix, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
+from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 
@@ -147,7 +147,7 @@ class _BilstmPlan:
         )
 
 
-_plans = Keeper[_BilstmPlan]()
+_plans = TensorCache[_BilstmPlan]()
 
 
 def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], tuple[object, ...]]:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "source"
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 MACHINES = (("-march=native",), ("-mcpu=native",), ())
-"""How compilers are told to use all that this CPU has; the first that a compiler takes."""
+"""Options that let a compiler use all that this CPU has; the first that it accepts is taken."""
 SECONDS = 120
 """A compiler that takes longer hangs."""
 _ALONE = "for this process alone"
@@ -227,5 +227,5 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    kept = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
-    return "\n".join(line for line in lines if line.startswith(kept))
+    chosen = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(chosen))

@@ -13,8 +13,8 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Characters, Filters, HighwayArguments, Library, Product, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import check_place, packed
+from elmokit.ops.native.tensor_cache import TensorCache
 
 LEAST_PRODUCTS = 5_000_000
 """Products that are worth another thread, which may have to be woken."""
@@ -27,7 +27,7 @@ Affine = tuple[Tensor | Int8Matrix, Tensor]
 
 @dataclass(frozen=True)
 class CharacterWeights:
-    """The numbers of the character part; its highways and its projection are all in float32 or all in 8 bits."""
+    """The numbers of the character part; its highways and its projection are all float32 or all int8."""
 
     table: Tensor  # [symbols, c]
     padding: int  # the row of the table that fills words up
@@ -38,7 +38,7 @@ class CharacterWeights:
 
     @property
     def int8(self) -> bool:
-        """Whether there are matrices in 8 bits."""
+        """Whether there are int8 matrices."""
         return any(isinstance(matrix, Int8Matrix) for matrix, _ in self._affines())
 
     def tensors(self) -> Iterator[Tensor]:
@@ -138,4 +138,4 @@ class _CharactersPlan:
         return Product(matrix.matrix, bias.data_ptr())
 
 
-_plans = Keeper[_CharactersPlan]()
+_plans = TensorCache[_CharactersPlan]()

@@ -25,7 +25,7 @@ def let_go(values: Tensor) -> None:
 
 
 def _is_of_a_file(start: int, stop: int) -> bool:
-    """Whether one mapping of a file holds these addresses; other memory would be written to the swap."""
+    """Whether one mapping of a file contains these addresses; other memory would be written to the swap."""
     try:
         text = Path("/proc/self/maps").read_text("utf-8", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Weight matrices in the order the kernels read them, kept as long as the tensors they were made from."""
+"""Weight matrices in the order the kernels read them, cached as long as the tensors they were made from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Library, Matrix
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.memory import let_go
+from elmokit.ops.native.tensor_cache import TensorCache
 
 MOST_INT8_INPUTS = 65536
 """More products of 8-bit numbers may not fit in a 32-bit sum."""
@@ -97,7 +97,7 @@ class PackedMatrix:
         let_go(values)
 
 
-_kept = Keeper[PackedMatrix]()
+_packed_matrices = TensorCache[PackedMatrix]()
 
 
 def packed(
@@ -115,7 +115,9 @@ def packed(
     values, scales = values_and_scales(weight)
     check_place(values, scales)
     tensors = weight.tensors() if isinstance(weight, Int8Matrix) else [weight]
-    return _kept.of(kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts))
+    return _packed_matrices.of(
+        kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts)
+    )
 
 
 def fit_halves(kernels: Library, values: Tensor) -> bool:

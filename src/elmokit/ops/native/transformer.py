@@ -16,8 +16,8 @@ from elmokit.ops.attention import Segments, rotary
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Block, Library, Transformer, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.kept import Keeper
 from elmokit.ops.native.packed import PackedMatrix, PackedMemory, check_place, packed_bytes
+from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.weights import BlockStack, BlockWeights
 
 LEAST_PRODUCTS = 1_000_000
@@ -176,7 +176,7 @@ def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
     return found if len(found) <= min(MOST_REPEATED, len(matrix.columns) // parts) else []
 
 
-_plans = Keeper[_TransformerPlan]()
+_plans = TensorCache[_TransformerPlan]()
 
 
 @cache

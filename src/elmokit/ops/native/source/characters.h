@@ -3,7 +3,7 @@
    U words of M characters, each of which has c numbers; filters of one width are a matrix [count][c·width], all of them
    have F outputs. A word's numbers are laid out [c][M], so that the window at p has its number k = i·width + j at
    [i][p + j]: no window is put together. Its sum runs over k from the bias on, as the products with a matrix do. After a
-   word's last character comes padding, whose windows are all alike: one of them is enough.
+   word's last character comes padding, whose windows are all the same: one of them is enough.
 
    Words are divided among teams, and the panels of every matrix among the members of a team. */
 
@@ -44,7 +44,7 @@ struct characters {
     int64_t threads, teams;
 };
 
-struct characters_desk {
+struct characters_buffers {
     struct team team;
     int64_t *lengths;       /* [WORDS]: characters up to the last that is no padding */
     float *numbers;         /* [WORDS][c][M] */
@@ -57,14 +57,14 @@ struct characters_desk {
 
 struct characters_office {
     const struct characters *job;
-    struct characters_desk *desks; /* [teams] */
+    struct characters_buffers *all_buffers; /* [teams] */
     atomic_int unknown; /* whether an id is in no row of the table */
 };
 
 /* One member of a team at work on n words from `first`. */
 struct member {
     const struct characters *job;
-    struct characters_desk *desk;
+    struct characters_buffers *buffers;
     int rank, size;
     int64_t first, n;
     float *x, *next;       /* what a highway reads and what it writes, in turns */
@@ -131,8 +131,8 @@ static void convolve_panel(const struct member *me, const struct filters *f, int
     float bias[WIDTH] __attribute__((aligned(64)));
     take_bias(&f->product, panel, bias);
     for (int64_t word = 0; word < me->n; word++) {
-        const float *numbers = me->desk->numbers + word * job->size * job->longest;
-        int64_t windows = smaller(me->desk->lengths[word], job->longest - f->width) + 1;
+        const float *numbers = me->buffers->numbers + word * job->size * job->longest;
+        int64_t windows = smaller(me->buffers->lengths[word], job->longest - f->width) + 1;
         floats largest[GATES], up, down;
         for (int v = 0; v < GATES; v++) largest[v] = all(-INFINITY);
         if (m->half)
@@ -155,10 +155,10 @@ static void convolve_panel(const struct member *me, const struct filters *f, int
 static int take_word(const struct member *me, int64_t word) {
     const struct characters *job = me->job;
     const int64_t *ids = job->ids + (me->first + word) * job->longest;
-    float *numbers = me->desk->numbers + word * job->size * job->longest;
+    float *numbers = me->buffers->numbers + word * job->size * job->longest;
     int64_t length = job->longest;
     while (length && ids[length - 1] == job->padding) length--;
-    me->desk->lengths[word] = length;
+    me->buffers->lengths[word] = length;
     int unknown = 0;
     for (int64_t p = 0; p < job->longest; p++) {
         int64_t id = ids[p];
@@ -170,15 +170,15 @@ static int take_word(const struct member *me, int64_t word) {
 
 /* sums [n][WIDTH] = x · panel + bias, in float32. */
 static void product_panel(const struct member *me, const struct product *p, int64_t panel, int32_t *sums) {
-    struct characters_desk *desk = me->desk;
+    struct characters_buffers *buffers = me->buffers;
     const struct matrix *m = &p->weight;
     int64_t wide = padded(me->job->outputs), next = smaller(panel + me->size, panel_count(m) - 1);
     const char *after = panel_at(m, next);
     float bias[WIDTH] __attribute__((aligned(64)));
     take_bias(p, panel, bias);
     if (me->job->int8) {
-        int8_product(m, 2 * me->n, desk->small, wide, panel, after, sums);
-        add_both((float *)sums, bias, me->n, sums, m->scales + panel * WIDTH, desk->scales);
+        int8_product(m, 2 * me->n, buffers->small, wide, panel, after, sums);
+        add_both((float *)sums, bias, me->n, sums, m->scales + panel * WIDTH, buffers->scales);
     } else {
         for (int64_t word = 0; word < me->n; word++) memcpy(sums + word * WIDTH, bias, sizeof bias);
         float_product(m, me->n, me->x, wide, panel, after, (float *)sums);
@@ -202,35 +202,35 @@ static void highway_panel(const struct member *me, const struct highway *h, int6
 /* Words as a product with m reads them in int8. They are multiplied by the factors of its columns for good: that
    product must be the last one. */
 static void quantise_words(const struct member *me, const struct matrix *m) {
-    struct characters_desk *desk = me->desk;
+    struct characters_buffers *buffers = me->buffers;
     int64_t count = me->job->outputs, wide = padded(count);
-    float *rest = desk->rest + me->rank * wide;
+    float *rest = buffers->rest + me->rank * wide;
     for (int64_t word = me->rank; word < me->n; word += me->size) {
         float *x = me->x + word * wide;
         for (int64_t k = 0; m->columns && k < count; k++) x[k] *= m->columns[k];
-        quantise_twice(x, count, desk->small + 2 * word * wide, wide, desk->scales + 2 * word, rest);
+        quantise_twice(x, count, buffers->small + 2 * word * wide, wide, buffers->scales + 2 * word, rest);
     }
-    meet(&desk->team, me->size);
+    meet(&buffers->team, me->size);
 }
 
 static void encode_words(struct member *me, struct characters_office *office) {
     const struct characters *job = me->job;
-    struct characters_desk *desk = me->desk;
+    struct characters_buffers *buffers = me->buffers;
     int64_t wide = padded(job->outputs), output = 0, turn = 0;
     for (int64_t word = me->rank; word < me->n; word += me->size)
         if (take_word(me, word)) atomic_store(&office->unknown, 1);
-    meet(&desk->team, me->size);
+    meet(&buffers->team, me->size);
     for (const struct filters *f = job->filters; f < job->filters + job->widths; f++) {
         for (int64_t panel = 0; panel < panel_count(&f->product.weight); panel++, turn++)
             if (turn % me->size == me->rank) convolve_panel(me, f, panel, output + panel * WIDTH);
         output += f->product.weight.outputs;
     }
-    meet(&desk->team, me->size);
+    meet(&buffers->team, me->size);
     for (const struct highway *h = job->highways; h < job->highways + job->depth; h++) {
         if (job->int8) quantise_words(me, &h->gate.weight);
         for (int64_t panel = me->rank; panel < panel_count(&h->gate.weight); panel += me->size)
             highway_panel(me, h, panel);
-        meet(&desk->team, me->size);
+        meet(&buffers->team, me->size);
         float *x = me->x;
         me->x = me->next;
         me->next = x;
@@ -250,34 +250,34 @@ static void encode_words(struct member *me, struct characters_office *office) {
         for (int64_t word = me->rank; word < me->n; word += me->size)
             memcpy(job->y + (me->first + word) * job->outputs, me->x + word * wide, job->outputs * sizeof(float));
     }
-    meet(&desk->team, me->size);
+    meet(&buffers->team, me->size);
 }
 
 static void characters_work(void *given, int rank, int size) {
     struct characters_office *office = given;
     const struct characters *job = office->job;
     int64_t teams = smaller(job->teams, size), team = rank % teams, start, stop;
-    struct member me = {.job = job, .desk = office->desks + team, .rank = (int)(rank / teams)};
+    struct member me = {.job = job, .buffers = office->all_buffers + team, .rank = (int)(rank / teams)};
     me.size = (int)((size - team + teams - 1) / teams);
-    me.sums = me.desk->sums + me.rank * 4 * WORDS * WIDTH;
+    me.sums = me.buffers->sums + me.rank * 4 * WORDS * WIDTH;
     me.gates = me.sums + 2 * WORDS * WIDTH;
     share(job->words, (int)team, (int)teams, &start, &stop);
     for (me.first = start; me.first < stop; me.first += me.n) {
         me.n = smaller(WORDS, stop - me.first);
-        me.x = me.desk->x;
-        me.next = me.desk->next;
+        me.x = me.buffers->x;
+        me.next = me.buffers->next;
         encode_words(&me, office);
     }
 }
 
-/* Sets out a desk at `at`, or only measures it where `at` is NULL; returns its size in bytes. */
+/* Sets out a buffers at `at`, or only measures it where `at` is NULL; returns its size in bytes. */
 static int64_t set_out_characters(
-    struct characters_desk *desk, const struct characters *job, int64_t members, char *at
+    struct characters_buffers *buffers, const struct characters *job, int64_t members, char *at
 ) {
     int64_t used = 0, n = smaller(WORDS, job->words), wide = padded(job->outputs);
 #define TAKE(WHAT, COUNT)                                      \
-    desk->WHAT = (void *)(at + used);                          \
-    used += padded((int64_t)(COUNT) * sizeof(*desk->WHAT));
+    buffers->WHAT = (void *)(at + used);                          \
+    used += padded((int64_t)(COUNT) * sizeof(*buffers->WHAT));
     TAKE(lengths, n)
     TAKE(numbers, n * job->size * job->longest)
     TAKE(x, n * wide)

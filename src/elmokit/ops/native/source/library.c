@@ -1,4 +1,4 @@
-/* What Python calls. Nothing here knows Python: pointers and numbers come in, and nothing is kept but spare memory. */
+/* What Python calls. Nothing here knows Python: pointers and numbers come in, and nothing is stored but spare memory. */
 
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include "transformer.h"
 
 #define HUGE_PAGE ((int64_t)2 << 20)
-#define SPARE_BYTES ((int64_t)256 << 20) /* working memory larger than this is not kept for the next call */
+#define SPARE_BYTES ((int64_t)256 << 20) /* working memory larger than this is not stored for the next call */
 
 const char *elmokit_instructions(void) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -86,7 +86,7 @@ static void pack_work(void *given, int rank, int size) {
 /* Fills a matrix's panels; with scales [outputs] the weights are of 8 bits. */
 void elmokit_pack(const struct matrix *m, const void *weights, const float *scales, int64_t threads) {
     struct packing job = {m, weights, scales};
-    run_crew(pack_work, &job, (int)threads);
+    run_workers(pack_work, &job, (int)threads);
 }
 
 #define SAMPLES 16 /* places of each memory that are looked at */
@@ -105,7 +105,7 @@ uint64_t elmokit_sample(const uint8_t *const *memories, const int64_t *bytes, in
     return found;
 }
 
-/* Working memory is handed from call to call, so that its pages need not be made anew; two callers at once have two. */
+/* Working memory is handed from call to call, so that its pages need not be made again; two callers at once have two. */
 struct spare {
     int64_t bytes;
     char padding[56];
@@ -135,11 +135,11 @@ static void give_back(char *borrowed) {
 /* Returns 0, or 1 where there was not enough memory. */
 int elmokit_bilstm(const struct bilstm *job) {
     struct office office = {.job = job};
-    int64_t bytes = padded(set_out(&office.desks[0], job, NULL)), desks = job->apart ? 2 : 1;
-    char *memory = borrow(bytes * desks);
+    int64_t bytes = padded(set_out(&office.all_buffers[0], job, NULL)), all_buffers = job->apart ? 2 : 1;
+    char *memory = borrow(bytes * all_buffers);
     if (!memory) return 1;
-    for (int64_t i = 0; i < desks; i++) set_out(&office.desks[i], job, memory + i * bytes);
-    run_crew(bilstm_work, &office, (int)job->threads);
+    for (int64_t i = 0; i < all_buffers; i++) set_out(&office.all_buffers[i], job, memory + i * bytes);
+    run_workers(bilstm_work, &office, (int)job->threads);
     give_back(memory);
     return 0;
 }
@@ -160,14 +160,14 @@ int elmokit_linear(const struct linear *job) {
     int64_t rest = job->twice ? job->threads * wide * (int64_t)sizeof(float) : 0;
     char *memory = borrow(small + scales + rest + job->threads * SUM_ROWS * WIDTH * (int64_t)sizeof(int32_t));
     if (!memory) return 1;
-    struct linear_desk desk = {
+    struct linear_buffers buffers = {
         .job = job,
         .small = (uint8_t *)memory,
         .scales = (float *)(memory + small),
         .rest = (float *)(memory + small + scales),
         .sums = (int32_t *)(memory + small + scales + rest),
     };
-    run_crew(linear_work, &desk, (int)job->threads);
+    run_workers(linear_work, &buffers, (int)job->threads);
     give_back(memory);
     return 0;
 }
@@ -175,15 +175,15 @@ int elmokit_linear(const struct linear *job) {
 /* The character part of words. Returns 0; 1 where there was not enough memory; 2 where the table lacks an id. */
 int elmokit_characters(const struct characters *job) {
     if (!job->words) return 0;
-    struct characters_desk measured;
-    int64_t members = ceiling(job->threads, job->teams), desks = job->teams * (int64_t)sizeof measured;
+    struct characters_buffers measured;
+    int64_t members = ceiling(job->threads, job->teams), all_buffers = job->teams * (int64_t)sizeof measured;
     int64_t bytes = set_out_characters(&measured, job, members, NULL);
-    char *memory = borrow(desks + bytes * job->teams);
+    char *memory = borrow(all_buffers + bytes * job->teams);
     if (!memory) return 1;
-    struct characters_office office = {.job = job, .desks = memset(memory, 0, desks)};
+    struct characters_office office = {.job = job, .all_buffers = memset(memory, 0, all_buffers)};
     for (int64_t i = 0; i < job->teams; i++)
-        set_out_characters(&office.desks[i], job, members, memory + desks + i * bytes);
-    run_crew(characters_work, &office, (int)job->threads);
+        set_out_characters(&office.all_buffers[i], job, members, memory + all_buffers + i * bytes);
+    run_workers(characters_work, &office, (int)job->threads);
     give_back(memory);
     return atomic_load(&office.unknown) ? 2 : 0;
 }

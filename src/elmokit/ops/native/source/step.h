@@ -32,7 +32,7 @@ struct bilstm {
 };
 
 /* What one team works in. */
-struct desk {
+struct buffers {
     struct team team;
     int64_t block;        /* tokens whose input products there is room for */
     int64_t *running;     /* [steps]: sentences with a token at each step */
@@ -43,7 +43,7 @@ struct desk {
     float *hidden;        /* [B][padded H], before the projection */
     float *h;             /* [B][padded P] */
     int32_t *sums;        /* [threads][SUM_ROWS][WIDTH] */
-    uint8_t *small_inputs, *small_hidden, *small_h;    /* the same in 8 bits */
+    uint8_t *small_inputs, *small_hidden, *small_h;    /* the same as int8 */
     float *input_scales, *hidden_scales, *h_scales;
 };
 
@@ -51,7 +51,7 @@ struct desk {
 struct place {
     const struct bilstm *job;
     const struct layer *layer;
-    struct desk *desk;
+    struct buffers *buffers;
     int64_t direction, number;
     int rank, size;
     int64_t first_panel, last_panel; /* this member's cells */
@@ -72,16 +72,16 @@ static int64_t token_of(const struct place *p, int64_t row, int64_t step) {
 
 /* The inputs of rows from `first` to `last` at steps start to stop, close together. */
 static void take_inputs(const struct place *p, int64_t start, int64_t stop, int64_t first, int64_t last) {
-    struct desk *desk = p->desk;
+    struct buffers *buffers = p->buffers;
     int64_t count = p->layer->input.inputs, token = 0;
     for (int64_t step = start; step < stop; step++)
-        for (int64_t row = first; row < smaller(last, desk->running[step]); row++, token++) {
+        for (int64_t row = first; row < smaller(last, buffers->running[step]); row++, token++) {
             if (token % p->size != p->rank) continue;
             const float *from = layer_input(p, row, token_of(p, row, step));
             if (p->job->int8)
-                desk->input_scales[token] = quantise(from, count, desk->small_inputs + token * padded(count));
+                buffers->input_scales[token] = quantise(from, count, buffers->small_inputs + token * padded(count));
             else
-                memcpy(desk->inputs + token * count, from, count * sizeof(float));
+                memcpy(buffers->inputs + token * count, from, count * sizeof(float));
         }
 }
 
@@ -103,22 +103,22 @@ static void add_scaled(
 
 /* The input products and biases of `tokens` tokens, for this member's cells. */
 static void input_products(const struct place *p, int64_t tokens) {
-    struct desk *desk = p->desk;
+    struct buffers *buffers = p->buffers;
     const struct matrix *m = &p->layer->input;
     for (int64_t panel = p->first_panel; panel < p->last_panel; panel++) {
-        float *gates = desk->gates + panel * desk->block * WIDTH, *bias = desk->bias + panel * WIDTH;
+        float *gates = buffers->gates + panel * buffers->block * WIDTH, *bias = buffers->bias + panel * WIDTH;
         int64_t next = smaller(panel + 1, p->last_panel - 1);
         if (p->job->int8) {
             for (int64_t first = 0; first < tokens; first += SUM_ROWS) {
                 int64_t n = smaller(SUM_ROWS, tokens - first);
-                const uint8_t *rows = desk->small_inputs + first * padded(m->inputs);
+                const uint8_t *rows = buffers->small_inputs + first * padded(m->inputs);
                 int8_product(m, n, rows, padded(m->inputs), panel, panel_at(m, first ? panel : next), p->sums);
                 const float *scales = m->scales + panel * WIDTH;
-                add_scaled(gates + first * WIDTH, bias, n, p->sums, scales, desk->input_scales + first);
+                add_scaled(gates + first * WIDTH, bias, n, p->sums, scales, buffers->input_scales + first);
             }
         } else {
             for (int64_t token = 0; token < tokens; token++) memcpy(gates + token * WIDTH, bias, WIDTH * sizeof(float));
-            float_product(m, tokens, desk->inputs, m->inputs, panel, panel_at(m, next), gates);
+            float_product(m, tokens, buffers->inputs, m->inputs, panel, panel_at(m, next), gates);
         }
     }
 }
@@ -127,15 +127,15 @@ static void input_products(const struct place *p, int64_t tokens) {
 INLINE void update_cells(
     const struct place *p, const int int8, int64_t panel, int64_t first, int64_t n, const float *gates
 ) {
-    struct desk *desk = p->desk;
-    float *c = desk->c + (panel * p->job->batch + first) * LANES;
-    float *hidden = desk->hidden + first * padded(p->job->cells) + panel * LANES;
+    struct buffers *buffers = p->buffers;
+    float *c = buffers->c + (panel * p->job->batch + first) * LANES;
+    float *hidden = buffers->hidden + first * padded(p->job->cells) + panel * LANES;
     const float *scales = p->layer->recurrent.scales + panel * WIDTH, bound = p->layer->cell_clip;
     for (int64_t row = 0; row < n; row++, gates += WIDTH, c += LANES, hidden += padded(p->job->cells)) {
         floats z[GATES], up, down;
         for (int v = 0; v < GATES; v++) {
             z[v] = *(const floats *)(gates + v * LANES);
-            if (int8) z[v] = scaled(p->sums + row * WIDTH, scales, desk->h_scales[first + row], v, z[v]);
+            if (int8) z[v] = scaled(p->sums + row * WIDTH, scales, buffers->h_scales[first + row], v, z[v]);
         }
         tanh_fraction(z[2], &up, &down);
         floats fresh = up / (down * one_over_sigmoid(z[0]));
@@ -148,23 +148,23 @@ INLINE void update_cells(
 
 /* The recurrent products and the cells of `count` rows from `start`, whose input products lie at `token`. */
 static void step_cells(const struct place *p, int64_t step, int64_t start, int64_t count, int64_t token) {
-    struct desk *desk = p->desk;
+    struct buffers *buffers = p->buffers;
     const struct matrix *m = &p->layer->recurrent;
     int64_t wide = padded(m->inputs);
     for (int64_t i = p->first_panel; i < p->last_panel; i++) {
-        /* There and back again: what the cache still holds of the last step comes first. */
+        /* There and back again: what is still in the cache of the last step comes first. */
         int back = step & 1;
         int64_t panel = back ? p->first_panel + p->last_panel - 1 - i : i;
         int64_t next = back ? panel - (panel > p->first_panel) : smaller(panel + 1, p->last_panel - 1);
-        float *gates = desk->gates + (panel * desk->block + token) * WIDTH;
+        float *gates = buffers->gates + (panel * buffers->block + token) * WIDTH;
         for (int64_t first = start; first < start + count; first += SUM_ROWS, gates += SUM_ROWS * WIDTH) {
             int64_t n = smaller(SUM_ROWS, start + count - first), coming = first == start ? next : panel;
             const char *after = panel_at(m, coming);
             if (p->job->int8) {
-                int8_product(m, n, desk->small_h + first * wide, wide, panel, after, p->sums);
+                int8_product(m, n, buffers->small_h + first * wide, wide, panel, after, p->sums);
                 update_cells(p, 1, panel, first, n, gates);
             } else {
-                float_product(m, n, desk->h + first * wide, wide, panel, after, gates);
+                float_product(m, n, buffers->h + first * wide, wide, panel, after, gates);
                 update_cells(p, 0, panel, first, n, gates);
             }
         }
@@ -178,7 +178,7 @@ INLINE void put_output(
     const struct bilstm *job = p->job;
     int64_t place = job->order[row] * job->time + token;
     float *out = job->layer_outputs[p->number] + (place * job->directions + p->direction) * job->outputs + first;
-    memcpy(p->desk->h + row * padded(job->outputs) + first, from, count * sizeof(float));
+    memcpy(p->buffers->h + row * padded(job->outputs) + first, from, count * sizeof(float));
     if (p->number && job->skip_connections) {
         const float *input = layer_input(p, row, token) + first;
         for (int64_t i = 0; i < count; i++) out[i] = from[i] + input[i];
@@ -199,7 +199,7 @@ static void add_both(
 }
 
 static void project(const struct place *p, int64_t step, int64_t n) {
-    struct desk *desk = p->desk;
+    struct buffers *buffers = p->buffers;
     const struct matrix *m = &p->layer->projection;
     float *values = (float *)p->sums;
     int64_t start, stop, wide = padded(m->inputs);
@@ -212,11 +212,11 @@ static void project(const struct place *p, int64_t step, int64_t n) {
             const char *after = panel_at(m, next);
             int64_t output = panel * WIDTH, count = smaller(WIDTH, p->job->outputs - output);
             if (p->job->int8) {
-                int8_product(m, 2 * rows, desk->small_hidden + 2 * first * wide, wide, panel, after, p->sums);
-                add_both(values, none, rows, p->sums, m->scales + output, desk->hidden_scales + 2 * first);
+                int8_product(m, 2 * rows, buffers->small_hidden + 2 * first * wide, wide, panel, after, p->sums);
+                add_both(values, none, rows, p->sums, m->scales + output, buffers->hidden_scales + 2 * first);
             } else {
                 memset(values, 0, rows * WIDTH * sizeof(float));
-                float_product(m, rows, desk->hidden + first * wide, wide, panel, after, values);
+                float_product(m, rows, buffers->hidden + first * wide, wide, panel, after, values);
             }
             for (int64_t row = first; row < first + rows; row++, values += WIDTH) {
                 for (int v = 0; v < WIDTH; v += LANES)
@@ -239,30 +239,30 @@ static void quantise_rows(
 static void quantise_hidden(const struct place *p, int64_t n) {
     int64_t count = p->job->cells, wide = padded(count);
     for (int64_t row = p->rank; row < n; row += p->size) {
-        float *from = p->desk->hidden + row * wide;
-        quantise_twice(from, count, p->desk->small_hidden + 2 * row * wide, wide, p->desk->hidden_scales + 2 * row, from);
+        float *from = p->buffers->hidden + row * wide;
+        quantise_twice(from, count, p->buffers->small_hidden + 2 * row * wide, wide, p->buffers->hidden_scales + 2 * row, from);
     }
 }
 
 /* The outputs of a step from its hidden values. */
 static void finish_step(const struct place *p, int64_t step) {
-    struct desk *desk = p->desk;
+    struct buffers *buffers = p->buffers;
     const struct bilstm *job = p->job;
-    int64_t n = desk->running[step];
+    int64_t n = buffers->running[step];
     if (p->layer->projection.panels) {
         if (job->int8) {
             quantise_hidden(p, n);
-            meet(&desk->team, p->size);
+            meet(&buffers->team, p->size);
         }
         project(p, step, n);
     } else {
         for (int64_t row = p->rank; row < n; row += p->size)
-            put_output(p, row, token_of(p, row, step), 0, job->outputs, desk->hidden + row * padded(job->cells));
+            put_output(p, row, token_of(p, row, step), 0, job->outputs, buffers->hidden + row * padded(job->cells));
     }
-    meet(&desk->team, p->size);
+    meet(&buffers->team, p->size);
     if (job->int8) {
-        quantise_rows(p, n, desk->h, job->outputs, desk->small_h, desk->h_scales);
-        meet(&desk->team, p->size);
+        quantise_rows(p, n, buffers->h, job->outputs, buffers->small_h, buffers->h_scales);
+        meet(&buffers->team, p->size);
     }
 }
 

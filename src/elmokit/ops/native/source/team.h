@@ -87,12 +87,12 @@ static void meet(struct team *team, int size) {
     }
 }
 
-struct crew;
+struct workers;
 struct worker {
-    struct crew *crew;
+    struct workers *workers;
     int rank;
 };
-struct crew {
+struct workers {
     void (*work)(void *given, int rank, int size);
     void *given;
     struct signal size; /* 0 until it is known how many threads there are */
@@ -101,39 +101,39 @@ struct crew {
 
 static void *worker_main(void *given) {
     struct worker *self = given;
-    struct crew *crew = self->crew;
-    wait_while(&crew->size, 0, AWAKE);
-    crew->work(crew->given, self->rank, atomic_load(&crew->size.number));
+    struct workers *workers = self->workers;
+    wait_while(&workers->size, 0, AWAKE);
+    workers->work(workers->given, self->rank, atomic_load(&workers->size.number));
     return NULL;
 }
 
 static void pool_main(void *given) {
-    struct crew *crew = given;
-    crew->work(crew->given, pool.rank(), pool.size());
+    struct workers *workers = given;
+    workers->work(workers->given, pool.rank(), pool.size());
 }
 
 /* Calls work(given, rank, size) on `threads` threads, this one among them; on fewer where the system gives no more.
 
    Without torch's own threads, or after a fork, they live as long as the call: nothing is left that a fork could break
    or a second caller had to wait for. */
-static void run_crew(void (*work)(void *, int, int), void *given, int threads) {
+static void run_workers(void (*work)(void *, int, int), void *given, int threads) {
     if (threads <= 1) {
         work(given, 0, 1);
         return;
     }
     if (threads > MOST_THREADS) threads = MOST_THREADS;
-    struct crew crew = {.work = work, .given = given};
+    struct workers workers = {.work = work, .given = given};
     if (pool.parallel && pool.process == getpid()) {
-        pool.parallel(pool_main, &crew, (unsigned)threads, 0);
+        pool.parallel(pool_main, &workers, (unsigned)threads, 0);
         return;
     }
     pthread_t ids[MOST_THREADS];
     int size = 1;
     for (; size < threads; size++) {
-        crew.workers[size] = (struct worker){&crew, size};
-        if (pthread_create(&ids[size], NULL, worker_main, &crew.workers[size])) break;
+        workers.workers[size] = (struct worker){&workers, size};
+        if (pthread_create(&ids[size], NULL, worker_main, &workers.workers[size])) break;
     }
-    set_signal(&crew.size, size);
+    set_signal(&workers.size, size);
     work(given, 0, size);
     for (int rank = 1; rank < size; rank++) pthread_join(ids[rank], NULL);
 }

@@ -106,7 +106,7 @@ INLINE void store_bytes(uint8_t *to, ints numbers) {
 #endif
 }
 
-/* a·b + c. Explicit, so that tiles of every height round alike. */
+/* a·b + c. Explicit, so that tiles of every height round the same way. */
 INLINE floats times_plus(floats a, floats b, floats c) {
 #if LANES == 16
     return _mm512_fmadd_ps(a, b, c);

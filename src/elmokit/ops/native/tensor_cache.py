@@ -1,4 +1,4 @@
-"""What was made from tensors, kept as long as they are, and made anew where one of them has changed.
+"""Objects made from tensors, cached as long as the tensors exist and made again if one of them has changed.
 
 Changed is: moved, written to in place, or, where torch keeps no count of that (`.data`, inference mode), given other
 numbers at the places that are looked at.
@@ -31,19 +31,19 @@ class _Entry(Generic[Made]):
     references: list[weakref.ref[Tensor]]
 
     def sampled(self, kernels: Library) -> int:
-        """Another number where the memory holds others at the places that are looked at."""
+        """Another number if the memory has other values at the places that are looked at."""
         number: int = kernels.sample(self.addresses, self.sizes, len(self.references))
         return number
 
 
-class Keeper(Generic[Made]):
-    """What was made of one kind."""
+class TensorCache(Generic[Made]):
+    """A cache of objects of one kind, by the tensors that they were made from."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[object, ...], _Entry[Made]] = {}
 
     def __len__(self) -> int:
-        """Things that are kept."""
+        """The number of cached objects."""
         return len(self._entries)
 
     def of(self, kernels: Library, tensors: Sequence[Tensor], facts: object, make: Callable[[], Made]) -> Made:
