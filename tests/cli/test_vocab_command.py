@@ -19,7 +19,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert captured.out == ""
     assert captured.err.splitlines() == [
         f"read 1 file, {len(text.read_bytes())} bytes of text, 4 lines",
-        "kept 2 sentences, 7 tokens, 8 types",
+        "stored 2 sentences, 7 tokens, 8 types",
         f"skipped 1 empty line: {text}:2",
         f"skipped 1 line that is not UTF-8: {text}:3",
         f"wrote {tmp_path}/vocab.txt: 5 words, which cover 57.14% of the tokens",

@@ -82,7 +82,7 @@ def test_what_is_in_it(source, tmp_path):
     assert corpus.settings == {"segment": "none", "split": "none", "max_tokens": 1000, "max_types": 5_000_000}
     assert corpus.report.lines() == [
         f"read 1 file, {len(TEXT.encode())} bytes of text, 4 lines",
-        "kept 3 sentences, 9 tokens, 7 types",
+        "stored 3 sentences, 9 tokens, 7 types",
         f"skipped 1 empty line: {source}:2",
     ]
     for wrong in (-1, 7):
@@ -311,7 +311,7 @@ def test_from_sentences(tmp_path):
     assert corpus.counts.tolist() == [0, 1, 0, 2, 1]
     assert corpus.fingerprint == corpus.content
     assert corpus.report.lines()[1:] == [
-        "kept 2 sentences, 4 tokens, 5 types",
+        "stored 2 sentences, 4 tokens, 5 types",
         "skipped 1 empty line: sentence 2",
     ]
     empty = PreparedCorpus.from_sentences([], tmp_path / "empty")

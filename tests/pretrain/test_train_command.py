@@ -226,7 +226,7 @@ def test_chinese_from_raw_text(elmo, tmp_path) -> None:
     chinese = ("--segment", "jieba", "--split", "line", "--input", "words", "--vocab", tmp_path / "vocab.txt")
     ended = elmo("train", text, *TINY, *chinese, "--steps", "3", "--output", tmp_path / "run")
     assert ended.status == 0, ended.err
-    assert "kept 36 sentences" in ended.err
+    assert "stored 36 sentences" in ended.err
     model = Elmo.load(tmp_path / "run")
     one, other = model.encode([["银行", "提高", "了", "利率"], ["河岸", "上"]])
     assert one.shape == (4, 24)
@@ -243,11 +243,11 @@ def test_text_is_read_as_that_of_the_model_was(elmo, tmp_path) -> None:
     ended = elmo(*more, "--output", tmp_path / "new")
     assert ended.status == 0, ended.err
     assert "text: read as the text of old was: segment chars, split line" in ended.err
-    assert "kept 24 sentences, 192 tokens" in ended.err
+    assert "stored 24 sentences, 192 tokens" in ended.err
     assert read_checkpoint(tmp_path / "new").text == {"segment": "chars", "split": "line"}
     ended = elmo(*more, "--output", tmp_path / "other", "--split", "none")
     assert "text: read as the text of old was: segment chars\n" in ended.err
-    assert "kept 12 sentences, 192 tokens" in ended.err
+    assert "stored 12 sentences, 192 tokens" in ended.err
 
 
 def test_the_card_says_what_it_started_from(elmo, text, tmp_path) -> None:

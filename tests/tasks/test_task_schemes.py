@@ -171,8 +171,8 @@ def test_a_few_broken_sequences_are_told():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
     assert check_scheme(_placed(examples, "a.conll"), BIO) is None
     examples[7] = sentence("O", "I-X", line=29)
-    told = check_scheme(_placed(examples, "a.conll"), BIO)
-    assert told.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
+    message = check_scheme(_placed(examples, "a.conll"), BIO)
+    assert message.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
     few = examples[7:9]
     with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot be after O"):
         check_scheme(_placed(few, "a.conll"), BIO)

@@ -61,8 +61,8 @@ class Report:
         """The report as text, one line per fact."""
         text = f"{counted(self.bytes, 'byte')} of text, {counted(self.n_lines, 'line')}"
         read = f"read {counted(self.files, 'file')}, {text}"
-        kept = f"kept {counted(self.sentences, 'sentence')}, {counted(self.tokens, 'token')}"
-        lines = [read, kept + (f", {counted(self.types, 'type')}" if self.types else "")]
+        stored = f"stored {counted(self.sentences, 'sentence')}, {counted(self.tokens, 'token')}"
+        lines = [read, stored + (f", {counted(self.types, 'type')}" if self.types else "")]
         for entry in self.skipped:
             verb, words, at = ("skipped", _SKIPPED, "at") if entry.kind in _SKIPPED else ("left out", _LEFT_OUT, "is")
             what = words[entry.kind][entry.count != 1].format(limit=self.max_tokens)

@@ -273,7 +273,7 @@ def _is_header(cells: Sequence[str], names: Names) -> bool:
         return True
     usual = frozenset().union(*USUAL_NAMES.values())
     plain = [_plain(cell) for cell in cells]
-    # A class may be called "question"; the text beside it shows that this is no header.
+    # A class may be called "question"; the text next to it shows that this is no header.
     like_names = all(len(cell) <= 40 and len(cell.split()) <= 4 and not _SENTENCE_END.search(cell) for cell in cells)
     return like_names and len(set(plain)) == len(plain) and any(cell in usual for cell in plain)
 

@@ -39,7 +39,7 @@ _BLOCK = 1 << 22
 _LONGEST_WORD = 1 << 16
 _MOST_NUMBERS = 1 << 16
 _REFUSED = (
-    (re.compile(rb"\xba\x16\x4f\x2f"), "a fastText .bin model", "give the .vec file that fastText writes beside it"),
+    (re.compile(rb"\xba\x16\x4f\x2f"), "a fastText .bin model", "give the .vec file that fastText writes next to it"),
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle such as gensim saves", "write it with gensim's save_word2vec_format"),
     (re.compile(rb"\x93NUMPY|\x89HDF"), "an array without words", "give a file that names the word of each vector"),
     (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
