@@ -283,3 +283,11 @@ def test_the_senses_of_words_in_the_bundled_model_come_apart(capsys):
     assert len(shares) == 13
     assert {row[0] for row in shares.values()} == {43}, "by the spelling alone there is nothing but chance"
     assert shares["all"][-1] > shares["all"][0] + 30
+
+
+def test_static_vectors_are_looked_up_in_lower_case_too():
+    source = glove.StaticSource(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
+    [layers] = source.stream([("A", "b", "c")])
+    np.testing.assert_array_equal(layers, [[[1, 2], [3, 4], [0, 0]]])
+    with pytest.raises(ElmoError, match="one row per word"):
+        glove.StaticSource(["a", "b"], np.ones((1, 2), np.float32))

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from glove import read_glove
+from glove import StaticSource, read_glove
 from numpy.typing import NDArray
 from rows import Row, read_rows
 
 from elmokit import Elmo
 from elmokit.analyse.probes.pos import probe_pos
-from elmokit.analyse.probes.sources import LayerSource, StaticSource, evenly, source_of
+from elmokit.analyse.probes.sources import LayerSource, evenly, source_of
 from elmokit.analyse.probes.wic import probe_wic, read_wic
 from elmokit.analyse.probes.wsd import WordNet, probe_wsd, read_evaluation, read_semcor
 from elmokit.errors import ElmoError

@@ -8,10 +8,12 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
@@ -61,3 +63,29 @@ def _bytes(path: Path, suffix: str) -> bytes:
             return wheel.read(names[0])
     except zipfile.BadZipFile as error:
         raise ElmoError(f"{path} is neither a wheel nor a folder: {_HINT}") from error
+
+
+class StaticSource:
+    """One vector per word whatever its context, as in GloVe; a word without one gets zeros."""
+
+    def __init__(self, words: Sequence[str], vectors: NDArray[np.float32]) -> None:
+        """`vectors` [V, D] in the order of `words`; a word that is not there is looked up in lower case."""
+        if vectors.ndim != 2 or len(words) != len(vectors):
+            raise ElmoError(
+                f"vectors must have one row per word, got {vectors.shape} for {len(words):,} words", "vectors"
+            )
+        self.names = ("static",)
+        self.size = int(vectors.shape[1])
+        self.device = torch.device("cpu")
+        self._rows = {word: row for row, word in enumerate(words)}
+        self._vectors = vectors
+
+    def stream(self, sentences: Iterable[Sequence[str]]) -> Iterator[NDArray[np.float32]]:
+        """Sentences → arrays [1, T, D]."""
+        for tokens in sentences:
+            found = np.zeros((1, len(tokens), self.size), np.float32)
+            for position, token in enumerate(tokens):
+                row = self._rows.get(token, self._rows.get(token.lower()))
+                if row is not None:
+                    found[0, position] = self._vectors[row]
+            yield found

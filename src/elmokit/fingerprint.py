@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
-from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model.int8 import version
 from elmokit.text.chars import SymbolTable
 from elmokit.text.vocab import Vocabulary
@@ -50,7 +49,7 @@ class Fingerprint:
         return _hexdigest(hashlib.sha256(), facts, parts)  # which processors compute at twice the speed of blake2b
 
 
-def _hexdigest(digest: hashlib._Hash | hashlib.blake2b, facts: object, tensors: Mapping[str, Tensor]) -> str:
+def _hexdigest(digest: hashlib._Hash, facts: object, tensors: Mapping[str, Tensor]) -> str:
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
         digest.update(name.encode())
@@ -69,18 +68,3 @@ def _sum(value: Tensor) -> int:
 
 def _bytes(value: Tensor) -> Tensor:
     return value.detach().reshape(-1).view(torch.uint8)
-
-
-def former_fingerprint(checkpoint: Checkpoint) -> str:
-    """The digest by which earlier releases named the model in unfinished outputs of `elmo embed` and in indexes."""
-    vocab, symbols = checkpoint.vocab, checkpoint.symbols
-    facts = {
-        "config": checkpoint.config.to_dict(),
-        "vocabulary": None if vocab is None else {"words": list(vocab), "specials": vocab.specials},
-        "symbols": None if symbols is None or symbols.ids is None else dict(symbols.ids),
-        "layer_norm": [mix["layer_norm"] for mix in checkpoint.mixes],
-    }
-    tensors = dict(checkpoint.weights)
-    for number, mix in enumerate(checkpoint.mixes):
-        tensors |= {f"{number}.{name}": mix[name] for name in ("weights", "gamma")}
-    return _hexdigest(hashlib.blake2b(digest_size=16), facts, {name: value.float() for name, value in tensors.items()})

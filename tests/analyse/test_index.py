@@ -253,9 +253,7 @@ def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypa
     assert files_of(tmp_path / "second") == files_of(tmp_path / "index")
 
 
-@pytest.mark.parametrize(
-    "name", ["plan.json", "done.json", "vectors.bin", "scales.bin", "tokens.bin", "text", "coarse.bin"]
-)
+@pytest.mark.parametrize("name", ["state.json", "vectors.bin", "scales.bin", "tokens.bin", "text", "coarse.bin"])
 def test_links_in_a_half_built_index_are_refused(tmp_path, name) -> None:
     """Another user may have planted them where several can write."""
     (tmp_path / "target").write_text("precious")

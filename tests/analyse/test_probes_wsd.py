@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elmokit import ElmoError
-from elmokit.analyse.probes.sources import StaticSource, evenly
+from elmokit.analyse.probes.sources import evenly
 from elmokit.analyse.probes.wsd import (
     Mention,
     SenseSentence,
@@ -88,10 +88,16 @@ def test_a_limit_takes_from_the_whole_file():
 
 def test_of_contexts_equally_near_the_sense_of_most_counts():
     """To a vector that knows no context all occurrences of a word are the same."""
-    static = StaticSource(["bank", "shore"], np.array([[3.0, 4.0], [1.0, 0.0]], np.float32))
+
+    class Static(Placed):
+        def stream(self, sentences):
+            known = {"bank": [3.0, 4.0], "shore": [1.0, 0.0]}
+            for tokens in sentences:
+                yield np.array([[known.get(token, [0.0, 0.0]) for token in tokens]], np.float32)
+
     train = [said("bank a", bank(MONEY)), *(said(f"{word} b", bank(RIVER)) for word in ("bank", "bank", "shore"))]
     asked = [said("c bank", bank(RIVER, 1)), said("nowhere", bank(RIVER))]
-    result = probe_wsd(static, train, asked)
+    result = probe_wsd(Static(("static",)), train, asked)
     assert result.nearest["static"].f1 == 1, "not the first one of the file"
 
 
@@ -205,24 +211,11 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, line):
 
 
 def wordnet_files(folder):
-    """Two adjectives, the second a satellite of the first, and one noun with two senses."""
-    for name in ("noun", "verb", "adj", "adv"):
-        (folder / f"index.{name}").write_text("  1 A licence stands here.\n")
-        (folder / f"data.{name}").write_text("  1 A licence stands here.\n")
-    adjectives = ["  1 A licence stands here.\n"]
-    places = []
-    for text in ("00 a 01 all(a) 0 001 & {} a 0000 | gloss | more", "00 s 02 each 0 every 2 001 & {} a 0000 | gloss"):
-        places.append(sum(map(len, adjectives)))
-        adjectives.append(f"{places[-1]:08} {text.format('0' * 8)}\n")
-    first, second = (f"{place:08}" for place in places)
-    text = adjectives[0] + adjectives[1].replace(" & 00000000", f" & {second}")
-    (folder / "data.adj").write_text(text + adjectives[2].replace(" & 00000000", f" & {first}"))
-    (folder / "index.adj").write_text(
-        f"  1 A licence.\nall a 1 1 & 1 1 {first}  \nevery a 1 1 & 1 0 {second}  \neach a 1 1 & 1 0 {second}  \n"
+    """Adjectives, one of them similar to another, and a noun with two senses."""
+    (folder / "index.sense").write_text(
+        "all%3:00:00:: 02269286 1 182\nbank%1:14:00:: 08420278 1 20\nbank%1:17:01:: 09213565 2 25\n"
+        "every%5:00:02:all:00 02269635 1 21\n"
     )
-    noun = "  1 A licence stands here.\n"
-    (folder / "data.noun").write_text(f"{noun}{len(noun):08} 14 n 02 Bank 0 depository 1 000 | gloss\n")
-    (folder / "index.noun").write_text(f"bank n 2 0 2 1 {len(noun):08} 00000000  \n")
     return folder
 
 
@@ -236,5 +229,8 @@ def test_first_senses_come_from_wordnets_files(tmp_path):
 
 
 def test_a_folder_without_wordnet_is_named(tmp_path):
-    with pytest.raises(ElmoError, match=r"index\.noun.*wordnet-base"):
+    with pytest.raises(ElmoError, match=r"index\.sense.*wordnet-base"):
+        WordNet(tmp_path)
+    (tmp_path / "index.sense").write_text("not a line of WordNet\n")
+    with pytest.raises(ElmoError, match=r"index\.sense is damaged"):
         WordNet(tmp_path)

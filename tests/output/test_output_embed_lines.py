@@ -12,6 +12,7 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.output import Summary, check_output, embed_lines, read_vectors, sentence_vectors
+from elmokit.output.spool import Spool
 from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(30)
@@ -98,16 +99,21 @@ def test_failing_at_once_leaves_no_trace(tmp_path):
 
 
 def test_commits_by_bytes_and_by_seconds(tmp_path, monkeypatch):
-    noted = []
-    monkeypatch.setattr("elmokit.output.spool.Spool._note", lambda spool, record: noted.append(record.sentences))
+    noted, write_state = [], Spool._write_state
+
+    def noting(spool, done):
+        noted.append(done.sentences)
+        write_state(spool, done)
+
+    monkeypatch.setattr(Spool, "_write_state", noting)
     embed(LINES, tmp_path / "a.npz", commit_bytes=1, commit_seconds=1e9)
-    assert noted == [*range(1, 31), 30]
+    assert noted == [*range(31), 30]
     noted.clear()
     embed(LINES, tmp_path / "b.npz", commit_bytes=1 << 40, commit_seconds=0)
-    assert noted == [*range(1, 31), 30]
+    assert noted == [*range(31), 30]
     noted.clear()
     embed(LINES, tmp_path / "c.npz", commit_bytes=1 << 40, commit_seconds=1e9)
-    assert noted == [30, 30]
+    assert noted == [0, 30, 30]
 
 
 def test_progress_counts_everything_done(tmp_path):
@@ -119,10 +125,10 @@ def test_progress_counts_everything_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         embed(LINES, tmp_path / "o.npz", encode=stop, on_progress=lambda *done: seen.append(done))
     tokens = np.cumsum([len(line.split()) for line in LINES]).tolist()
-    assert seen == [(number + 1, tokens[number]) for number in range(10)]
+    assert seen == [(0, 0), *((number + 1, tokens[number]) for number in range(10))]
     seen.clear()
     embed(LINES, tmp_path / "o.npz", resume=True, on_progress=lambda *done: seen.append(done))
-    assert seen == [(number + 1, tokens[number]) for number in range(9, 30)], "the first call tells what was resumed"
+    assert seen == [(number + 1, tokens[number]) for number in range(9, 30)], "the first call reports what was resumed"
 
 
 def test_an_old_output_stays_until_the_new_one_is_whole(tmp_path):

@@ -32,8 +32,8 @@ def precious(tmp_path):
 def test_a_planted_file(tmp_path, precious, name, plant, resume):
     partial = tmp_path / "out.npz.partial"
     partial.mkdir()
-    described = {"format": FORMAT, "version": VERSION, "pooled": False, "settings": SETTINGS}
-    (partial / "settings.json").write_text(json.dumps(described))
+    described = {"format": FORMAT, "version": VERSION, "pooled": False, "settings": SETTINGS, "done": {}}
+    (partial / "state.json").write_text(json.dumps(described))
     planted = partial / name
     planted.unlink(missing_ok=True)
     match plant:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,27 +42,23 @@ class Choice:
             if getattr(self, name) < least:
                 raise ElmoError(f"{name} must be at least {least}, got {getattr(self, name)!r}", name)
 
-    def matches(self, text: str) -> bool:
-        """Whether a word is among `words`."""
-        return matches(text, self.words, self.ignore_case)
-
     def counts(self, corpus: PreparedCorpus) -> NDArray[np.int64]:
         """How many occurrences of each type the index contains, [V]."""
         counts = np.array(corpus.counts)
         counts[counts < self.min_count] = 0
         if self.words is not None:
-            fold = str.casefold if self.ignore_case else str
-            wanted = set(map(fold, self.words))
-            chosen = (fold(text) in wanted for text in corpus.type_texts())
+            chosen = map(word_test(self.words, self.ignore_case), corpus.type_texts())
             counts[~np.fromiter(chosen, dtype=bool, count=corpus.n_types)] = 0
         else:
             counts[: len(SPECIALS)] = 0
         return np.minimum(counts, self.max_occurrences) if self.max_occurrences else counts
 
 
-def matches(text: str, words: tuple[str, ...] | None, ignore_case: bool) -> bool:
-    """Whether a word is one of the words, or there is no list of them."""
-    return words is None or text in words or (ignore_case and text.casefold() in map(str.casefold, words))
+def word_test(words: Iterable[str], ignore_case: bool) -> Callable[[str], bool]:
+    """A function that says whether a word is one of these."""
+    fold = str.casefold if ignore_case else str
+    wanted = set(map(fold, words))
+    return lambda text: fold(text) in wanted
 
 
 class CorpusPart(NamedTuple):
@@ -141,27 +137,27 @@ class WordJoiner:
     def joined_corpus(self, corpus: PreparedCorpus, choice: Choice, folder: Path) -> PreparedCorpus:
         """The sentences that contain a word of the choice, with each of the words as one token, in a new folder."""
         types = list(corpus.type_texts())
+        chosen = word_test(choice.words or (), choice.ignore_case)
 
         def sentences() -> Iterator[list[str]]:
-            for number in self._candidates(corpus, choice, types).tolist():
+            for number in self._candidates(corpus, types, chosen).tolist():
                 start = int(corpus.ends[number - 1]) if number else 0
                 tokens = self.join([types[each] for each in corpus.tokens[start : int(corpus.ends[number])].tolist()])
-                if any(map(choice.matches, tokens)):
+                if any(map(chosen, tokens)):
                     yield tokens
 
         return replace(PreparedCorpus.from_sentences(sentences(), folder), settings=corpus.settings)
 
-    def _candidates(self, corpus: PreparedCorpus, choice: Choice, types: list[str]) -> NDArray[np.int64]:
+    def _candidates(self, corpus: PreparedCorpus, types: list[str], chosen: Callable[[str], bool]) -> NDArray[np.int64]:
         """The sentences that contain the first two tokens of a word next to each other, or a word of one token."""
-        folded = [self._fold(text) for text in types]
-        whole = np.fromiter(map(choice.matches, types), bool, len(types))
-        pairs = [[np.fromiter((text == part for text in folded), bool) for part in word[:2]] for word in self._words]
+        folded = np.array([self._fold(text) for text in types], dtype=object)
+        whole = np.fromiter(map(chosen, types), bool, len(types))
+        pairs = [(folded == word[0], folded == word[1]) for word in self._words]
         found = [np.empty(0, np.int64)]
         for start in range(0, corpus.n_tokens, _TOKENS_AT_ONCE):
             tokens = corpus.tokens[start : start + _TOKENS_AT_ONCE + 1]
             hits = whole[tokens]
             for first, second in pairs:
                 hits[:-1] |= first[tokens[:-1]] & second[tokens[1:]]
-            places = start + np.flatnonzero(hits)
-            found.append(np.unique(np.searchsorted(corpus.ends, places, side="right")))
+            found.append(np.searchsorted(corpus.ends, start + np.flatnonzero(hits), side="right"))
         return np.unique(np.concatenate(found))

@@ -83,45 +83,31 @@ def _silhouette_of_cloud(points: Values, count: int, seed: int) -> float:
 
 def k_means(points: Values, count: int, random: np.random.Generator, *, starts: int = _STARTS) -> Labels:
     """The cluster of each point by the best of several starts, [N]; no cluster is empty if enough points differ."""
-    squares = np.square(points).sum(axis=1)
-    best_labels, least = np.zeros(len(points), dtype=np.int64), np.inf
+    best, least = np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(starts if count > 1 else 0):
-        centres = _spread_centres(points, squares, count, random)
-        labels = np.zeros(len(points), dtype=np.int64)
-        for turn in range(_ITERATIONS):
-            distances = squares[:, None] - 2 * points @ centres.T + np.square(centres).sum(axis=1)
-            nearest = distances.argmin(axis=1)
-            if turn and (nearest == labels).all():
+        centres = points[random.integers(len(points), size=1)]
+        while len(centres) < count:  # k-means++: a random point, likelier the farther it is from the centres before it
+            nearest = _squared_distances(points, centres).min(axis=1)
+            share = nearest / nearest.sum() if nearest.any() else None
+            centres = np.concatenate([centres, points[random.choice(len(points), size=1, p=share)]])
+        labels = np.full(len(points), -1)
+        for _ in range(_ITERATIONS):
+            distances = _squared_distances(points, centres)
+            before, labels = labels, distances.argmin(axis=1)
+            if (labels == before).all():
                 break
-            labels = nearest
-            centres = _means(points, labels, distances, count)
-        cost = float(np.maximum(distances[np.arange(len(points)), labels], 0).sum())
-        if cost < least - 1e-12:
-            best_labels, least = labels, cost
-    return best_labels
+            farthest = points[distances.min(axis=1).argmax()]  # where an empty cluster starts again
+            members = [points[labels == number] for number in range(count)]
+            centres = np.stack([some.mean(axis=0) if len(some) else farthest for some in members])
+        if (cost := float(distances.min(axis=1).sum())) < least - 1e-12:
+            best, least = labels, cost
+    return best
 
 
-def _spread_centres(points: Values, squares: Values, count: int, random: np.random.Generator) -> Values:
-    """k-means++: each centre is a random point, likelier the farther it is from the centres before it."""
-    chosen = [int(random.integers(len(points)))]
-    nearest = np.full(len(points), np.inf)
-    while len(chosen) < count:
-        last = points[chosen[-1]]
-        nearest = np.minimum(nearest, np.maximum(squares - 2 * points @ last + last @ last, 0))
-        total = nearest.sum()
-        share = nearest / total if total > 0 else None
-        chosen.append(int(random.choice(len(points), p=share)))
-    return points[chosen]
-
-
-def _means(points: Values, labels: Labels, distances: Values, count: int) -> Values:
-    sizes = np.bincount(labels, minlength=count)
-    sums = np.zeros((count, points.shape[1]))
-    np.add.at(sums, labels, points)
-    centres = sums / np.maximum(sizes, 1)[:, None]
-    for empty in np.flatnonzero(sizes == 0):  # starts again at the point farthest from its centre
-        centres[empty] = points[distances.min(axis=1).argmax()]
-    return centres
+def _squared_distances(points: Values, centres: Values) -> Values:
+    """The squared distance of each point [N, D] from each centre [K, D], [N, K]."""
+    squares = np.square(points).sum(axis=1)[:, None] + np.square(centres).sum(axis=1)
+    return np.asarray(np.maximum(squares - 2 * points @ centres.T, 0))
 
 
 def silhouette(points: Values, labels: Labels, seed: int = 1) -> float:
@@ -132,15 +118,13 @@ def silhouette(points: Values, labels: Labels, seed: int = 1) -> float:
     if len(points) > _SAMPLE:
         chosen = np.random.default_rng(seed).choice(len(points), _SAMPLE, replace=False)
         points, labels = points[chosen], labels[chosen]
-    squares = np.square(points).sum(axis=1)
-    distances = np.sqrt(np.maximum(squares[:, None] - 2 * points @ points.T + squares, 0))
+    distances = np.sqrt(_squared_distances(points, points))
     np.fill_diagonal(distances, 0)
     member = labels[:, None] == np.arange(count)
     sizes = member.sum(axis=0)
     sums = distances @ member  # [N, K]
     own = sums[member] / np.maximum(sizes[labels] - 1, 1)
-    means = np.where(member | (sizes == 0), np.inf, sums / np.maximum(sizes, 1))
-    other = means.min(axis=1)
+    other = np.where(member | (sizes == 0), np.inf, sums / np.maximum(sizes, 1)).min(axis=1)
     values = np.where(sizes[labels] > 1, (other - own) / np.maximum(np.maximum(other, own), 1e-12), 0.0)
     return float(np.nan_to_num(values, posinf=0.0, neginf=0.0).mean())
 
@@ -169,15 +153,12 @@ def cluster_plane(points: Values, labels: Labels) -> Values:
     A direction that the centres leave free is the one in which the points differ most. Nothing is stretched.
     """
     centred = points - points.mean(axis=0)
-    count = int(labels.max()) + 1
-    sizes = np.bincount(labels, minlength=count)
-    centres = np.stack([centred[labels == number].mean(axis=0) for number in range(count)])
-    _, lengths, axes = np.linalg.svd(centres * np.sqrt(sizes)[:, None], full_matrices=False)
-    chosen = axes[: min(count - 1, 2)]
+    centres = np.stack([centred[labels == number].mean(axis=0) for number in range(int(labels.max()) + 1)])
+    _, lengths, axes = np.linalg.svd(centres * np.sqrt(np.bincount(labels))[:, None], full_matrices=False)
+    chosen = axes[: min(len(centres) - 1, 2)]
     chosen = chosen[lengths[: len(chosen)] > 1e-9]
     if len(chosen) < 2:
-        rest = centred - centred @ chosen.T @ chosen
-        _, _, more = np.linalg.svd(rest, full_matrices=False)
+        _, _, more = np.linalg.svd(centred - centred @ chosen.T @ chosen, full_matrices=False)
         chosen = np.concatenate([chosen, more])[:2]
     flat = centred @ _signed(chosen).T
     return np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))

@@ -12,7 +12,7 @@ coarse.bin      [R, C] int8, directions.bin [D, C] and steps.bin [C] float32, fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.analyse.choice import matches
+from elmokit.analyse.choice import word_test
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
 from elmokit.storage import atomic
@@ -177,18 +177,20 @@ class OccurrenceIndex:
             raise ElmoError(f"{path} is damaged: {_ADVICE}")
         text = PreparedCorpus.open(folder / "text")
         rows, size, coarse_size = (description[name] for name in _SIZES)
+
+        def mapped(name: str, dtype: str, *shape: int) -> NDArray[Any]:
+            return map_array(folder / f"{name}.bin", dtype, shape, _ADVICE)
+
         coarse = None
         if coarse_size:
-            directions = mapped(folder / "directions.bin", "<f4", (size, coarse_size))
-            steps = mapped(folder / "steps.bin", "<f4", (coarse_size,))
-            coarse = Projection(directions, steps), mapped(folder / "coarse.bin", "i1", (rows, coarse_size))
-        codes = mapped(folder / "vectors.bin", "i1", (rows, size))
+            projection = Projection(mapped("directions", "<f4", size, coarse_size), mapped("steps", "<f4", coarse_size))
+            coarse = projection, mapped("coarse", "i1", rows, coarse_size)
         return cls(
             folder=folder,
             description=description,
-            vectors=Int8Vectors(codes, mapped(folder / "scales.bin", "<f4", (rows,))),
-            tokens=mapped(folder / "tokens.bin", "<i8", (rows,)),
-            words=mapped(folder / "words.bin", "<i8", (text.n_types, 2)),
+            vectors=Int8Vectors(mapped("vectors", "i1", rows, size), mapped("scales", "<f4", rows)),
+            tokens=mapped("tokens", "<i8", rows),
+            words=mapped("words", "<i8", text.n_types, 2),
             text=text,
             coarse=coarse,
         )
@@ -202,17 +204,18 @@ class OccurrenceIndex:
         return int(self.vectors.codes.shape[1])
 
     @cached_property
-    def _types(self) -> list[str]:
+    def types(self) -> list[str]:
+        """The types of `text` by their ids, [V]."""
         return list(self.text.type_texts())
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {text: number for number, text in enumerate(self._types)}
+        return {text: number for number, text in enumerate(self.types)}
 
     def rows_of(self, word: str, *, ignore_case: bool = False) -> Rows:
         """The rows of a word, [N]; none for a word that is not in the index."""
         if ignore_case:
-            types = [number for number, text in enumerate(self._types) if matches(text, (word,), True)]
+            types = [number for number, same in enumerate(map(word_test([word], True), self.types)) if same]
         else:
             types = [self._numbers[word]] if word in self._numbers else []
         spans = self.words[types].tolist()
@@ -247,14 +250,10 @@ class OccurrenceIndex:
         """The token of a row in its sentence."""
         sentence = int(self.sentences_of(np.array([row]))[0])
         try:
-            tokens = tuple(self._types[number] for number in self.sentence_types(sentence).tolist())
+            tokens = tuple(self.types[number] for number in self.sentence_types(sentence).tolist())
             return Occurrence(sentence, int(self.tokens[row]) - self.sentence_start(sentence), tokens)
         except IndexError as error:
             raise ElmoError(f"{self.folder}: tokens.bin or a file in text/ is damaged: {_ADVICE}") from error
-
-    def type_texts(self, numbers: Iterable[int]) -> list[str]:
-        """The words of some type ids."""
-        return [self._types[number] for number in numbers]
 
     def search(
         self, query: Floats | Sequence[float], k: int = 10, *, rows: Rows | None = None, exact: bool = False
@@ -283,15 +282,10 @@ class OccurrenceIndex:
         return (places if rows is None else rows[places]), scores[places]
 
 
-def check_stateless(elmo: Elmo) -> None:
+def check_stateless(elmo: Elmo, purpose: str = "an index") -> None:
     """Refuse a model that does not give every token one vector, or not always the same."""
     if elmo.boundaries or elmo.state != "zero":
         raise ElmoError(
-            "an index needs a model without boundaries that starts every sentence from zero, got "
+            f"{purpose} needs a model without boundaries that starts every sentence from zero, got "
             f"boundaries={elmo.boundaries}, state={elmo.state!r}: load it without them"
         )
-
-
-def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """A file of an index as an array."""
-    return map_array(path, dtype, shape, _ADVICE)

@@ -11,16 +11,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.analyse import index as index_files
-from elmokit.analyse.choice import Choice, WordJoiner, corpus_parts
+from elmokit.analyse.choice import Choice, WordJoiner, corpus_parts, word_test
 from elmokit.analyse.index import DESCRIPTION, Floats, Int8Vectors, OccurrenceIndex, Projection, Rows
 from elmokit.corpus.encoding import EncodedSentences
 from elmokit.corpus.prepared import CorpusBuilder, PreparedCorpus
@@ -37,7 +37,8 @@ from elmokit.text.tokens import SegmenterName, word_splitter
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
 
-_PLAN, _DONE = "plan.json", "done.json"
+_STATE = "state.json"
+"""The plan of a half-built index, and the number of sentences whose vectors are on the disk."""
 _BUFFER_BYTES = 1 << 25
 _SYNC_SECONDS = 20.0
 _ROWS_AT_ONCE = 1 << 14
@@ -45,15 +46,6 @@ _REPORT_EVERY = 32
 """Sentences."""
 _SPARE_BYTES = 1 << 26
 """Left free on the disk beside the index."""
-
-
-class BuildProgress(NamedTuple):
-    """How much of an index has been built."""
-
-    sentences: int
-    total: int
-    rows: int
-    """The vectors of the whole index."""
 
 
 def build_index(
@@ -64,11 +56,12 @@ def build_index(
     layer: Literal["mix", "top"] | int = "top",
     choice: Choice | None = None,
     batch_tokens: int | None = None,
-    on_progress: Callable[[BuildProgress], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> OccurrenceIndex:
     """The index of a corpus in a folder: opened if it is complete, resumed if it is half built, otherwise built.
 
     Only sentences with a chosen occurrence are encoded. In memory are the list of words and 16 bytes per occurrence.
+    `on_progress` is called with the number of sentences done and of all.
 
         corpus = prepare(["texts/"], segment="english", split="line")
         index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
@@ -83,21 +76,25 @@ def build_index(
         if index := open_if_same(folder, plan):  # another process has built it while this one waited
             return index
         _refuse_other_contents(folder)
-        with _index_errors(folder), _work_folder(folder) as partial:
-            _start(elmo, partial, folder, corpus, choice, plan)
-            text = PreparedCorpus.open(partial / "text")
-            tokens = np.fromfile(partial / "tokens.bin", dtype="<i8")
-            _check_space(folder, partial, len(tokens), size)
-            _write_vectors(elmo, partial, text, tokens, plan["layer"], size, batch_tokens, on_progress)
-            description = {
-                **plan,
-                "format": index_files.FORMAT,
-                "rows": len(tokens),
-                "coarse_size": _write_coarse(partial, len(tokens), size),
-                "corpus_tokens": corpus.n_tokens,
-                "corpus_sentences": corpus.n_sentences,
-            }
-            _finish(partial, folder, description)
+        partial = folder.with_name(f".{folder.name}.partial")
+        with _index_errors(folder), closing(WorkFolder(partial)) as work:
+            try:
+                done = _start(elmo, work.path, folder, corpus, choice, plan)
+                tokens = np.fromfile(work.path / "tokens.bin", dtype="<i8")
+                _check_space(folder, work.path, len(tokens), size)
+                _write_vectors(elmo, work.path, tokens, plan, done, batch_tokens, on_progress or (lambda *_: None))
+                description = {
+                    **plan,
+                    "format": index_files.FORMAT,
+                    "rows": len(tokens),
+                    "coarse_size": _write_coarse(work.path, len(tokens), size),
+                    "corpus_tokens": corpus.n_tokens,
+                    "corpus_sentences": corpus.n_sentences,
+                }
+                _finish(work.path, partial, folder, description)
+            finally:
+                with suppress(OSError):  # not empty: it is resumed the next time
+                    partial.rmdir()
     return OccurrenceIndex.open(folder)
 
 
@@ -141,47 +138,31 @@ def open_if_same(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
 
 
 def _refuse_other_contents(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ElmoError(f"an index is built in a folder, and {folder} is a file: name another")
-    if folder.is_dir() and any(folder.iterdir()):
-        if (folder / DESCRIPTION).is_file():
-            OccurrenceIndex.open(folder)  # reports damage, if that is why it was not opened before
-            raise ElmoError(
-                f"{folder} is an index of another model, corpus or choice of words: name another folder, or remove it"
-            )
-        raise ElmoError(
-            f"an index is built in a new folder or an empty one, and {folder} has files in it: name another"
-        )
-
-
-def _partial_folder(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
-
-
-@contextmanager
-def _work_folder(folder: Path) -> Iterator[Path]:
-    """The folder in which an index is built; it is made if absent, and removed if it stays empty."""
-    partial = _partial_folder(folder)
-    with closing(WorkFolder(partial)) as work:
-        try:
-            yield work.path
-        finally:
-            with suppress(OSError):
-                partial.rmdir()
+    if (folder / DESCRIPTION).is_file():
+        OccurrenceIndex.open(folder)  # reports damage, if that is why it was not opened before
+        advice = "name another folder, or remove it"
+        raise ElmoError(f"{folder} is an index of another model, corpus or choice of words: {advice}")
+    problem = (
+        "is a file" if folder.is_file() else "has files in it" if folder.exists() and any(folder.iterdir()) else ""
+    )
+    if problem:
+        raise ElmoError(f"an index is built in a new folder or an empty one, and {folder} {problem}: name another")
 
 
 def _start(
     elmo: Elmo, partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]
-) -> None:
-    """Write the text and the place of every row, unless an interrupted build with the same plan has done it."""
-    text = json.dumps(plan, sort_keys=True)
-    with suppress(OSError, ValueError):
-        if (partial / _PLAN).read_text(encoding="ascii") == text:
-            return
+) -> int:
+    """Write the text and the place of every row, unless an interrupted build with the same plan has done it.
+
+    Returns the number of sentences whose vectors that build has written.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        state = json.loads((partial / _STATE).read_text(encoding="ascii"))
+        if state["plan"] == json.loads(json.dumps(plan)):
+            return int(state["sentences"])
     joiner = WordJoiner(elmo, corpus.settings.get("segment"), choice.words, ignore_case=choice.ignore_case)
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
-    ) as joined:
+    prefix = f".{folder.name}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as joined:
         source = joiner.joined_corpus(corpus, choice, Path(joined) / "text") if joiner else corpus
         counts = choice.counts(source)
         if not counts.any():
@@ -195,7 +176,13 @@ def _start(
     for name, values in (("tokens.bin", tokens), ("words.bin", words)):
         (partial / name).write_bytes(np.ascontiguousarray(values, dtype="<i8").tobytes())
         sync(partial / name)
-    atomic.write_text(partial / _PLAN, text, errors=nullcontext)
+    _write_state(partial, plan, 0)
+    return 0
+
+
+def _write_state(partial: Path, plan: dict[str, Any], sentences: int) -> None:
+    state = json.dumps({"plan": plan, "sentences": sentences})
+    atomic.write_text(partial / _STATE, state, errors=nullcontext)
 
 
 def _write_text(
@@ -252,8 +239,7 @@ def _nothing_chosen(choice: Choice, corpus: PreparedCorpus) -> ElmoError:
     shown = ", ".join(choice.words[:5]) + (", …" if len(choice.words) > 5 else "")
     if choice.min_count > 1:
         return ElmoError(f"{shown} does not occur {often} in the {size}: lower min_count", "min_count")
-    folded = Choice(choice.words, ignore_case=True)
-    found = [text for text in corpus.type_texts() if folded.matches(text)]
+    found = list(filter(word_test(choice.words, True), corpus.type_texts()))
     said = f"{shown} does not occur in the {size}"
     if found and not choice.ignore_case:
         return ElmoError(f"{said}, but {', '.join(found[:5])} does: set ignore_case", "ignore_case")
@@ -279,18 +265,17 @@ def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
 def _write_vectors(
     elmo: Elmo,
     partial: Path,
-    text: PreparedCorpus,
     tokens: NDArray[np.int64],
-    layer: Literal["mix", "top"] | int,
-    size: int,
+    plan: dict[str, Any],
+    done: int,
     batch_tokens: int | None,
-    on_progress: Callable[[BuildProgress], None] | None,
+    report: Callable[[int, int], None],
 ) -> None:
     """Encode the sentences that are not done, in order."""
+    text = PreparedCorpus.open(partial / "text")
     rows = np.argsort(tokens)  # [R] in the order of the text
     places = tokens[rows]
     bounds = np.searchsorted(places, text.ends)  # [S] the end of each sentence in `rows`
-    done = _sentences_done(partial)
     types = list(text.type_texts())
 
     def sentences() -> Iterator[list[str]]:
@@ -298,46 +283,37 @@ def _write_vectors(
         for end in text.ends[done:].tolist():
             # The stream asks for more when it has returned all it had: a build that resumes from here makes the same
             # batches, and so the same bytes.
-            file.note(number)
+            if time.monotonic() - file.synced > _SYNC_SECONDS:
+                file.sync()
+                _write_state(partial, plan, number)
             yield [types[number] for number in text.tokens[start:end].tolist()]
             start = end
 
-    def report(sentence: int) -> None:
-        if on_progress is not None:
-            on_progress(BuildProgress(sentence, text.n_sentences, len(tokens)))
-
-    report(done)
-    with _RowFile(partial, size) as file:
-        first = int(bounds[done - 1]) if done else 0
-        number = done
-        for number, vectors in enumerate(elmo.stream(sentences(), layer=layer, batch_tokens=batch_tokens), done + 1):
+    with closing(_RowFile(partial, plan["vector_size"])) as file:
+        first, number = int(bounds[done - 1]) if done else 0, done
+        report(number, text.n_sentences)
+        stream = elmo.stream(sentences(), layer=plan["layer"], batch_tokens=batch_tokens)
+        for number, vectors in enumerate(stream, done + 1):
             last = int(bounds[number - 1])
             start = int(text.ends[number - 2]) if number > 1 else 0
             file.add(rows[first:last], vectors[places[first:last] - start])
             first = last
-            if number % _REPORT_EVERY == 0:
-                report(number)
-        file.note(number, force=True)
-        report(number)
-
-
-def _sentences_done(partial: Path) -> int:
-    """How many sentences of a half-built index are on the disk."""
-    try:
-        return int(json.loads((partial / _DONE).read_text(encoding="ascii"))["sentences"])
-    except (OSError, ValueError):
-        return 0
+            if number % _REPORT_EVERY == 0 or number == text.n_sentences:
+                report(number, text.n_sentences)
+        file.sync()
+        _write_state(partial, plan, number)
 
 
 class _RowFile:
-    """Writes vectors that come in any order to their rows, and notes what is on the disk."""
+    """Writes vectors that come in any order to their rows."""
 
     def __init__(self, partial: Path, size: int) -> None:
-        self._partial, self._size = partial, size
+        self._size = size
         self._codes, self._scales = OffsetFile(partial / "vectors.bin"), OffsetFile(partial / "scales.bin")
         self._waiting: list[tuple[Rows, Floats]] = []
         self._bytes = 0
-        self._synced = time.monotonic()
+        self.synced = time.monotonic()
+        """When everything was last on the disk."""
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Take vectors of any length [N, D]; many are written at once."""
@@ -346,15 +322,12 @@ class _RowFile:
         if self._bytes >= _BUFFER_BYTES:
             self._write()
 
-    def note(self, sentences: int, *, force: bool = False) -> None:
-        """Flush everything to the disk and note the number of sentences done, if the last time was long ago."""
-        if not force and time.monotonic() - self._synced < _SYNC_SECONDS:
-            return
+    def sync(self) -> None:
+        """Flush everything to the disk."""
         self._write()
         self._codes.sync()
         self._scales.sync()
-        atomic.write_text(self._partial / _DONE, json.dumps({"sentences": sentences}), errors=nullcontext)
-        self._synced = time.monotonic()
+        self.synced = time.monotonic()
 
     def _write(self) -> None:
         if not self._waiting:
@@ -371,10 +344,8 @@ class _RowFile:
             self._scales.write(row * 4, scales[start:stop].tobytes())
         self._waiting, self._bytes = [], 0
 
-    def __enter__(self) -> _RowFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the files."""
         self._codes.close()
         self._scales.close()
 
@@ -385,8 +356,8 @@ def _write_coarse(partial: Path, rows: int, size: int) -> int:
     if rows < index_files.COARSE_FROM_ROWS or size <= coarse_size:
         return 0
     codes, scales = partial / "vectors.bin", partial / "scales.bin"
-    mapped = index_files.mapped
-    projection = Projection.fit(Int8Vectors(mapped(codes, "i1", (rows, size)), mapped(scales, "<f4", (rows,))))
+    mapped = Int8Vectors(np.memmap(codes, "i1", "r", shape=(rows, size)), np.memmap(scales, "<f4", "r"))
+    projection = Projection.fit(mapped)
     (partial / "directions.bin").write_bytes(projection.directions.astype("<f4").tobytes())
     (partial / "steps.bin").write_bytes(projection.steps.astype("<f4").tobytes())
     # Read as files: what is read through a map stays in this process's memory.
@@ -398,20 +369,18 @@ def _write_coarse(partial: Path, rows: int, size: int) -> int:
     return coarse_size
 
 
-def _finish(partial: Path, folder: Path, description: dict[str, Any]) -> None:
-    """Give the folder its name when everything is on the disk."""
-    for file in partial.glob("*.bin"):
+def _finish(work: Path, partial: Path, folder: Path, description: dict[str, Any]) -> None:
+    """Give the folder its name when everything is on the disk; `work` is a safe path of `partial`."""
+    for file in work.glob("*.bin"):
         sync(file)
     text = json.dumps(description, indent=1, sort_keys=True) + "\n"
-    atomic.write_text(partial / DESCRIPTION, text, errors=nullcontext)
-    sync(partial)
+    atomic.write_text(work / DESCRIPTION, text, errors=nullcontext)
+    sync(work)
     if folder.is_dir():
         folder.rmdir()
-    _partial_folder(folder).rename(folder)
+    partial.rename(folder)
     sync(folder.parent)
-    # Not before: until the folder has its name they say that nothing is left to do.
-    for name in (_PLAN, _DONE):
-        (folder / name).unlink(missing_ok=True)
+    (folder / _STATE).unlink(missing_ok=True)  # not before: until the folder has its name it says what is done
 
 
 def _index_errors(folder: Path) -> AbstractContextManager[None]:

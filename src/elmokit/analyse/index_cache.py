@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elmokit.analyse.choice import MAX_OCCURRENCES, Choice
 from elmokit.analyse.index import DESCRIPTION, OccurrenceIndex
-from elmokit.analyse.index_builder import BuildProgress, build_index, index_plan, open_if_same, stored_layer
+from elmokit.analyse.index_builder import build_index, index_plan, open_if_same, stored_layer
 from elmokit.corpus.prepare import prepare
-from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.fingerprint import former_fingerprint
 from elmokit.storage.cache import cache_folder, name_of
 from elmokit.text.tokens import SegmenterName
 
@@ -24,110 +21,78 @@ if TYPE_CHECKING:
     from elmokit.corpus.report import Progress
 
 
-@dataclass(frozen=True)
-class IndexOptions:
-    """Which index is used, and how a new one is built."""
-
-    corpus: Sequence[str] = ()
-    """Files, folders or patterns of text; "-" is standard input."""
-    index: Path | None = None
-    """The folder of the index; None: one in the cache."""
-    layer: str | None = None
-    """mix, top or a number; None: the layer of an existing index, top for a new one."""
-    segment: SegmenterName | None = None
-    """None: as the model's training text was tokenised, or at white space if that is not known."""
-    split: str | None = None
-    """How raw text is split into sentences; None: as the model's training text was."""
-    max_tokens: int = 1000
-    """Longer sentences are cut."""
-    words: Sequence[str] | None = None
-    """The words of a new index in a folder of its own, or of all words; None: all."""
-    min_count: int = 1
-    max_occurrences: int = MAX_OCCURRENCES
-    batch_tokens: int | None = None
-    workers: int | None = None
-
-
 def find_index(
-    options: IndexOptions,
     elmo: Elmo,
+    searched: Sequence[str] | None,
     *,
-    words: Sequence[str] | None,
+    corpus: Sequence[str] = (),
+    index: Path | None = None,
+    layer: str | None = None,
+    segment: SegmenterName | None = None,
+    split: str | None = None,
+    words: Sequence[str] | None = None,
+    min_count: int = 1,
+    max_occurrences: int = MAX_OCCURRENCES,
     ignore_case: bool = False,
+    workers: int | None = None,
     on_corpus: Callable[[Progress], None] | None = None,
-    on_build: Callable[[BuildProgress], None] | None = None,
+    on_build: Callable[[int, int], None] | None = None,
     on_built: Callable[[OccurrenceIndex], None] | None = None,
 ) -> OccurrenceIndex:
     """The index in which some words, or with None all words, are searched.
 
-    An index that the user names contains all words, or `options.words`. In the cache an index of the words that are
-    searched is enough, and the index of all words is used if it exists. `on_corpus` and `on_build` report progress;
+    `corpus` names files, folders or patterns of text, "-" is standard input; `segment` and `split` are by default those
+    of the model. `index` is the folder of an index, which contains all words, or `words`. Without it the index is in
+    the cache: one of the words that are searched, or the index of all words if it exists. `layer` is mix, top or a
+    number, by default that of an existing index and top for a new one. `on_corpus` and `on_build` report progress;
     `on_built` gets an index that did not exist before.
     """
-    layer = stored_layer(elmo, options.layer or "top")  # a mistake must be reported before the corpus is read
-    if not options.corpus:
-        if options.index is None:
+    number = stored_layer(elmo, layer or "top")  # a mistake must be reported before the corpus is read
+    if not corpus:
+        if index is None:
             raise ElmoError("corpus must name the text to search, or index a folder built before", "corpus", "index")
-        return _check_same(OccurrenceIndex.open(options.index), options, elmo)
-
-    def build(choice: Choice, folder: Path) -> OccurrenceIndex:
-        new = not (folder / DESCRIPTION).is_file()
-        index = build_index(
-            elmo, corpus, folder, layer=layer, choice=choice, batch_tokens=options.batch_tokens, on_progress=on_build
+        return _open(index, layer, elmo)
+    general = Choice(None if words is None else tuple(words), min_count=min_count, max_occurrences=max_occurrences)
+    # Standard input cannot be found in the cache again.
+    with tempfile.TemporaryDirectory(prefix="elmo-index-") if "-" in corpus else nullcontext() as temporary:
+        prepared = prepare(
+            corpus,
+            segment=elmo.text_policy.override(segment).name_in_files,
+            split=split or elmo.text.get("split", "none"),
+            folder=None if temporary is None else Path(temporary) / "corpus",
+            workers=workers,
+            on_progress=on_corpus,
         )
-        if new and on_built is not None:
-            on_built(index)
-        return index
-
-    def plan(choice: Choice) -> dict[str, Any]:
-        return index_plan(elmo, corpus, layer=layer, choice=choice)
-
-    def cached(choice: Choice) -> Path:
-        return cache_folder() / "indexes" / name_of(plan(choice))
-
-    most, chosen = options.max_occurrences, None if options.words is None else tuple(options.words)
-    general = Choice(chosen, min_count=options.min_count, max_occurrences=most)
-    with ExitStack() as stack:
-        corpus = _prepared(options, elmo, stack, on_corpus)
-        if options.index is not None or words is None:
-            return build(general, options.index or cached(general))
-        index = open_if_same(cached(general), plan(general))
-        if index is not None and all(len(index.rows_of(word, ignore_case=ignore_case)) for word in words):
-            return index
-        own = Choice(tuple(words), ignore_case, max_occurrences=most)
-        return build(own, cached(own))
+        folder, choice = index, general
+        if index is None:
+            plan = index_plan(elmo, prepared, layer=number, choice=general)
+            folder = cache_folder() / "indexes" / name_of(plan)
+            found = None if searched is None else open_if_same(folder, plan)
+            if found is not None and all(len(found.rows_of(word, ignore_case=ignore_case)) for word in searched or ()):
+                return found
+            if searched is not None:
+                choice = Choice(tuple(searched), ignore_case, max_occurrences=max_occurrences)
+                plan = index_plan(elmo, prepared, layer=number, choice=choice)
+                folder = cache_folder() / "indexes" / name_of(plan)
+        assert folder is not None
+        new = not (folder / DESCRIPTION).is_file()
+        built = build_index(elmo, prepared, folder, layer=number, choice=choice, on_progress=on_build)
+    if new and on_built is not None:
+        on_built(built)
+    return built
 
 
-def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> OccurrenceIndex:
-    """The index, refused if it was built with another model or layer."""
-    model, layer = index.description["model"], index.description["layer"]
-    if model != elmo.fingerprint(mixes=layer == "mix") and model != former_fingerprint(elmo.checkpoint()):
+def _open(folder: Path, layer: str | None, elmo: Elmo) -> OccurrenceIndex:
+    """An index that exists, refused if it was built with another model or layer."""
+    index = OccurrenceIndex.open(folder)
+    found = index.description["layer"]
+    if index.description["model"] != elmo.fingerprint(mixes=found == "mix"):
         raise ElmoError(
-            f"{index.folder} was built with another model, whose vectors cannot be compared with those of "
-            f"{elmo.where}: use that model, or give corpus to build an index with this one",
+            f"{folder} was built with another model, whose vectors cannot be compared with those of {elmo.where}: "
+            "use that model, or give corpus to build an index with this one",
             "corpus",
         )
-    if options.layer is not None and layer != stored_layer(elmo, options.layer):
-        raise ElmoError(
-            f"layer must be {layer}, that of the index {index.folder}, got {options.layer}: leave it out, or build "
-            "another index",
-            "layer",
-        )
+    if layer is not None and found != stored_layer(elmo, layer):
+        advice = "leave it out, or build another index"
+        raise ElmoError(f"layer must be {found}, that of the index {folder}, got {layer}: {advice}", "layer")
     return index
-
-
-def _prepared(
-    options: IndexOptions, elmo: Elmo, stack: ExitStack, on_progress: Callable[[Progress], None] | None
-) -> PreparedCorpus:
-    folder = None
-    if "-" in options.corpus:  # standard input cannot be found in the cache again
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-index-"))) / "corpus"
-    return prepare(
-        options.corpus,
-        segment=elmo.text_policy.override(options.segment).name_in_files,
-        split=options.split or elmo.text.get("split", "none"),
-        max_tokens=options.max_tokens,
-        folder=folder,
-        workers=options.workers,
-        on_progress=on_progress,
-    )

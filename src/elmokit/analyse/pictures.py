@@ -32,7 +32,6 @@ from elmokit.pretrain.progress import perplexity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from elmokit.elmo import Elmo
 
@@ -273,31 +272,25 @@ def draw_similarity(values: Floats, first: Sequence[str], second: Sequence[str],
             f"a heat map is of two sentences of 1 to {MOST_TOKENS} tokens, got {len(first)} and {len(second)}"
         )
     rows, columns = ([shortened(token, _LONGEST_TOKEN) for token in tokens] for tokens in (first, second))
-    numbers = longest <= _NUMBERS_UP_TO
-    cell = _CELL if numbers else _SMALL_CELL
-    left = 0.25 + _LETTER * max(map(display_width, rows))
-    tall = _LETTER * max(map(display_width, columns))
-    upright = tall < 0.9 * cell
-    bottom = 0.35 if upright else 0.25 + tall
-    panel_width, panel_height = max(cell * len(columns), 1.1), max(cell * len(rows), 0.6)
-    gap, bar, top = 0.25, 0.9, 0.4
-    width = left + len(values) * panel_width + (len(values) - 1) * gap + bar
-    height = bottom + panel_height + top
-    with drawing(path, (width, height), [*rows, *columns]) as figure:
+    cell = _CELL if longest <= _NUMBERS_UP_TO else _SMALL_CELL
+    upright = _LETTER * max(map(display_width, columns)) < 0.9 * cell
+    size = cell * len(columns) * len(values) + 3, cell * len(rows) + 2
+    with drawing(path, size, [*rows, *columns], layout="constrained", crop=True) as figure:
         low = float(np.floor(values.min() * 10) / 10)
-        for number, layer in enumerate(values):
-            start = left + number * (panel_width + gap)
-            axes = figure.add_axes((start / width, bottom / height, panel_width / width, panel_height / height))
-            image = axes.imshow(layer, cmap=_COLOURS, vmin=low, vmax=1.0, aspect="auto")
+        panels = figure.subplots(1, len(values), sharey=True, squeeze=False)[0]
+        for number, (axes, layer) in enumerate(zip(panels, values, strict=True)):
+            image = axes.imshow(layer, cmap=_COLOURS, vmin=low, vmax=1.0)
             axes.set_title(_layer_title(number), fontsize=9)
             axes.set_xticks(range(len(columns)), labels=columns, rotation=0 if upright else 90, fontsize=8)
-            axes.set_yticks(range(len(rows)), labels=rows if number == 0 else [], fontsize=8)
+            axes.set_yticks(range(len(rows)), labels=rows, fontsize=8)
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
-            if numbers:
+            if cell == _CELL:
                 _write_numbers(axes, layer, low)
-        place = ((width - bar + 0.2) / width, bottom / height, 0.14 / width, panel_height / height)
-        _draw_colour_bar(figure, image, place)
+        bar = figure.colorbar(image, ax=panels, aspect=30, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=7, length=2)
+        bar.ax.set_title("cosine", fontsize=8)
 
 
 def _write_numbers(axes: Axes, values: Floats, low: float) -> None:
@@ -305,14 +298,6 @@ def _write_numbers(axes: Axes, values: Floats, low: float) -> None:
         light = (value - low) / max(1.0 - low, 1e-6) > 0.55
         text = f"{round(float(value), 2) + 0.0:.2f}".replace("0.", ".", 1)
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color="black" if light else "white")
-
-
-def _draw_colour_bar(figure: Figure, image: object, place: tuple[float, float, float, float]) -> None:
-    axes = figure.add_axes(place)
-    bar = figure.colorbar(image, cax=axes)  # type: ignore[arg-type]
-    bar.outline.set_visible(False)
-    axes.tick_params(labelsize=7, length=2)
-    axes.set_title("cosine", fontsize=8)
 
 
 def draw_by_position(path: Path, measured: Mapping[StateUse, ByPosition], name: str) -> None:

@@ -88,8 +88,8 @@ def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: 
     """
     near, far = _context_counts(index, rows, found)
     total = near.sum(axis=0)
-    texts = index.type_texts(range(len(total)))
-    own = {text.casefold() for text in index.type_texts(np.unique(np.asarray(index.text.tokens[index.tokens[rows]])))}
+    texts = index.types
+    own = {texts[number].casefold() for number in np.unique(np.asarray(index.text.tokens[index.tokens[rows]]))}
     ordinary = np.array([any(c.isalpha() for c in text) and text.casefold() not in own for text in texts])
     lift = _LIFT + _LIFT_OF_COMMON * index.text.counts / index.text.n_tokens
     lists = []

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,6 @@ from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
     from elmokit.analyse.index import OccurrenceIndex
-    from elmokit.analyse.index_builder import BuildProgress
     from elmokit.elmo import Elmo
 
 Split = Literal["none", "line", "paragraph"]
@@ -91,26 +91,22 @@ class SearchOptions(ModelOptions):
 
         `changes` replace values of the options by name.
         """
-        from elmokit.analyse.index_cache import IndexOptions, find_index
+        from elmokit.analyse.index_cache import find_index
         from elmokit.corpus.report import progress_display
 
-        given = {item.name: getattr(self, item.name) for item in fields(IndexOptions) if hasattr(self, item.name)}
+        names = {item.name for item in fields(self)} & signature(find_index).parameters.keys()
+        given = {name: getattr(self, name) for name in names}
         given |= {"words": given.get("words") or None, **changes}
         with progress_display("corpus") as on_corpus, ProgressDisplay() as display:
 
-            def on_build(done: BuildProgress) -> None:
-                display.start("building the index", "sentences", done.total)
-                display.update(done.sentences)
+            def on_build(done: int, total: int) -> None:
+                display.start("building the index", "sentences", total)
+                display.update(done)
 
-            return find_index(
-                IndexOptions(**given),
-                elmo,
-                words=searched,
-                ignore_case=self.ignore_case,
-                on_corpus=on_corpus,
-                on_build=on_build,
-                on_built=lambda index: _report_built(index, elmo),
-            )
+            def on_built(index: OccurrenceIndex) -> None:
+                _report_built(index, elmo)
+
+            return find_index(elmo, searched, **given, on_corpus=on_corpus, on_build=on_build, on_built=on_built)
 
 
 def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:

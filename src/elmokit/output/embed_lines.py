@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,34 +35,25 @@ def check_output(output: str | Path) -> Path:
     """The file to write, with links followed; an ElmoError for a path that could not be written at the end."""
     try:
         path = follow_links(Path(output))
-        mode = _mode(path)
-        _mode(partial_folder(path))  # its name is longer and must fit too
+        for each in (path, partial_folder(path)):  # whose name is longer and must fit too
+            with suppress(FileNotFoundError, NotADirectoryError):
+                each.stat()
     except ElmoError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # before Python 3.13 a loop of links is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ElmoError(f"output must be a path that can be used, got {output} ({reason})", "output") from error
-    if mode is not None and stat.S_ISDIR(mode):
-        raise ElmoError(
-            f"output must be a file, got the folder {output}: add a name such as {path / 'vectors.h5'}", "output"
-        )
-    if mode is not None and not stat.S_ISREG(mode):
+    if path.is_dir():
+        advice = f"add a name such as {path / 'vectors.h5'}"
+        raise ElmoError(f"output must be a file, got the folder {output}: {advice}", "output")
+    if path.exists() and not path.is_file():
         raise ElmoError(f"output must be an ordinary file, got {output}: choose another", "output")
     if not path.parent.is_dir():
         raise ElmoError(f"the folder of output must exist, got {output}: create {path.parent} first", "output")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ElmoError(
-            f"the folder of output must be writable, got {path.parent}: choose another or change its mode", "output"
-        )
+        advice = "choose another or change its mode"
+        raise ElmoError(f"the folder of output must be writable, got {path.parent}: {advice}", "output")
     return path
-
-
-def _mode(path: Path) -> int | None:
-    """The type of a file, None if there is none; unlike Path.exists it raises other errors."""
-    try:
-        return path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def embed_lines(
@@ -91,29 +82,27 @@ def embed_lines(
     with Spool(target, settings=settings, pooled=pooled, resume=resume) as spool:
         source = iter(lines)
         spool.skip_committed(source)
-        resumed_from = spool.sentences
+        resumed_from = spool.done.sentences
         if spool.finished:
             if next(source, None) is not None:
                 raise spool.input_changed()
             spool.remove()
         else:
-            if resumed_from and on_progress:
-                on_progress(spool.sentences, spool.tokens)
             try:
-                for done in _append_all(spool, source, tokenise, encode):
-                    done.commit_if_due(commit_bytes, commit_seconds)
+                for _ in _append_all(spool, source, tokenise, encode):
                     if on_progress:
-                        on_progress(done.sentences, done.tokens)
+                        on_progress(spool.done.sentences, spool.done.tokens)
+                    spool.commit_if_due(commit_bytes, commit_seconds)
             finally:
                 spool.commit()
             spool.publish(writer)
-    return Summary(spool.sentences, spool.tokens, resumed_from)
+    return Summary(spool.done.sentences, spool.done.tokens, resumed_from)
 
 
 def _append_all(
     spool: Spool, source: Iterator[str], tokenise: Callable[[str], list[str]], encode: Encode
-) -> Iterator[Spool]:
-    """Append the remaining lines, and yield after each sentence."""
+) -> Iterator[None]:
+    """Append the remaining lines; yields before the first and after each."""
     waiting: deque[tuple[str, list[str]]] = deque()  # as many as encode reads ahead
 
     def tokens() -> Iterator[list[str]]:
@@ -124,13 +113,14 @@ def _append_all(
 
     arrays = encode(tokens())
     try:
+        yield
         for vectors in arrays:
             if not waiting:
                 raise RuntimeError("encode yielded more arrays than it took sentences")
             spool.append(*waiting.popleft(), vectors)
-            yield spool
+            yield
         if waiting or next(source, None) is not None:
-            raise RuntimeError(f"encode ended after {spool.sentences} sentences, before its input did")
+            raise RuntimeError(f"encode ended after {spool.done.sentences} sentences, before its input did")
     finally:
         if isinstance(arrays, Generator):
             arrays.close()  # frees its threads and device memory now

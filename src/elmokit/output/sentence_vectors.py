@@ -14,6 +14,7 @@ Tokens come before layers, so that a sentence is one contiguous piece of the fla
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -30,6 +31,7 @@ from elmokit.errors import ElmoError
 Vectors = NDArray[np.float32]
 VECTORS, TEXTS = "vectors.bin", "sentences.jsonl"
 BLOCK_BYTES = 8 << 20
+_BATCH = 1024
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -107,6 +109,15 @@ class SentenceVectors:
                 text, tokens = json.loads(line)
                 yield text, tokens
 
+    def batches(self) -> Iterator[tuple[list[str], list[list[str]], NDArray[np.int64]]]:
+        """Some sentences at a time: their texts, their tokens, and where each ends among the tokens of all."""
+        texts, end = self.texts(), 0
+        while batch := list(itertools.islice(texts, _BATCH)):
+            sentences, tokens = map(list, zip(*batch, strict=True))
+            ends = end + np.cumsum([len(words) for words in tokens], dtype="<i8")
+            yield sentences, tokens, ends
+            end = int(ends[-1])
+
     def blocks(self) -> Iterator[Vectors]:
         """The flat array [rows, D] or [rows, L+1, D] in pieces of some megabytes."""
         step = max(1, BLOCK_BYTES // max(1, 4 * math.prod(self.shape.row)))
@@ -132,7 +143,7 @@ class SentenceVectors:
         return block
 
     def _damaged(self, name: str) -> ElmoError:
-        return ElmoError(f"{self.shown / name} is shorter than its journal says: delete {self.shown} and start again")
+        return ElmoError(f"{self.shown / name} is shorter than its state says: delete {self.shown} and start again")
 
 
 def without_surrogates(text: str) -> str:

@@ -6,11 +6,8 @@ K layers, N tokens, D numbers in a vector, C classes.
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +21,12 @@ from torch.nn import functional as F
 from elmokit.analyse.probes.sources import ElmoSource, LayerSource, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.storage.cache import cache_folder, key_of
-from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.inputs import frozen_features, rounded
 from elmokit.tasks.tag import TaggedExample
 
 Labels = NDArray[np.int64]
+LayerRows = Callable[[int, int, int], Tensor]
+"""The number of a layer, a first and a last token → [N, D] in float16."""
 
 _BLOCK = 16_384
 _LEAST_DEVIATION = 1e-4
@@ -82,8 +79,8 @@ def probe_pos(
 ) -> PosResult:
     """Train a linear classifier of tags on each layer, once for each seed, and measure it on `dev`.
 
-    The vectors of all layers are computed once and stored as float16 in `folder`, by default features/ in the cache.
-    Those of an Elmo stay there for the next probe or task; those of another source are removed at the end.
+    The vectors of all layers are computed once, as float16. Those of an Elmo are stored in `folder`, by default
+    features/ in the cache, for the next probe or task; those of another source stay in memory.
 
     >>> probe_pos(elmo, train, dev).accuracy  # doctest: +SKIP
     {'0': 0.89, '1': 0.94, '2': 0.93, 'mean': 0.95, 'mix': 0.95}
@@ -99,15 +96,15 @@ def probe_pos(
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     train_labels, dev_labels = _labels(shuffled, tags), _labels(dev, tags)
     runs: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
-    with ExitStack() as stack:
-        train_layers, dev_layers = (_stored(chosen, examples, folder, stack) for examples in (shuffled, dev))
-        for name, parts in _parts(chosen).items():
-            train_features, dev_features = (
-                [StoredRows(layers, part, chosen.size) for part in parts] for layers in (train_layers, dev_layers)
-            )
-            for seed in seeds:
-                probe = fit_linear(train_features, train_labels, len(tags), replace(options, seed=seed), chosen.device)
-                runs[name] += (float((probe.predict(dev_features) == dev_labels).mean()),)
+    train_rows, dev_rows = (_read_rows(chosen, examples, folder) for examples in (shuffled, dev))
+    for name, parts in _parts(chosen).items():
+        train_features, dev_features = (
+            [MeanLayer(rows, part, (len(labels), chosen.size)) for part in parts]
+            for rows, labels in ((train_rows, train_labels), (dev_rows, dev_labels))
+        )
+        for seed in seeds:
+            probe = fit_linear(train_features, train_labels, len(tags), replace(options, seed=seed), chosen.device)
+            runs[name] += (float((probe.predict(dev_features) == dev_labels).mean()),)
     return PosResult(
         accuracy={name: sum(values) / len(values) for name, values in runs.items()},
         runs=dict(runs),
@@ -126,32 +123,15 @@ def _parts(source: LayerSource) -> dict[str, list[Sequence[int]]]:
     return parts if count == 1 else {**parts, "mean": [range(count)], "mix": alone}
 
 
-def _stored(
-    source: LayerSource, examples: Sequence[TaggedExample], folder: Path | None, stack: ExitStack
-) -> StoredLayers:
-    """The vectors of all tokens; the stack removes those that cannot be used again."""
+def _read_rows(source: LayerSource, examples: Sequence[TaggedExample], folder: Path | None) -> LayerRows:
+    """The vectors of all tokens."""
     sentences = [example.tokens for example in examples]
     if isinstance(source, ElmoSource):
         return frozen_features(
             source.elmo, sentences, cache=folder, batch_tokens=source.batch_tokens, progress=source.progress
-        )
-    # After a kill they stay until the cache exceeds its size.
-    place = (folder or cache_folder() / "features") / f"run-{secrets.token_hex(8)}"
-    stack.callback(shutil.rmtree, place, ignore_errors=True)
-    keys = {key_of(number): number for number in range(len(sentences))}
-
-    def compute(new: Sequence[bytes], _: object) -> VectorBlock:
-        wanted = [sentences[keys[key]] for key in new]
-        arrays = [torch.from_numpy(layers).transpose(0, 1) for layers in source.stream(wanted)]  # [T, K, D] each
-        return VectorBlock.of(
-            {key: len(tokens) for key, tokens in zip(new, wanted, strict=True)},
-            rounded(torch.cat(arrays), torch.float16),
-        )
-
-    store = VectorStore(place, (0, len(source.names), source.size))
-    rows = {key: len(sentences[number]) for key, number in keys.items()}
-    places = store.complete(rows, compute, dtype=torch.float16)
-    return StoredLayers([places[key] for key in keys], layers=len(source.names), width=source.size)
+        ).rows
+    layers = torch.cat([rounded(torch.from_numpy(each), torch.float16) for each in source.stream(sentences)], dim=1)
+    return lambda layer, start, end: layers[layer, start:end]
 
 
 def _tags(example: TaggedExample) -> tuple[str, ...]:
@@ -181,26 +161,20 @@ def _baseline(train: Sequence[TaggedExample], dev: Sequence[TaggedExample]) -> f
     return sum(found == wanted for found, wanted in pairs) / len(pairs)
 
 
-class StoredRows:
-    """The rows of stored sentences, averaged over some layers."""
+class MeanLayer:
+    """The mean of some layers, read from the disk slice by slice, [N, D]."""
 
-    def __init__(self, stored: StoredLayers, layers: Sequence[int], size: int) -> None:
-        self._stored, self._layers = stored, layers
-        self.shape = (int(stored.lengths.sum()), size)
+    def __init__(self, rows: LayerRows, layers: Sequence[int], shape: tuple[int, int]) -> None:
+        self._rows, self._layers, self.shape = rows, layers, shape
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """The rows of a slice, [N, D]."""
         start, end, _ = rows.indices(self.shape[0])
-        found, *others = (self._stored.rows(layer, start, end) for layer in self._layers)
-        if others:
-            found = found.float()
-            for other in others:
-                found += other
-            found /= len(self._layers)
-        return found.numpy()
+        found, *others = (self._rows(layer, start, end) for layer in self._layers)
+        return (sum(others, found.float()) / len(self._layers) if others else found).numpy()
 
 
-Features = Sequence[StoredRows | NDArray[Any]]
+Features = Sequence[MeanLayer | NDArray[Any]]
 """K layers, each [N, D]."""
 
 

@@ -1,4 +1,4 @@
-"""What a probe examines: the layers of an Elmo, or static vectors to compare with them."""
+"""What a probe examines: the layers of an Elmo, or any other vectors to compare with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elmokit.analyse.index import check_stateless
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 
@@ -40,11 +41,7 @@ class ElmoSource:
     """All layers of an Elmo, from "0"."""
 
     def __init__(self, elmo: Elmo, batch_tokens: int | None = None) -> None:
-        if elmo.boundaries or elmo.state == "carry":
-            raise ElmoError(
-                "a probe needs a model without boundaries that starts every sentence from zero, got "
-                f"boundaries={elmo.boundaries}, state={elmo.state!r}: load it without them"
-            )
+        check_stateless(elmo, "a probe")
         self.elmo, self.batch_tokens = elmo, batch_tokens
         self.names = tuple(str(layer) for layer in range(elmo.config.n_outputs))
         self.size = elmo.config.vector_size
@@ -60,34 +57,6 @@ class ElmoSource:
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
         """Sentences → arrays [L+1, T, D]."""
         return self.elmo.stream(sentences, layer="all", batch_tokens=self.batch_tokens)
-
-
-class StaticSource:
-    """One vector per word whatever its context, as in GloVe; a word without one gets zeros."""
-
-    def __init__(self, words: Sequence[str], vectors: Vectors, *, lower: bool = True) -> None:
-        """`vectors` [V, D] in the order of `words`; with `lower`, a word is also looked up in lower case."""
-        if vectors.ndim != 2 or len(words) != len(vectors):
-            raise ElmoError(
-                f"vectors must have one row per word, got {vectors.shape} for {len(words):,} words", "vectors"
-            )
-        self.names = ("static",)
-        self.size = int(vectors.shape[1])
-        self.device = torch.device("cpu")
-        self._rows = {word: row for row, word in enumerate(words)}
-        self._vectors, self._lower = vectors, lower
-
-    def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
-        """Sentences → arrays [1, T, D]."""
-        for tokens in sentences:
-            found = np.zeros((1, len(tokens), self.size), np.float32)
-            for position, token in enumerate(tokens):
-                row = self._rows.get(token)
-                if row is None and self._lower:
-                    row = self._rows.get(token.lower())
-                if row is not None:
-                    found[0, position] = self._vectors[row]
-            yield found
 
 
 def evenly(items: Sequence[T], limit: int | None) -> Sequence[T]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.analyse.index import normalised
 from elmokit.analyse.probes.sources import LayerSource, Vectors, append_mean, evenly, source_of, with_mean
 from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
@@ -32,10 +33,8 @@ _SAME = 1e-6
 _PARTS_OF_SPEECH = {"N": "NOUN", "V": "VERB", "J": "ADJ", "R": "ADV"}
 """By the first letter of Penn's tags."""
 _MARKER = re.compile(r"\([a-z]+\)")
-_WORDNET_FILES = {"NOUN": "noun", "VERB": "verb", "ADJ": "adj", "ADV": "adv"}
-_SYNSET_TYPES = {"n": 1, "v": 2, "a": 3, "r": 4, "s": 5}
-_SATELLITE = "s"
-_SIMILAR = "&"
+_SYNSET_TYPES = {"1": "NOUN", "2": "VERB", "3": "ADJ", "4": "ADV", "5": "ADJ"}
+"""By the first digit after % in a sense key; 5 is an adjective that is similar to another one."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _lemma(text: str) -> str:
 
 def _part_of_speech(tag: str) -> str:
     """The part of speech of an evaluation set's own name or of a Penn tag."""
-    return tag if tag in _WORDNET_FILES else _PARTS_OF_SPEECH[tag[0]]
+    return tag if tag in _PARTS_OF_SPEECH.values() else _PARTS_OF_SPEECH[tag[0]]
 
 
 def _read(path: str | Path, field: str, mention: Callable[[list[Any]], Mention]) -> Iterator[SenseSentence]:
@@ -139,54 +138,26 @@ class WordNet:
     """Looks up first senses in a folder of WordNet 3.0 (Debian: wordnet-base, in /usr/share/wordnet)."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self._first: dict[tuple[str, str], int] = {}
-        self._data: dict[str, bytes] = {}
-        for pos, name in _WORDNET_FILES.items():
-            try:
-                lines = (self.folder / f"index.{name}").read_text(encoding="latin-1").splitlines()
-                self._data[pos] = (self.folder / f"data.{name}").read_bytes()
-            except OSError as error:
-                raise ElmoError(
-                    f"a WordNet folder must contain index.noun, data.noun and so on, got {self.folder} "
-                    f"({error.strerror or error}): Debian's package wordnet-base puts them in /usr/share/wordnet"
-                ) from error
-            for line in lines:
-                if not line.startswith(" "):  # the licence is indented
-                    fields = line.split()
-                    # lemma pos senses pointers pointer… senses tagged offset…, the most frequent sense first
-                    self._first[fields[0], pos] = int(fields[6 + int(fields[3])])
+        path = Path(folder) / "index.sense"
+        try:
+            lines = path.read_text(encoding="latin-1").splitlines()
+        except OSError as error:
+            raise ElmoError(
+                f"a WordNet folder must contain index.sense, got {folder} ({error.strerror or error}): Debian's "
+                "package wordnet-base puts it in /usr/share/wordnet"
+            ) from error
+        self._first: dict[Entry, str] = {}
+        try:
+            for key, _, number, _ in map(str.split, lines):  # sense key, offset, number of the sense, count
+                if number == "1":
+                    lemma, _, rest = key.partition("%")
+                    self._first[lemma, _SYNSET_TYPES[rest[0]]] = key
+        except (ValueError, LookupError) as error:
+            raise ElmoError(f"{path} is damaged ({error}): install WordNet again") from error
 
     def first_sense(self, lemma: str, pos: str) -> str | None:
         """The key of the first sense of a lemma as NOUN, VERB, ADJ or ADV; None for a word that is not in WordNet."""
-        lemma = _lemma(lemma)
-        offset = self._first.get((lemma, pos))
-        if offset is None:
-            return None
-        kind, file, words, pointers = self._synset(pos, offset)
-        number = next((number for word, number in words if word == lemma), None)
-        if number is None:
-            raise ElmoError(f"{self.folder} is damaged: the first sense of {lemma} is not at byte {offset}")
-        head = ":"
-        if kind == _SATELLITE:  # the key of such an adjective contains the one that it is similar to
-            similar = next(target for symbol, target in pointers if symbol == _SIMILAR)
-            word, head_number = self._synset(pos, similar)[2][0]
-            head = f"{word}:{head_number:02}"
-        return f"{lemma}%{_SYNSET_TYPES[kind]}:{file}:{number:02}:{head}"
-
-    def _synset(self, pos: str, offset: int) -> tuple[str, str, list[tuple[str, int]], list[tuple[str, int]]]:
-        """The type, the file number, words with their numbers, pointers with their targets."""
-        data = self._data[pos]
-        fields = data[offset : data.index(b"\n", offset)].decode("latin-1").split(" | ")[0].split()
-        kind, count = fields[2], int(fields[3], 16)
-        words = [
-            # a marker such as "(p)" says where an adjective may be used
-            (fields[4 + 2 * i].split("(")[0].lower(), int(fields[5 + 2 * i], 16))
-            for i in range(count)
-        ]
-        start = 5 + 2 * count
-        pointers = [(fields[i], int(fields[i + 1])) for i in range(start, start + 4 * int(fields[start - 1]), 4)]
-        return kind, fields[1], words, pointers
+        return self._first.get((_lemma(lemma), pos))
 
 
 @dataclass(frozen=True)
@@ -240,7 +211,7 @@ def probe_wsd(
         raise ElmoError("evaluation must contain words with a sense, got none", "evaluation")
     entries = [(word.lemma, word.pos) for word in words]
     names = with_mean(chosen)
-    asked = _unit(np.concatenate(list(_mentions(chosen, evaluation)), axis=1))  # [K, W, D]
+    asked = normalised(np.concatenate(list(_mentions(chosen, evaluation)), axis=1))  # [K, W, D]
     senses = _SenseVectors(asked, entries)
     wanted = set(entries)
     used = [
@@ -295,7 +266,7 @@ class _SenseVectors:
         total = self._sums.setdefault((entry, sense), np.zeros(vectors.shape))
         total += vectors
         places = self._places[entry]
-        similarity = np.einsum("kd,kwd->kw", _unit(vectors), self._asked[:, places])
+        similarity = np.einsum("kd,kwd->kw", normalised(vectors), self._asked[:, places])
         before = self._best[:, places]
         for layer, found in np.argwhere(similarity > before - _SAME).tolist():
             place = int(places[found])
@@ -309,7 +280,7 @@ class _SenseVectors:
         answers: list[str | None] = []
         for place, entry in enumerate(self._entries):
             candidates = self._ordered(entry)
-            means = [_unit(self._sums[entry, sense][layer]) @ self._asked[layer, place] for sense in candidates]
+            means = [normalised(self._sums[entry, sense][layer]) @ self._asked[layer, place] for sense in candidates]
             answers.append(candidates[int(np.argmax(means))] if candidates else None)
         return answers
 
@@ -337,12 +308,6 @@ def _mentions(source: LayerSource, sentences: Sequence[SenseSentence]) -> Iterat
         for number, span in enumerate(spans):
             vectors[:, number] = layers[:, span].mean(axis=1)
         yield append_mean(vectors)
-
-
-def _unit(vectors: NDArray[Any]) -> NDArray[Any]:
-    """The vectors with length 1 along the last axis; zeros stay zeros."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def _f1(answers: Sequence[str | None], gold: Sequence[set[str]]) -> float:

@@ -31,6 +31,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -41,7 +42,7 @@ from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
 from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, without_surrogates
-from elmokit.output.writers import register_writer
+from elmokit.output.writers import Writer, register_writer
 from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, has, whole_number
 
 if TYPE_CHECKING:
@@ -71,17 +72,14 @@ def write_elmokit(stored: SentenceVectors, target: Path) -> None:
             vectors[row : row + len(block)] = block
             row += len(block)
             check()
-        offsets[0] = 0
-        texts = stored.texts()
-        first = token = 0
-        while batch := list(itertools.islice(texts, BATCH)):
-            last = first + len(batch)
-            ends = token + np.cumsum([len(words) for _, words in batch])
+        offsets[0] = first = token = 0
+        for texts, words, ends in stored.batches():
+            last, end = first + len(texts), int(ends[-1])
             offsets[first + 1 : last + 1] = ends
-            sentences[first:last] = _strings(sentence for sentence, _ in batch)
-            if ends[-1] > token:
-                tokens[token : ends[-1]] = _strings(word for _, words in batch for word in words)
-            first, token = last, int(ends[-1])
+            sentences[first:last] = _strings(texts)
+            if end > token:
+                tokens[token:end] = _strings(itertools.chain.from_iterable(words))
+            first, token = last, end
             check()
 
 
@@ -104,11 +102,6 @@ def write_bilm(stored: SentenceVectors, target: Path, *, index: bool = False) ->
                     "resume",
                 )
             file.create_dataset(INDEX, shape=(1,), dtype=h5py.string_dtype("utf-8"))[0] = listing
-
-
-def write_allennlp(stored: SentenceVectors, target: Path) -> None:
-    """Write a dataset for each sentence, and AllenNLP's sentence_to_index."""
-    write_bilm(stored, target, index=True)
 
 
 def _describe(file: h5py.File, stored: SentenceVectors) -> None:
@@ -224,50 +217,44 @@ class _NeverFails(io.FileIO):
             return size or 0
 
 
-class _HeldInterrupt:
-    """Delays SIGINT until raise_held() is called, or the block ends."""
+@contextmanager
+def _held_interrupt() -> Iterator[Callable[[], None]]:
+    """Delays SIGINT in the block until the yielded function is called, or the block ends."""
+    held: list[tuple[int, FrameType | None]] = []
+    handler: Any = signal.getsignal(signal.SIGINT)
+    # Only the main thread is interrupted; a SIGINT that is ignored or kills the process runs no Python code.
+    holds = threading.current_thread() is threading.main_thread() and callable(handler)
 
-    def __init__(self) -> None:
-        self._held: tuple[int, FrameType | None] | None = None
-        self._handler: Any = None
+    def raise_held() -> None:
+        if held:
+            handler(*held.pop())
 
-    def __enter__(self) -> _HeldInterrupt:
-        # Only the main thread is interrupted; a SIGINT that is ignored or kills the process runs no Python code.
-        handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._hold)
-        return self
-
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._held = number, frame
-
-    def raise_held(self) -> None:
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._handler(*held)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-        if kind is None:
-            self.raise_held()
+    if holds:
+        signal.signal(signal.SIGINT, lambda *given: held.append(given))
+    try:
+        yield raise_held
+    finally:
+        if holds:
+            signal.signal(signal.SIGINT, handler)
+    raise_held()
 
 
 @contextmanager
 def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
     """A new HDF5 file, and check(), which raises the error of earlier writes; call it after each batch."""
-    with _HeldInterrupt() as interrupt, _NeverFails(path) as raw:
+    with _held_interrupt() as raise_held, _NeverFails(path) as raw:
 
         def check() -> None:
             if raw.failure is not None:
                 raise raw.failure
-            interrupt.raise_held()
+            raise_held()
 
         with h5py.File(raw, "w", libver=LIBVER) as file:
             yield file, check
         check()
 
 
-for _layout, _write in (("elmokit", write_elmokit), ("bilm", write_bilm), ("allennlp", write_allennlp)):
+_write_allennlp = partial(write_bilm, index=True)
+_LAYOUTS: dict[str, Writer] = {"elmokit": write_elmokit, "bilm": write_bilm, "allennlp": _write_allennlp}
+for _layout, _write in _LAYOUTS.items():
     register_writer(".h5", ".hdf5", write=_write, read=read, magic=b"\x89HDF\r\n\x1a\n", layout=_layout)

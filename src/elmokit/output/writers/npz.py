@@ -7,7 +7,6 @@ sentence, a JSON array. Members are stored uncompressed, with ZIP64 sizes, and w
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import zipfile
@@ -25,7 +24,6 @@ from elmokit.storage.trusted import check_zip
 
 VECTORS, OFFSETS, TOKENS, SETTINGS = "vectors.npy", "offsets.npy", "tokens.jsonl", "settings.json"
 FORMAT, VERSION = "elmokit-vectors", 1
-BATCH = 1024
 
 
 def write(stored: SentenceVectors, target: Path) -> None:
@@ -42,12 +40,8 @@ def write(stored: SentenceVectors, target: Path) -> None:
             with _member(archive, OFFSETS) as file:
                 _npy_header(file, "<i8", (stored.sentences + 1,))
                 file.write(bytes(8))
-                end = 0
-                lengths = (len(tokens) for _, tokens in stored.texts())
-                while batch := list(itertools.islice(lengths, BATCH)):
-                    ends = end + np.cumsum(batch)
+                for _, _, ends in stored.batches():
                     file.write(ends.astype("<i8").tobytes())
-                    end = int(ends[-1])
         with _member(archive, TOKENS) as file:
             for _, tokens in stored.texts():
                 file.write(json.dumps(tokens, separators=(",", ":")).encode("ascii") + b"\n")

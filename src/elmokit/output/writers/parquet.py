@@ -54,37 +54,34 @@ def write(stored: SentenceVectors, target: Path) -> None:
         metadata={"elmokit": json.dumps(head)},
     )
     with target.open("wb") as file, pq.ParquetWriter(file, schema, use_dictionary=["tokens.list.element"]) as writer:
-        for first, texts, tokens, rows in _groups(stored):
-            flat = rows.reshape(len(rows), len(names), shape.dim)
+        first = 0
+        for group in _groups(stored):
+            texts, tokens, rows = zip(*group, strict=True)
+            flat = np.concatenate(rows).reshape(-1, len(names), shape.dim)
             ends = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
             columns = [
-                pa.array(range(first, first + len(texts)), pa.int64()),
-                pa.array(texts, pa.string()),
-                pa.array(tokens, pa.list_(pa.string())),
+                pa.array(range(first, first + len(group)), pa.int64()),
+                pa.array(map(without_surrogates, texts), pa.string()),
+                pa.array([list(map(without_surrogates, words)) for words in tokens], pa.list_(pa.string())),
             ]
             for layer in range(len(names)):
                 values = pa.FixedSizeListArray.from_arrays(pa.array(flat[:, layer].ravel()), type=vector)
                 columns.append(values if shape.pooled else pa.ListArray.from_arrays(ends, values, type=column))
-            writer.write_table(pa.table(columns, schema=schema), row_group_size=len(texts))
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=len(group))
+            first += len(group)
 
 
-def _groups(stored: SentenceVectors) -> Iterator[tuple[int, list[str], list[list[str]], Vectors]]:
-    """For each row group the number of its first sentence, texts, tokens and rows."""
-    first, size = 0, 0
-    texts: list[str] = []
-    tokens: list[list[str]] = []
-    rows: list[Vectors] = []
-    for text, words, vectors in stored.items():
-        texts.append(without_surrogates(text))
-        tokens.append([without_surrogates(word) for word in words])
-        rows.append(vectors)
-        size += vectors.nbytes
-        if size >= GROUP_BYTES or len(texts) >= GROUP_ROWS:
-            yield first, texts, tokens, np.concatenate(rows)
-            first, size = first + len(texts), 0
-            texts, tokens, rows = [], [], []
-    if texts:
-        yield first, texts, tokens, np.concatenate(rows)
+def _groups(stored: SentenceVectors) -> Iterator[list[tuple[str, list[str], Vectors]]]:
+    """The sentences of each row group."""
+    group, size = [], 0
+    for item in stored.items():
+        group.append(item)
+        size += item[2].nbytes
+        if size >= GROUP_BYTES or len(group) >= GROUP_ROWS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
