@@ -8,7 +8,6 @@ Models and vectors belong to the process, not to the estimator: clones share the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -33,7 +32,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
 
-log = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
 _IN_A_FILE = 1_000
@@ -110,9 +108,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
             tokens = (rows[key] for key in keys)
             stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
-            return (
-                vector.reshape(-1).copy() for vector in stream
-            )  # not a view, which would refer to the whole sentence
+            # Copies, since a view would keep the vectors of a whole batch in memory.
+            return (vector.reshape(-1).copy() for vector in stream)
 
         if self.cache is None:
             return dict(zip(rows, embedded(rows), strict=True))
@@ -121,7 +118,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
             return VectorBlock.of(dict.fromkeys(keys, 1), torch.from_numpy(np.stack([*embedded(keys)])).unsqueeze(1))
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
-        store = VectorStore(_folder(self.cache) / name, (0, 1, size))
+        store = VectorStore(Path(self.cache) / name, (0, 1, size))
         places = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
         return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
@@ -196,16 +193,6 @@ def forget() -> None:
     """Remove all models and vectors from the memory of this process."""
     _load.cache_clear()
     _recent.clear()
-
-
-def _folder(cache: str | Path) -> Path:
-    """The folder of a cache; where a file has its name, as in earlier releases, a folder next to that file."""
-    path = Path(cache)
-    if not path.is_file():
-        return path
-    folder = path.with_name(path.name + ".vectors")
-    log.warning("%s is a file, which is no longer used as a cache: the vectors are stored in %s", path, folder)
-    return folder
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array

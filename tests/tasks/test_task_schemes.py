@@ -13,7 +13,6 @@ from elmokit.tasks.schemes import (
     BIOES,
     Scheme,
     Span,
-    allowed,
     check_scheme,
     detect_scheme,
     find_faults,
@@ -139,7 +138,7 @@ def test_other_tags_are_left_alone():
     tags = ["NN", "S", "B-thing"]
     assert to_bioes(tags, NONE) == from_bioes(tags, NONE) == ("NN", "S", "B-thing")
     assert not find_faults(tags, NONE)
-    assert check_scheme(_placed([sentence(*tags)], None), NONE) is None
+    assert check_scheme(_placed([sentence(*tags)], None), NONE) == []
 
 
 def test_bare_letters():
@@ -148,12 +147,14 @@ def test_bare_letters():
     assert find_faults(["O", "I"], BIO) == [1]
 
 
-def test_allowed_is_what_bioes_allows():
+def test_transitions_are_what_bioes_allows():
     tags = tags_of("BIES")
+    inner, first, last = transitions(tags, BIOES)
     for sequence in sequences(tags, 3):
-        path = [None, *sequence, None]
-        steps = all(allowed(before, after) for before, after in pairwise(path))
-        assert steps == (to_bioes(sequence, BIOES) == sequence)
+        ids = [tags.index(tag) for tag in sequence]
+        steps = all(inner[before, after] for before, after in pairwise(ids))
+        ends = not ids or (first[ids[0]] and last[ids[-1]])
+        assert bool(steps and ends) == (to_bioes(sequence, BIOES) == sequence)
 
 
 def test_transitions():
@@ -169,9 +170,9 @@ def test_transitions():
 
 def test_a_few_broken_sequences_are_told():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
-    assert check_scheme(_placed(examples, "a.conll"), BIO) is None
+    assert check_scheme(_placed(examples, "a.conll"), BIO) == []
     examples[7] = sentence("O", "I-X", line=29)
-    message = check_scheme(_placed(examples, "a.conll"), BIO)
+    (message,) = check_scheme(_placed(examples, "a.conll"), BIO)
     assert message.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
     few = examples[7:9]
     with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot be after O"):
@@ -180,7 +181,9 @@ def test_a_few_broken_sequences_are_told():
         check_scheme(_placed(few, "a.conllu"), BIO)
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
         check_scheme(_placed(few, None), BIO)
-    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False).startswith("a.conll, line 30: in BIO I-X cannot be")
+    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False)[0].startswith(
+        "a.conll, line 30: in BIO I-X cannot be"
+    )
 
 
 @pytest.mark.parametrize(

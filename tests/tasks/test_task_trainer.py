@@ -357,7 +357,7 @@ def test_vectors_are_computed_once(trained, monkeypatch, tmp_path, elmo):
     computed = []
     block = elmokit.tasks.inputs._block
     monkeypatch.setattr(
-        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[1])) or block(*arguments)
+        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[4])) or block(*arguments)
     )
     first = trained("classify", texts(24), epochs=2)
     assert sum(computed) == len({example.tokens for example in texts(24)})

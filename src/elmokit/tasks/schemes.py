@@ -42,6 +42,11 @@ class Scheme:
         return self.name != "none"
 
     @property
+    def used_letters(self) -> str:
+        """The letters that its tags begin with, apart from O."""
+        return self.letters if self.name == "BIOES" else self.letters[:2]
+
+    @property
     def spelling(self) -> str:
         """What people call it: BIO, IOB1, BIOES, BMES, BILOU …"""
         usual = {"BIES": "BIOES", "BMES": "BMES", "BILU": "BILOU", "BMEW": "BMEWO"}
@@ -113,22 +118,22 @@ def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal[
 
 def check_scheme(
     sentences: Iterable[tuple[Sequence[str], Callable[[int], str]]], scheme: Scheme, *, refuse: bool = True
-) -> str | None:
-    """Check the tags of all sentences: None, or a sentence that names the first broken sequence.
+) -> list[str]:
+    """Check the tags of all sentences; a sentence that names the first broken sequence, if there is one.
 
     Each sentence has its tags and a function from a token's index to its place in the file. A tag that the scheme does
     not have is an ElmoError, and so are broken sequences if they are more than one span in 20, unless `refuse` is
     false; fewer are read as conlleval reads them.
     """
     if not scheme.has_spans:
-        return None
+        return []
     first, broken, total = "", 0, 0
     for tags, place_of in sentences:
         for index, tag in enumerate(tags):
             if _parsed(tag, scheme) is None:
                 raise ElmoError(
                     f"{place_of(index)}: the tags are {scheme.spelling}, which has no {tag!r}: "
-                    f"a tag is O or one of {', '.join(_letters(scheme))} with '{scheme.separator}' and a type"
+                    f"a tag is O or one of {', '.join(scheme.used_letters)} with '{scheme.separator}' and a type"
                 )
         total += len(spans(tags, scheme))
         faults = find_faults(tags, scheme)
@@ -139,18 +144,18 @@ def check_scheme(
             rule = f"{tags[index]} cannot be {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
             first = f"{place_of(min(index, len(tags) - 1))}: in {scheme.spelling} {rule}"
     if not broken:
-        return None
+        return []
     first += f" ({counted(broken, 'such place')}, {counted(total, 'span')})"
     if refuse and broken > _BROKEN_SHARE * total:
         raise ElmoError(f"{first}: correct the tags, or convert the file")
-    return f"{first}; a span is taken to begin or end there"
+    return [f"{first}; a span is taken to begin or end there"]
 
 
 def find_faults(tags: Sequence[str], scheme: Scheme) -> list[int]:
     """Where a sequence breaks its scheme: indices of tags that may not follow the one before, or the length."""
     if not scheme.has_spans:
         return []
-    parts = [_OUT, *_parts(tags, scheme), _OUT]
+    parts = [_OUT, *(_part(tag, scheme) for tag in tags), _OUT]
     follows = _RULES[scheme.name]
     return [index for index, (before, after) in enumerate(pairwise(parts)) if not follows(before, after)]
 
@@ -159,7 +164,7 @@ def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
     """The spans that tags mark; a broken sequence is read as conlleval reads it."""
     found: list[Span] = []
     start, kind = -1, ""  # of the open span; -1 if there is none
-    for index, part in enumerate([*_parts(tags, scheme), _OUT]):
+    for index, part in enumerate([*(_part(tag, scheme) for tag in tags), _OUT]):
         continues = start >= 0 and part.letter in "IE" and part.type == kind
         if start >= 0 and not continues:
             found.append(Span(start, index, kind))
@@ -182,19 +187,12 @@ def from_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
     return _write(spans(tags, BIOES), len(tags), scheme) if scheme.has_spans else tuple(tags)
 
 
-def allowed(before: str | None, after: str | None) -> bool:
-    """Whether one BIOES tag may follow another; None is the start or the end of the sentence."""
-    return _follows(*(_OUT if tag is None else _part(tag, BIOES) for tag in (before, after)))
-
-
 def transitions(tags: Sequence[str], scheme: Scheme) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """What a CRF over BIOES tags may do: from row to column [K, K], at the start [K], at the end [K]."""
-    if not scheme.has_spans:
-        return np.ones((len(tags), len(tags)), bool), np.ones(len(tags), bool), np.ones(len(tags), bool)
-    inner = np.array([[allowed(before, after) for after in tags] for before in tags], dtype=bool)
-    first = np.array([allowed(None, tag) for tag in tags], dtype=bool)
-    last = np.array([allowed(tag, None) for tag in tags], dtype=bool)
-    return inner.reshape(len(tags), len(tags)), first, last
+    # Outside is what comes before the first tag and after the last.
+    parts = [*([_part(tag, BIOES) for tag in tags] if scheme.has_spans else [_OUT] * len(tags)), _OUT]
+    steps = np.array([[_follows(before, after) for after in parts] for before in parts], dtype=bool)
+    return steps[:-1, :-1], steps[-1, :-1], steps[:-1, -1]
 
 
 def _touches(before: _Part, after: _Part) -> bool:
@@ -231,18 +229,10 @@ def _write(found: Iterable[Span], length: int, scheme: Scheme) -> Tokens:
     return tuple(tags)
 
 
-def _letters(scheme: Scheme) -> str:
-    return scheme.letters if scheme.name == "BIOES" else scheme.letters[:2]
-
-
-def _parts(tags: Sequence[str], scheme: Scheme) -> list[_Part]:
-    return [_part(tag, scheme) for tag in tags]
-
-
 def _part(tag: str, scheme: Scheme) -> _Part:
     part = _parsed(tag, scheme)
     if part is None:
-        raise ElmoError(f"a tag of the scheme {scheme.spelling} is O or begins with {_letters(scheme)}, got {tag!r}")
+        raise ElmoError(f"a tag of {scheme.spelling} is O or begins with one of {scheme.used_letters}, got {tag!r}")
     return part
 
 
@@ -252,6 +242,6 @@ def _parsed(tag: str, scheme: Scheme) -> _Part | None:
     if tag == OUTSIDE:
         return _OUT
     letter, separator, kind = tag[:1], tag[1:2], tag[2:]
-    if letter not in _letters(scheme) or (separator and (separator != scheme.separator or not kind)):
+    if letter not in scheme.used_letters or (separator and (separator != scheme.separator or not kind)):
         return None
     return _Part("BIES"[scheme.letters.index(letter)], kind)
