@@ -1,9 +1,7 @@
 """ElmoVectorizer in scikit-learn: pipelines, grid searches, clones, pickles, and vectors computed once."""
 
 import pickle
-import sqlite3
 import sys
-from contextlib import closing
 from importlib import import_module
 
 import numpy as np
@@ -214,21 +212,6 @@ def test_a_killed_run_loses_one_file_at_most(tmp_path, model_folder, monkeypatch
     found = ElmoVectorizer(model_folder, cache=tmp_path / "vectors").transform(TEXTS)
     assert sum(embedded) == 2
     np.testing.assert_array_equal(found, Elmo.load(model_folder).encode(TEXTS, output="sentence"))
-
-
-def test_a_cache_of_an_earlier_release_is_left_alone(tmp_path, model_folder, caplog, embedded):
-    former = tmp_path / "vectors.db"
-    with closing(sqlite3.connect(former)) as connection, connection:
-        connection.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
-    data = former.read_bytes()
-    for _ in range(2):
-        vectorizers.forget()
-        found = ElmoVectorizer(model_folder, cache=former).transform(TEXTS)
-    np.testing.assert_array_equal(found, ElmoVectorizer(model_folder).transform(TEXTS))
-    assert sum(embedded) == len(set(TEXTS)), "the second time from the folder next to the file"
-    assert former.read_bytes() == data
-    assert str(former) in caplog.text
-    assert (tmp_path / "vectors.db.vectors").is_dir()
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path, model_folder):

@@ -8,7 +8,6 @@ Models and vectors belong to the process, not to the estimator: clones share the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -33,7 +32,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("scikit-learn", "tasks", "ElmoVectorizer") from error
 
-log = logging.getLogger(__name__)
 Vector = NDArray[np.float32]
 
 _IN_A_FILE = 1_000
@@ -110,9 +108,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
             tokens = (rows[key] for key in keys)
             stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
-            return (
-                vector.reshape(-1).copy() for vector in stream
-            )  # not a view, which would refer to the whole sentence
+            # Copies, since a view would keep the vectors of a whole batch in memory.
+            return (vector.reshape(-1).copy() for vector in stream)
 
         if self.cache is None:
             return dict(zip(rows, embedded(rows), strict=True))
@@ -121,18 +118,15 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
             return VectorBlock.of(dict.fromkeys(keys, 1), torch.from_numpy(np.stack([*embedded(keys)])).unsqueeze(1))
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
-        store = VectorStore(_folder(self.cache) / name, (0, 1, size))
+        store = VectorStore(Path(self.cache) / name, (0, 1, size))
         places = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
         return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
-        elmo = self._elmo()
-        size = elmo.config.vector_size
-        if self.layer != "all":
-            return np.array([f"elmo_{number}" for number in range(size)], dtype=object)
-        names = [f"elmo_layer{layer}_{number}" for layer in range(elmo.config.n_outputs) for number in range(size)]
-        return np.array(names, dtype=object)
+        config = self._elmo().config
+        parts = [f"layer{layer}_" for layer in range(config.n_outputs)] if self.layer == "all" else [""]
+        return np.array([f"elmo_{part}{n}" for part in parts for n in range(config.vector_size)], dtype=object)
 
     def _elmo(self) -> Elmo:
         if self.pool is None:
@@ -159,9 +153,6 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         """An unfitted copy; an Elmo is shared, not copied."""
         others = {name: clone(value, safe=False) for name, value in self.get_params().items() if name != "model"}
         return type(self)(self.model, **others)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
     def __sklearn_tags__(self) -> Any:  # noqa: ANN401 - scikit-learn's Tags
         tags = super().__sklearn_tags__()
@@ -196,16 +187,6 @@ def forget() -> None:
     """Remove all models and vectors from the memory of this process."""
     _load.cache_clear()
     _recent.clear()
-
-
-def _folder(cache: str | Path) -> Path:
-    """The folder of a cache; where a file has its name, as in earlier releases, a folder next to that file."""
-    path = Path(cache)
-    if not path.is_file():
-        return path
-    folder = path.with_name(path.name + ".vectors")
-    log.warning("%s is a file, which is no longer used as a cache: the vectors are stored in %s", path, folder)
-    return folder
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array

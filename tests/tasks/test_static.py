@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
+from elmokit.tasks import inputs
 from elmokit.tasks.inputs import PADDING, UNKNOWN, StaticVectors
 
 SENTENCES = [("The", "bank", "of", "the", "river"), ("the", "bank", "Rates")]
@@ -75,10 +76,12 @@ def test_the_files_own_unknown_word(vector_file):
     assert table(table.ids([("river",)])).flatten().tolist() == [9, 9, 9]
 
 
-def test_a_large_file_is_kept_to_a_bound_and_to_the_words_of_the_text(vector_file):
-    table = StaticVectors.read(vector_file, SENTENCES, most_numbers=3)
+def test_a_large_file_is_kept_to_a_bound_and_to_the_words_of_the_text(vector_file, monkeypatch):
+    monkeypatch.setattr(inputs, "MOST_NUMBERS", 3)
+    table = StaticVectors.read(vector_file, SENTENCES)
     assert set(table.words) == {"of", "the", "bank", "rates"}
-    assert set(StaticVectors.read(vector_file, SENTENCES, most_numbers=15).words) == set(FILE_WORDS) - {"seen"}
+    monkeypatch.setattr(inputs, "MOST_NUMBERS", 15)
+    assert set(StaticVectors.read(vector_file, SENTENCES).words) == set(FILE_WORDS) - {"seen"}
 
 
 def test_training_moves_only_the_words_of_the_text(vector_file):
@@ -104,7 +107,7 @@ def test_frozen_vectors_stay(vector_file):
 
 def test_vectors_in_memory_are_as_those_of_a_file(vector_file):
     vectors = np.array([vector_of(number) for number in range(6)] + [[8.0, 8.0, 8.0]])
-    table = StaticVectors.given([*FILE_WORDS, "bank"], vectors, SENTENCES).eval()
+    table = StaticVectors.given(([*FILE_WORDS, "bank"], vectors), SENTENCES).eval()
     other = StaticVectors.read(vector_file, SENTENCES).eval()
     assert table.words == other.words
     assert torch.equal(table(table.ids(SENTENCES)), other(other.ids(SENTENCES)))
@@ -122,7 +125,7 @@ def test_vectors_in_memory_are_as_those_of_a_file(vector_file):
 )
 def test_wrong_vectors_are_named(words, vectors, message):
     with pytest.raises(ElmoError, match=message):
-        StaticVectors.given(words, vectors, SENTENCES)
+        StaticVectors.given((words, vectors), SENTENCES)
 
 
 def test_a_table_is_built_again_from_what_was_saved(vector_file):

@@ -92,40 +92,6 @@ def test_the_tuned_model_is_saved_and_the_softmax_is_not(trained, tmp_path):
         assert torch.equal(stored.bilm.state_dict()[name], value), name
 
 
-def test_pair_models_older_than_an_option_open(trained, tmp_path):
-    model = trained("pair", words_beside=False)
-    save(model, tmp_path / "model")
-    facts = json.loads((tmp_path / "model" / "task.json").read_text())
-    del facts["options"]["words_beside"]
-    (tmp_path / "model" / "task.json").write_text(json.dumps(facts))
-    opened = load(tmp_path / "model")
-    assert opened.options.words_beside is False
-    assert answers(opened) == answers(model)
-
-
-SAVED = Path(__file__).parent / "saved_models"
-"""Models of the first version of the format, without their ELMo, which is the tiny one of the tests."""
-EXPECTED = json.loads((SAVED / "expected.json").read_text())
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_models_of_the_first_version_open(tmp_path, name):
-    shutil.copytree(SAVED / name, tmp_path / "model")
-    Elmo(tiny_checkpoint(scale=1.0)).save(tmp_path / "model" / "elmo")
-    model, expected = load(tmp_path / "model"), EXPECTED[name]
-    assert model.labels == tuple(expected["labels"])
-    questions = [tuple(text) if isinstance(text, list) else text for text in expected["questions"]]
-    for answer, known in zip(model.predict(questions), expected["answers"], strict=True):
-        found = answer.to_dict()
-        assert found.keys() == known.keys()
-        for key, value in known.items():
-            numbers = key in ("probability", "probabilities", "score")
-            assert found[key] == (pytest.approx(value, abs=1e-5) if numbers else value), key
-    save(model, tmp_path / "again")
-    for file in ("task.json", "network.safetensors", "words.txt"):
-        assert (tmp_path / "again" / file).read_bytes() == (SAVED / name / file).read_bytes()
-
-
 def test_weights_of_half_precision_stay_so(trained, tmp_path, make_elmo):
     model = trained()
     for parameter in model.elmo.bilm.parameters():
@@ -254,7 +220,7 @@ def options(folder, **changes):
         (lambda f: changed(f, answers=None), r"task\.json is damaged"),
         (lambda f: changed(f, answers={}), r"task\.json is damaged \(KeyError\('kind'\)\)"),
         (lambda f: changed(f, answers={"kind": "x", "labels": None, "scheme": {}}), "a task is one of classify"),
-        (lambda f: changed(f, answers={"kind": "tag", "labels": None, "scheme": {}}), "must have labels"),
+        (lambda f: changed(f, answers={"kind": "tag", "tags": None, "scheme": {}}), r"task\.json is damaged"),
         (lambda f: changed(f, options=3), r"task\.json is damaged"),
         (lambda f: changed(f, options=options(f, gates=4)), "newer elmokit, which knows gates"),
         (lambda f: changed(f, options=options(f, hidden=0)), r"task\.json: hidden must be at least 1, got 0"),

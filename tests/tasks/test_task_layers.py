@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from elmokit.errors import ElmoError
-from elmokit.tasks.network import AttentionPooling, Pooling, SentenceLstm, masked_max, masked_mean, masked_softmax
+from elmokit.tasks.network import Pooling, SentenceLstm, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.pair import WordAlignment, align
 from elmokit.tasks.tag import Crf
 
@@ -126,11 +125,6 @@ def test_crf_without_words():
     assert crf.log_likelihood(emissions[:, :0], torch.zeros(4, 0, dtype=torch.long), lengths * 0).tolist() == [0] * 4
 
 
-def test_crf_names_a_wrong_shape():
-    with pytest.raises(ElmoError, match=r"what 3 tags allow must have the shapes .*got \[\(4, 4\), \(4,\), \(4,\)\]"):
-        Crf(3, some_rules(4))
-
-
 def test_crf_keeps_its_rules_when_saved():
     crf, emissions = random_crf()
     other = Crf(3).double()
@@ -152,8 +146,8 @@ def padded_pair(width=5, size=6):
 def test_pooling_never_counts_padding(name):
     torch.manual_seed(0)
     pooling = Pooling(name, 6)
-    if pooling.attention is not None:
-        torch.nn.init.normal_(pooling.attention.query)
+    if name == "attention":
+        torch.nn.init.normal_(pooling.query)
     narrow, mask, wide, wide_mask = padded_pair()
     pooled = pooling(narrow, mask)
     assert pooled.shape == (4, pooling.output_size)
@@ -168,24 +162,24 @@ def test_pooling_by_hand():
     mask = torch.tensor([[True, True, False]])
     assert masked_mean(values, mask).tolist() == [[2.0, -6.0]]
     assert masked_max(values, mask).tolist() == [[3.0, -5.0]]
-    attention = AttentionPooling(2)
-    torch.testing.assert_close(attention(values, mask), masked_mean(values, mask))
+    attention = Pooling("attention", 2)
+    torch.testing.assert_close(attention(values, mask)[:, :2], masked_mean(values, mask))
     with torch.no_grad():
         attention.project.weight.copy_(torch.eye(2))
         attention.project.bias.zero_()
         attention.query.copy_(torch.tensor([1000.0, 0.0]))  # all weight on the larger first number
-    torch.testing.assert_close(attention(values, mask), torch.tensor([[3.0, -7.0]]))
+    torch.testing.assert_close(attention(values, mask), torch.tensor([[3.0, -7.0, 3.0, -5.0]]))
 
 
-@pytest.mark.parametrize("pool", [masked_mean, masked_max, AttentionPooling(3)])
+@pytest.mark.parametrize("pool", [masked_mean, masked_max, Pooling("attention", 3)])
 def test_pooling_of_nothing_is_zero_with_finite_gradients(pool):
     values = torch.randn(2, 3, 3, requires_grad=True)
     pooled = pool(values, torch.tensor([[True, False, False], [False, False, False]]))
-    assert pooled[1].tolist() == [0, 0, 0]
+    assert not pooled[1].any()
     pooled.sum().backward()
     assert torch.isfinite(values.grad).all()
     assert not values.grad[1].any()
-    assert pool(values[:, :0], torch.zeros(2, 0, dtype=torch.bool)).tolist() == [[0, 0, 0]] * 2
+    assert not pool(values[:, :0], torch.zeros(2, 0, dtype=torch.bool)).any()
 
 
 def test_softmax_weights_add_up_to_one_or_nothing():

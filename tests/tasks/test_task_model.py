@@ -63,7 +63,7 @@ def test_what_a_tagger_takes_and_gives(model_of):
         assert set(answer.tags) <= set(model.labels)
         assert all(0 <= value <= 1 for value in answer.probabilities)
     assert model.predict("") == TagAnswer((), (), (), ())
-    assert model.predict("").to_dict() == {"tokens": [], "tags": [], "probabilities": [], "entities": []}
+    assert model.predict("").to_dict() == {"tokens": (), "tags": (), "probabilities": (), "entities": ()}
 
 
 def test_what_a_pair_model_takes_and_gives(model_of):

@@ -7,7 +7,7 @@ from elmokit.errors import ElmoError
 from elmokit.tasks import TaskOptions
 from elmokit.tasks.classify import ClassifyNetwork
 from elmokit.tasks.inputs import SentenceBatch, StaticVectors
-from elmokit.tasks.network import InputEncoder, InputSpec
+from elmokit.tasks.network import InputSpec
 from elmokit.tasks.pair import PairNetwork
 from elmokit.tasks.tag import TagNetwork
 
@@ -61,7 +61,7 @@ def rows(inputs, chosen, width=None):
 def _rows(batch, chosen, width):
     lengths = batch.lengths[chosen]
     width = int(lengths.max()) if width is None else width
-    missing = max(0, width - batch.width)
+    missing = max(0, width - batch.mask.shape[1])
     layers = torch.nn.functional.pad(batch.layers[:, chosen, :width], (0, 0, 0, missing))
     words = torch.nn.functional.pad(batch.words[chosen, :width], (0, missing))
     return SentenceBatch(layers, words, lengths)
@@ -209,21 +209,6 @@ def test_a_batch_knows_its_mask_and_moves():
     assert words.to("cpu").layers is None
 
 
-def test_what_is_missing_is_named():
-    batch = sentences()
-    with pytest.raises(ElmoError, match="needs the rows of its words"):
-        network("classify")((SentenceBatch(batch.layers, None, LENGTHS),))
-    with pytest.raises(ElmoError, match="needs ELMo's layers"):
-        network("classify")((SentenceBatch(None, batch.words, LENGTHS),))
-    with pytest.raises(ElmoError, match="got neither"):
-        SentenceBatch(None, None, LENGTHS).mask  # noqa: B018
-    with pytest.raises(ElmoError, match="takes 2 batches"):
-        network("pair")((batch,))
-    with pytest.raises(ElmoError, match=r"takes 1 batches .*got 2"):
-        network("tag")((batch, batch))
-    with pytest.raises(ElmoError, match="got neither"):
-        InputEncoder(TaskOptions(elmo="none"), InputSpec(3, 6))
-    with pytest.raises(ElmoError, match="got 0 outputs"):
-        TagNetwork(TaskOptions(static="none"), InputSpec(3, 6), 0)
+def test_scores_that_cannot_be_learned():
     with pytest.raises(ElmoError, match="finite"):
         network("pair", target="score").standardise(torch.tensor([1.0, float("nan")]))

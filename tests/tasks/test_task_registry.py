@@ -42,16 +42,6 @@ class CountAnswer(Answer):
 
     count: float
 
-    @property
-    def answer(self):
-        return self.count
-
-    def to_dict(self):
-        return {"count": self.count}
-
-    def to_cells(self):
-        return {"label": f"{self.count:.0f}"}
-
 
 class CountNetwork(TaskNetwork):
     """The mean over the words, and one number."""
@@ -156,7 +146,7 @@ def test_a_toy_task_through_the_command_line(toy, tmp_path, monkeypatch, capsys)
     stored = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert [set(line) for line in stored] == [{"text", "count"}] * 40
     call("predict", tmp_path / "model", "a good film", "--output", tmp_path / "b.tsv")
-    assert (tmp_path / "b.tsv").read_text().splitlines()[0] == "label\ttext"
+    assert (tmp_path / "b.tsv").read_text().splitlines()[0] == "count\ttext"
 
 
 def test_the_registry(toy):

@@ -13,7 +13,6 @@ from elmokit.tasks.schemes import (
     BIOES,
     Scheme,
     Span,
-    allowed,
     check_scheme,
     detect_scheme,
     find_faults,
@@ -139,7 +138,7 @@ def test_other_tags_are_left_alone():
     tags = ["NN", "S", "B-thing"]
     assert to_bioes(tags, NONE) == from_bioes(tags, NONE) == ("NN", "S", "B-thing")
     assert not find_faults(tags, NONE)
-    assert check_scheme(_placed([sentence(*tags)], None), NONE) is None
+    assert check_scheme(_placed([sentence(*tags)], None), NONE) == []
 
 
 def test_bare_letters():
@@ -148,12 +147,14 @@ def test_bare_letters():
     assert find_faults(["O", "I"], BIO) == [1]
 
 
-def test_allowed_is_what_bioes_allows():
+def test_transitions_are_what_bioes_allows():
     tags = tags_of("BIES")
+    inner, first, last = transitions(tags, BIOES)
     for sequence in sequences(tags, 3):
-        path = [None, *sequence, None]
-        steps = all(allowed(before, after) for before, after in pairwise(path))
-        assert steps == (to_bioes(sequence, BIOES) == sequence)
+        ids = [tags.index(tag) for tag in sequence]
+        steps = all(inner[before, after] for before, after in pairwise(ids))
+        ends = not ids or (first[ids[0]] and last[ids[-1]])
+        assert bool(steps and ends) == (to_bioes(sequence, BIOES) == sequence)
 
 
 def test_transitions():
@@ -169,27 +170,29 @@ def test_transitions():
 
 def test_a_few_broken_sequences_are_told():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
-    assert check_scheme(_placed(examples, "a.conll"), BIO) is None
+    assert check_scheme(_placed(examples, "a.conll"), BIO) == []
     examples[7] = sentence("O", "I-X", line=29)
-    message = check_scheme(_placed(examples, "a.conll"), BIO)
-    assert message.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
+    (message,) = check_scheme(_placed(examples, "a.conll"), BIO)
+    assert message.startswith("a.conll, line 30: in BIO I-X after O should be B-X (1 such place, 30 spans);")
     few = examples[7:9]
-    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot be after O"):
+    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X after O should be B-X"):
         check_scheme(_placed(few, "a.conll"), BIO)
     with pytest.raises(ElmoError, match=r"a\.conllu, line 29, token 2 \('w1'\): in BIO"):
         check_scheme(_placed(few, "a.conllu"), BIO)
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
         check_scheme(_placed(few, None), BIO)
-    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False).startswith("a.conll, line 30: in BIO I-X cannot be")
+    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False)[0].startswith(
+        "a.conll, line 30: in BIO I-X cannot be"
+    )
 
 
 @pytest.mark.parametrize(
     ("examples", "scheme", "message"),
     [
-        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X cannot be at the start"),
-        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X cannot be after O"),
-        ([sentence("O", "B-X")], BIOES, "line 2: in BIOES no sentence ends in B-X"),
-        ([sentence("B-X", "E-Y")], BIOES, "line 2: in BIOES E-Y cannot be after B-X"),
+        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X at the start should be B-X"),
+        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X after O should be I-X"),
+        ([sentence("O", "B-X")], BIOES, "line 2: in BIOES B-X after O should be S-X"),
+        ([sentence("B-X", "E-Y")], BIOES, "line 1: in BIOES B-X at the start should be S-X"),
         ([sentence("B-X", "I-X")], BMES, "line 2: the tags are BMES, which has no 'I-X'"),
         ([sentence("B-X", "E-X")], BIO, "line 2: the tags are BIO, which has no 'E-X'"),
         ([sentence("B-X", "b-X", line=9)], BIO, "line 10: the tags are BIO, which has no 'b-X'"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elmokit.errors import ElmoError
 from elmokit.tasks.pair import score_numbers
 from elmokit.tasks.schemes import BIOES, Scheme, spans
-from elmokit.tasks.scores import ClassScore, columns, score_labels
+from elmokit.tasks.scores import ClassScore, display_width, score_labels
 from elmokit.tasks.tag import score_tags
 
 BIO, NONE = Scheme("BIO"), Scheme()
@@ -158,7 +158,7 @@ def test_tables_line_up():
     scores = score_labels(["体育", "longer name"], ["体育", "体育"], ["体育", "longer name"])
     head, *rows = scores.table()[:3]
     assert head.split() == ["class", "precision", "recall", "F1", "gold"]
-    assert {columns(line) for line in (head, *rows)} == {columns(head)}
+    assert {display_width(line) for line in (head, *rows)} == {display_width(head)}
     assert rows[0].split() == ["体育", "0.5000", "1.0000", "0.6667", "1"]
     assert scores.table()[3:] == ["accuracy   0.5000", "macro-F1   0.3333"]
     tagged = score_tags([["B-X", "O"]], [["B-X", "O"]], BIO).table()

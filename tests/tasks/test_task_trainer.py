@@ -272,7 +272,7 @@ def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_pa
     options = tiny_options(epochs=1)
     fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))
     (note,) = fitted.notes
-    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER cannot be after O")
+    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER after O should be B-PER")
 
 
 def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):
@@ -357,7 +357,7 @@ def test_vectors_are_computed_once(trained, monkeypatch, tmp_path, elmo):
     computed = []
     block = elmokit.tasks.inputs._block
     monkeypatch.setattr(
-        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[1])) or block(*arguments)
+        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[4])) or block(*arguments)
     )
     first = trained("classify", texts(24), epochs=2)
     assert sum(computed) == len({example.tokens for example in texts(24)})

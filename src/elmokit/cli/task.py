@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from elmokit.elmo import Elmo
     from elmokit.tasks.model import TaskModel
     from elmokit.tasks.scores import TaskScores
-    from elmokit.tasks.task import AnyTask, Example
+    from elmokit.tasks.task import Answer, AnyTask, Example
     from elmokit.tasks.trainer import Fitted, TrainingListener
     from elmokit.text.policy import TextPolicy
 
@@ -84,9 +85,10 @@ class TaskTrainCommand(Columns, ModelOptions):
         from elmokit.model.placement import choose_device
         from elmokit.storage.atomic import check_new_folder, new_folder
         from elmokit.tasks.model import LAST, write_model
-        from elmokit.tasks.report import comparison_table, write_report
+        from elmokit.tasks.report import Report, comparison_table, write_report
         from elmokit.tasks.task import task_named
         from elmokit.tasks.trainer import fit
+        from elmokit.text.policy import TextPolicy
 
         task = task_named(self.kind)
         options = task.options(**self.changes)
@@ -95,51 +97,40 @@ class TaskTrainCommand(Columns, ModelOptions):
         for path in (self.train, self.dev, None if options.static in ("train", "none") else options.static):
             _refuse_missing(path)
         device = choose_device(self.device)
-        elmo = self._elmo(device) if options.elmo != "none" or self.compare else None
-        policy = self._policy(elmo)
+        elmo = self.load(self.segment) if options.elmo != "none" or self.compare else None
+        policy = TextPolicy(self.segment or "whitespace") if elmo is None else elmo.text_policy
+        if self.segment is None and policy.name != "whitespace":
+            log.info("texts are tokenised as the training text of the model was, --segment %s", policy.name)
         train = list(self.read(task, self.train, policy))
         dev = None if self.dev is None else list(self.read(task, self.dev, policy))
         sizes = f"{self.train}: {counted(len(train), 'example')}"
         say(sizes if dev is None else f"{sizes}; {self.dev}: {counted(len(dev), 'example')}")
         _report_unknown(elmo, train, self.train)
 
-        def trained(chosen: TaskOptions, name: str) -> Fitted:
-            with TrainingDisplay(name, notes=chosen == options) as display:
-                return fit(
-                    self.kind,
-                    train,
-                    dev,
-                    chosen,
-                    elmo=elmo,
-                    segment=policy,
-                    cache=self.cache,
-                    device=device,
-                    watch=cast("TrainingListener", display),
-                    paths=(self.train, self.dev),
-                )
+        def trained(chosen: TaskOptions) -> Fitted:
+            with TrainingDisplay(_name(chosen) if self.compare else "", notes=chosen == options) as display:
+                watch, paths = cast("TrainingListener", display), (self.train, self.dev)
+                given: dict[str, Any] = {"segment": policy, "cache": self.cache, "device": device, "paths": paths}
+                return fit(self.kind, train, dev, chosen, elmo=elmo, watch=watch, **given)
 
-        fitted = trained(options, _name(options) if self.compare else "")
+        fitted = trained(options)
         comparison: list[tuple[str, TaskScores]] = []
         if self.compare:
-            comparison.append((_name(options), fitted.scores))
-            for other in (options.with_layer_0(), options.without_elmo()):
-                if other != options:
-                    comparison.append((_name(other), trained(other, _name(other)).scores))
+            others = [other for other in (options.with_layer_0(), options.without_elmo()) if other != options]
+            comparison = [(_name(options), fitted.scores), *((_name(other), trained(other).scores) for other in others)]
+        mixes = fitted.model.network.mixes.values()
+        report = Report(
+            title=f"{self.kind}: {Path(self.train).name}",
+            scores=fitted.scores,
+            history=fitted.history,
+            mixes=[(mix.weights.detach().softmax(0).tolist(), mix.gamma.item()) for mix in mixes],
+            facts=self._facts(fitted, len(train), dev),
+            comparison=comparison,
+            best_epoch=fitted.epoch,
+        )
         with new_folder(self.output, last=LAST) as folder:
             write_model(fitted.model, folder)
-            note = write_report(
-                folder / "report",
-                title=f"{self.kind}: {Path(self.train).name}",
-                scores=fitted.scores,
-                history=fitted.history,
-                mixes=[
-                    (mix.weights.detach().softmax(0).tolist(), mix.gamma.item())
-                    for mix in fitted.model.network.mixes.values()
-                ],
-                facts=self._facts(fitted, len(train), dev),
-                comparison=comparison or None,
-                best_epoch=fitted.epoch,
-            )
+            note = write_report(folder / "report", report)
         if note:
             say(note)
         print("\n".join(fitted.scores.table()))
@@ -149,19 +140,6 @@ class TaskTrainCommand(Columns, ModelOptions):
             f"model: {self.output}, as it was after epoch {fitted.epoch} (elmokit.tasks.load opens it); "
             f"report: {self.output / 'report' / 'report.md'}"
         )
-
-    def _elmo(self, device: Any) -> Elmo:  # noqa: ANN401 - a torch.device
-        from elmokit.elmo import Elmo
-
-        return Elmo.load(self.model, options=self.options, vocab=self.vocab, device=device, segment=self.segment)
-
-    def _policy(self, elmo: Elmo | None) -> TextPolicy:
-        from elmokit.text.policy import TextPolicy
-
-        policy = TextPolicy(self.segment or "whitespace") if elmo is None else elmo.text_policy
-        if self.segment is None and policy.name != "whitespace":
-            log.info("texts are tokenised as the training text of the model was, --segment %s", policy.name)
-        return policy
 
     def _facts(self, fitted: Fitted, train: int, dev: list[Example] | None) -> dict[str, Any]:
         changed = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.changes.items())
@@ -192,7 +170,7 @@ class TaskEvalCommand(Columns, DeviceOption):
     def run(self) -> None:
         """Print the scores, and write a report of them if that is asked for."""
         from elmokit.tasks.model import load
-        from elmokit.tasks.report import write_report
+        from elmokit.tasks.report import Report, write_report
 
         _refuse_missing(self.file)
         model = load(self.folder, device=self.device)
@@ -208,7 +186,7 @@ class TaskEvalCommand(Columns, DeviceOption):
         if self.report is not None:
             facts = {"model": self.folder, "file": self.file, "examples": len(examples), "elmokit": __version__}
             title = f"{model.kind}: {Path(self.file).name}"
-            missing = write_report(self.report, title=title, scores=scores, history=[], mixes=[], facts=facts)
+            missing = write_report(self.report, Report(title=title, scores=scores, facts=facts))
             say(missing or f"report: {self.report / 'report.md'}")
 
 
@@ -228,35 +206,42 @@ class TaskPredictCommand(InputColumns, DeviceOption):
 
     def run(self) -> None:
         """Predict for texts given as arguments, or for a file; to the screen, or to a file."""
-        from elmokit.tasks.model import load, write_answers
+        from elmokit.output.sentence_vectors import without_surrogates
+        from elmokit.storage.atomic import atomic_file
+        from elmokit.tasks.model import load
 
         if bool(self.texts) == bool(self.input):
             raise ElmoError("give texts as arguments or a file with --input FILE, one of the two")
         _refuse_missing(self.input)
         model = load(self.folder, device=self.device)
         task = model.task
-        if self.output is not None:
-            task.check_suffix(self.output)
-        examples: Iterable[Example]
+        if self.output is not None and self.output.suffix not in task.suffixes:
+            endings = ", ".join(task.suffixes)
+            raise ElmoError(f"output must end in {endings} for a {task.name} model, got {str(self.output)!r}", "output")
+        examples: Iterable[Example] = self._given(model)
         if self.input is not None:
             examples = self.read(task, self.input, model.text_policy, labelled=False)
-        else:
-            examples = self._given(model)
         cut = 0
 
-        def counting_cut() -> Iterator[Example]:
+        def answered() -> Iterator[tuple[Example, Answer]]:
             nonlocal cut
-            for example in examples:
-                cut += task.is_cut(example, model.options)
-                yield example
+            read, answers = tee(examples)
+            for example, answer in zip(read, model.stream(answers), strict=True):
+                cut += task.count_cut([example], model.options)
+                yield example, answer
 
         if self.output is None:  # the answers themselves show the progress
-            for example, answer in model.answered(counting_cut()):
-                print(task.on_screen(example, answer))
+            for line in task.lines(answered(), ""):
+                print(line)
         else:
             total = None if self.input is not None else len(self.texts)
-            with ProgressDisplay("predicting", "examples", total=total) as display:
-                write_answers(self.output, display.count(model.answered(counting_cut())), task)
+            with (
+                ProgressDisplay("predicting", "examples", total=total) as display,
+                atomic_file(self.output) as temporary,
+                temporary.open("w", encoding="utf-8", newline="\n") as file,
+            ):
+                lines = task.lines(display.count(answered()), self.output.suffix)
+                file.writelines(without_surrogates(line) + "\n" for line in lines)
         if cut:
             say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")
 
@@ -269,43 +254,35 @@ class TaskPredictCommand(InputColumns, DeviceOption):
         return [model.example(group if len(sides) > 1 else group[0]) for group in groups]
 
 
-class TrainingDisplay:
-    """Shows a training: how far an epoch is, and a line for each epoch; a context manager."""
+class TrainingDisplay(ProgressDisplay):
+    """Shows a training: how far an epoch is, and a line for each epoch."""
 
     def __init__(self, name: str, *, notes: bool) -> None:
         """`name` is shown before each line; `notes`: whether notes are shown."""
+        super().__init__()
         self._before, self._notes = f"{name}: " if name else "", notes
-        self._display = ProgressDisplay()
 
     def note(self, text: str) -> None:
         """Show a note."""
         if self._notes:
-            self._display.note(text)
+            super().note(text)
 
     def features(self, done: int, total: int) -> None:
         """Show how many sentences have their vectors."""
-        self._update("ELMo vectors", "sentences", done, total)
+        self.start(f"{self._before}ELMo vectors", "sentences", total)
+        self.update(done)
 
     def batch(self, epoch: int, done: int, total: int) -> None:
         """Show how far an epoch is."""
-        self._update(f"epoch {epoch}", "batches", done, total)
+        self.start(f"{self._before}epoch {epoch}", "batches", total)
+        self.update(done)
 
     def epoch(self, line: dict[str, Any], *, best: bool) -> None:
         """Show the loss and the score of an epoch."""
-        self._display.note(
+        super().note(
             f"{self._before}epoch {line['epoch']}: loss {line['loss']:.4f}, dev {line['name']} {line['score']:.4f}"
             f"{', the best so far' if best else ''} ({line['seconds']:.1f} s)"
         )
-
-    def _update(self, doing: str, unit: str, done: int, total: int) -> None:
-        self._display.start(self._before + doing, unit, total)
-        self._display.update(done)
-
-    def __enter__(self) -> TrainingDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._display.close()
 
 
 def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -> None:

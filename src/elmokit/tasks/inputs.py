@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -57,21 +58,11 @@ class SentenceBatch:
     """[B]: words per sentence; on the CPU, where packing needs them."""
 
     @property
-    def width(self) -> int:
-        """T."""
-        return self._given.shape[-2] if self.layers is not None else self._given.shape[-1]
-
-    @property
     def mask(self) -> Tensor:
         """True for words and False for padding, [B, T], on the device of the batch."""
-        return (torch.arange(self.width) < self.lengths.unsqueeze(1)).to(self._given.device)
-
-    @property
-    def _given(self) -> Tensor:
-        given = self.layers if self.layers is not None else self.words
-        if given is None:
-            raise ElmoError("a batch of sentences needs ELMo layers, word ids or both, got neither")
-        return given
+        given = self.words if self.layers is None else self.layers[0, :, :, 0]
+        assert given is not None
+        return (torch.arange(given.shape[1]) < self.lengths.unsqueeze(1)).to(given.device)
 
     def to(self, device: torch.device | str) -> SentenceBatch:
         """The same on a device; the lengths stay on the CPU."""
@@ -127,27 +118,20 @@ def batches_of(lengths: Sequence[int], size: int, *, shuffle: random.Random | No
     vectors are read from mapped files.
     """
     order = list(range(len(lengths)))
-    if shuffle is None:
-        return _cut(sorted(order, key=lengths.__getitem__), lengths, size)
-    shuffle.shuffle(order)
-    batches = []
-    for start in range(0, len(order), _POOL * size):
-        pool = sorted(order[start : start + _POOL * size], key=lengths.__getitem__)
-        batches += _cut(pool, lengths, size)
-    shuffle.shuffle(batches)
-    return batches
-
-
-def _cut(order: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Batches of an order from short to long."""
+    pool = _POOL * size if shuffle else len(order) or 1
+    if shuffle:
+        shuffle.shuffle(order)
     batches: list[list[int]] = []
-    most = size * _TOKENS_PER_EXAMPLE
-    for number in order:
-        last = batches[-1] if batches else None
-        if last is None or len(last) == size or (len(last) + 1) * lengths[number] > most:
-            batches.append([number])
-        else:
-            last.append(number)
+    for start in range(0, len(order), pool):
+        batch: list[int] = []
+        for number in sorted(order[start : start + pool], key=lengths.__getitem__):
+            too_long = (len(batch) + 1) * lengths[number] > size * _TOKENS_PER_EXAMPLE
+            if not batch or len(batch) == size or too_long:
+                batch = []
+                batches.append(batch)
+            batch.append(number)
+    if shuffle:
+        shuffle.shuffle(batches)
     return batches
 
 
@@ -182,10 +166,7 @@ def frozen_features(
         if len(found) < len(rows):
             found = _word_vectors(elmo, distinct, dtype)
     else:
-
-        def compute(new: Sequence[bytes], note: Callable[[int], None]) -> VectorBlock:
-            return _block(elmo, {key: distinct[key] for key in new}, dtype, batch_tokens, note)
-
+        compute = partial(_block, elmo, distinct, dtype, batch_tokens)
         found = store.complete(rows, compute, dtype=dtype, progress=progress)
     return StoredLayers([found[key] for key in keys], layers=0 if layer_0 else n_layers, width=width, words=True)
 
@@ -210,23 +191,25 @@ def _block(
     sentences: Mapping[bytes, Tokens],
     dtype: torch.dtype,
     batch_tokens: int | None,
+    keys: Sequence[bytes],
     note: Callable[[int], None],
 ) -> VectorBlock:
-    """The vectors of some sentences, layer 0 once for each different word."""
-    numbers, word_rows = _numbered(sentences)
+    """The vectors of the sentences of some keys, layer 0 once for each different word."""
+    wanted = {key: sentences[key] for key in keys}
+    numbers, word_rows = _numbered(wanted)
     size, n_layers, width = elmo.config.token_size, elmo.config.context.n_layers, elmo.config.vector_size
     words = torch.zeros(len(numbers), size, dtype=dtype)
     layers = torch.zeros(len(word_rows), n_layers, width, dtype=dtype)
     end = 0
-    stream = elmo.stream(sentences.values(), layer="all", batch_tokens=batch_tokens)
-    for done, (tokens, vectors) in enumerate(zip(sentences.values(), stream, strict=True), start=1):
+    stream = elmo.stream(wanted.values(), layer="all", batch_tokens=batch_tokens)
+    for done, (tokens, vectors) in enumerate(zip(wanted.values(), stream, strict=True), start=1):
         start, end = end, end + len(tokens)
         inside = slice(1, -1) if elmo.boundaries else slice(None)
         stored = rounded(torch.from_numpy(vectors[:, inside]), dtype)  # [L+1, T, D]
         words[word_rows[start:end]] = stored[0, :, :size]
         layers[start:end] = stored[1:].transpose(0, 1)
         note(done)
-    return VectorBlock.of({key: len(tokens) for key, tokens in sentences.items()}, layers, words, word_rows)
+    return VectorBlock.of({key: len(tokens) for key, tokens in wanted.items()}, layers, words, word_rows)
 
 
 @torch.no_grad()
@@ -263,8 +246,8 @@ class StaticVectors(nn.Module):
     load saved weights into; `train_from`, `read` and `given` make one to train a task with.
     """
 
-    kept: Tensor
-    """The rows that are not trained; saved models contain this name."""
+    fixed: Tensor
+    """The rows that are not trained."""
 
     def __init__(self, words: Sequence[str], *, size: int, n_trained: int, frozen: bool = False) -> None:
         super().__init__()
@@ -276,7 +259,7 @@ class StaticVectors(nn.Module):
         weight = torch.zeros(n_trained + _SPECIALS, size)
         self.trained = nn.Embedding(len(weight), size, padding_idx=PADDING, _weight=weight)
         self.trained.weight.requires_grad_(not frozen)
-        self.register_buffer("kept", torch.zeros(len(self.words) - n_trained, size))
+        self.register_buffer("fixed", torch.zeros(len(self.words) - n_trained, size))
 
     @classmethod
     def for_task(
@@ -284,7 +267,7 @@ class StaticVectors(nn.Module):
     ) -> StaticVectors | None:
         """The table that the options ask for; vectors in memory are preferred to `options.static`."""
         if given is not None:
-            return cls.given(*given, sentences, frozen=options.static_frozen)
+            return cls.given(given, sentences, frozen=options.static_frozen)
         if options.static == "none":
             return None
         if options.static == "train":
@@ -305,16 +288,14 @@ class StaticVectors(nn.Module):
         return table
 
     @classmethod
-    def read(
-        cls, path: Path, sentences: Iterable[Sequence[str]], *, frozen: bool = False, most_numbers: int = MOST_NUMBERS
-    ) -> Self:
+    def read(cls, path: Path, sentences: Iterable[Sequence[str]], *, frozen: bool = False) -> Self:
         """The vectors of a word2vec, GloVe or fastText file: its first words, and all that the sentences have."""
         counts = _counts(sentences)
         needed = {*counts, *(word.lower() for word in counts), *_UNKNOWN_NAMES}
         words: list[str] = []
         rows: list[NDArray[np.float32]] = []
         with VectorFile(path) as file:
-            bound = most_numbers // file.size
+            bound = MOST_NUMBERS // file.size
             for word, row in file.rows(lambda word: len(words) < bound or word in needed):
                 words.append(word)
                 rows.append(row)
@@ -323,29 +304,20 @@ class StaticVectors(nn.Module):
         return cls._arranged(words, np.stack(rows), counts, frozen=frozen, where=str(path))
 
     @classmethod
-    def given(
-        cls,
-        words: Sequence[str],
-        vectors: NDArray[np.floating],
-        sentences: Iterable[Sequence[str]],
-        *,
-        frozen: bool = False,
-    ) -> Self:
-        """Vectors in memory: words, and vectors [V, size] in the same order; of equal words the first counts.
-
-        table = StaticVectors.given(["bank", "river"], np.random.randn(2, 50), [("the", "bank")])
-        """
+    def given(cls, table: WordVectorTable, sentences: Iterable[Sequence[str]], *, frozen: bool = False) -> Self:
+        """Vectors in memory; of equal words the first counts."""
+        words, vectors = table
         if vectors.ndim != 2 or len(vectors) != len(words) or not len(words) or not vectors.shape[1]:
             raise ElmoError(
                 f"static vectors must have the shape (words, size), got {vectors.shape} for {len(words):,} words"
             )
         if not np.isfinite(vectors).all():
             raise ElmoError("static vectors must be finite numbers, got NaN or infinity among them")
-        first = dict(zip(reversed(words), range(len(words) - 1, -1, -1), strict=True))
-        places = sorted(first.values())
-        rows = np.asarray(vectors, dtype=np.float32)[places]
-        names = [words[place] for place in places]
-        return cls._arranged(names, rows, _counts(sentences), frozen=frozen, where="the vectors given")
+        first: dict[str, int] = {}
+        for place, word in enumerate(words):
+            first.setdefault(word, place)
+        rows = np.asarray(vectors, dtype=np.float32)[[*first.values()]]
+        return cls._arranged([*first], rows, _counts(sentences), frozen=frozen, where="the vectors given")
 
     @classmethod
     def _arranged(
@@ -369,7 +341,7 @@ class StaticVectors(nn.Module):
         with torch.no_grad():
             table.trained.weight[UNKNOWN] = torch.from_numpy(unknown)
             table.trained.weight[_SPECIALS:] = ordered[:n_trained]
-            table.kept.copy_(ordered[n_trained:])
+            table.fixed.copy_(ordered[n_trained:])
         return table
 
     def row(self, word: str) -> int:
@@ -388,18 +360,17 @@ class StaticVectors(nn.Module):
             ids = ids.masked_fill(dropped, UNKNOWN)
         n_first = self.n_trained + _SPECIALS
         vectors: Tensor = self.trained(ids.clamp(max=n_first - 1))
-        if not len(self.kept):
+        if not len(self.fixed):
             return vectors
         beyond = ids >= n_first
-        return torch.where(beyond.unsqueeze(-1), self.kept[(ids - n_first).clamp(min=0)], vectors)
+        return torch.where(beyond.unsqueeze(-1), self.fixed[(ids - n_first).clamp(min=0)], vectors)
 
 
 def padded_rows(rows: Sequence[Sequence[int]]) -> Tensor:
     """Numbers of each sentence → [B, T], with 0 at padding."""
     width = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[PADDING] * (width - len(row))] for row in rows], dtype=torch.long).reshape(
-        len(rows), width
-    )
+    padded = [[*row, *[PADDING] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
 
 
 def _counts(sentences: Iterable[Sequence[str]]) -> Counter[str]:

@@ -25,15 +25,13 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.save import write_checkpoint
 from elmokit.model.placement import choose_device
-from elmokit.output.sentence_vectors import without_surrogates
-from elmokit.storage.atomic import atomic_file, new_folder, read_description, write_tensors, write_text
+from elmokit.storage.atomic import new_folder, read_description, write_tensors, write_text
 from elmokit.tasks.inputs import ExampleInputs, StaticVectors, batches_of
 from elmokit.tasks.network import InputSpec, TaskNetwork
-from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment, Tokens
 from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Answer, AnyTask, Example, task_named
-from elmokit.text.policy import PolicyName, TextPolicy
+from elmokit.text.policy import TextPolicy
 
 FORMAT, VERSION = "elmokit-task", 1
 LAST = "task.json"
@@ -60,26 +58,9 @@ class TaskModel:
         self.network, self.task, self.elmo = network.eval(), task, elmo
         self.text_policy = TextPolicy.of(segment)
         self.device = device or torch.device("cpu")
-
-    @property
-    def segment(self) -> PolicyName:
-        """How strings become tokens: english, jieba, chars or whitespace."""
-        return self.text_policy.name
-
-    @property
-    def kind(self) -> str:
-        """The name of the task: classify, tag, pair or one that was registered."""
-        return self.task.name
-
-    @property
-    def options(self) -> TaskOptions:
-        """How it was built and trained."""
-        return self.network.options
-
-    @property
-    def labels(self) -> tuple[str, ...]:
+        self.kind, self.options = task.name, network.options
+        self.labels = task.labels
         """The labels it knows; tags in the spelling of the training file; none if it predicts a score."""
-        return self.task.labels_shown
 
     def predict(self, texts: Any) -> Any:  # noqa: ANN401 - one answer for one text, a list of them for many
         """Answer for texts: a string is split into tokens as in training, a list of strings is many texts.
@@ -102,13 +83,9 @@ class TaskModel:
 
     def stream(self, examples: Iterable[Example]) -> Iterator[Any]:
         """An answer for each example, in order; reads a few hundred of them ahead."""
-        return (answer for _, answer in self.answered(examples))
-
-    def answered(self, examples: Iterable[Example]) -> Iterator[tuple[Any, Any]]:
-        """Each example with its answer, as `stream` returns it."""
         left = iter(examples)
         while group := list(islice(left, _AT_A_TIME)):
-            yield from zip(group, self.answer(group), strict=True)
+            yield from self.answer(group)
 
     def answer(self, examples: Sequence[Example], inputs: ExampleInputs | None = None) -> list[Answer]:
         """An answer for each example; `inputs` has their batches if they were made before."""
@@ -142,17 +119,6 @@ class TaskModel:
         if not all(isinstance(token, str) for token in tokens):
             raise ElmoError(f"a text is a string or a list of tokens, got {text!r}")
         return tokens
-
-
-def write_answers(path: Path, answered: Iterable[tuple[Example, Answer]], task: AnyTask) -> None:
-    """Write examples with their answers to a file that can be read as examples again, completely or not at all."""
-    task.check_suffix(path)
-    if path.suffix == ".jsonl":
-        lines: Iterator[str] = (task.json_line(example, answer) for example, answer in answered)
-    else:
-        lines = task.table_lines(answered)
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(without_surrogates(line) + "\n" for line in lines)
 
 
 def save(model: TaskModel, folder: str | Path) -> None:
@@ -193,11 +159,10 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", "`elmo task train` makes such a folder")
     words = None if facts.get("static") is None else _words(folder / "words.txt")
     try:
-        stored = {"words_beside": False, **facts["options"]}  # models made before that option have no such part
         kind = task_named(facts["answers"]["kind"])
-        if unknown := sorted(stored.keys() - {item.name for item in fields(kind.options)}):
+        if unknown := sorted(facts["options"].keys() - {item.name for item in fields(kind.options)}):
             raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
-        options = kind.options(**stored)
+        options = kind.options(**facts["options"])
         task, policy = kind.from_dict(facts["answers"], options), TextPolicy(facts["segment"])
         static = None if words is None else StaticVectors(words, **facts["static"])
     except ElmoError as error:
@@ -227,7 +192,5 @@ def _words(path: Path) -> list[str]:
 
 def _as_float16(value: Tensor) -> Tensor:
     """The same as float16 if that loses nothing, as in a model that was stored so."""
-    if not value.is_floating_point():
-        return value
-    half = value.half()
+    half = value.half() if value.is_floating_point() else value
     return half if torch.equal(half.to(value.dtype), value) else value

@@ -6,7 +6,7 @@ In evaluation mode the numbers of a sentence do not depend on padding or on the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from elmokit.elmo import Elmo
-from elmokit.errors import ElmoError
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
 from elmokit.tasks.inputs import SentenceBatch, StaticVectors
 from elmokit.tasks.options import TaskOptions
@@ -38,73 +37,50 @@ class InputSpec:
         return cls(elmo.config.n_outputs if elmo else 0, elmo.config.vector_size if elmo else 0, static)
 
 
-class ElmoVectors(nn.Module):
-    """What a task takes from the layers: a learned mix of its own, or layer 0; then dropout."""
-
-    def __init__(self, options: TaskOptions, n_layers: int, dropout: float) -> None:
-        super().__init__()
-        # Over a sentence, not a batch: vectors must not depend on what else is in the batch.
-        norm: LayerNorm = "sentence" if options.mix_layer_norm else False
-        self.mix = ScalarMix(n_layers, layer_norm=norm) if options.elmo == "mix" else None
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, layers: Tensor, mask: Tensor) -> Tensor:
-        """layers [L+1, B, T, D], mask [B, T] → [B, T, D]."""
-        vectors: Tensor = self.dropout(layers[0] if self.mix is None else self.mix(layers, mask))
-        return vectors
-
-
 class InputEncoder(nn.Module):
     """[x; ELMo(x)] for each word: x from a static table, ELMo(x) from the layers, either of which may be missing.
 
-    With `elmo_output` a second mix is added to the output of the task's LSTM; with `compares` layer 0 is added too,
-    since two sentences are also compared word by word.
+    ELMo(x) is a learned mix of the layers, or layer 0. With `elmo_output` a second mix is added to the output of the
+    task's LSTM; with `compares` layer 0 is added too, since two sentences are also compared word by word.
     """
 
     def __init__(self, options: TaskOptions, spec: InputSpec, *, compares: bool = False) -> None:
         super().__init__()
-        uses_elmo, static, elmo_size = options.elmo != "none", spec.static, spec.elmo_size
-        if not uses_elmo and static is None:
-            raise ElmoError("a task network needs ELMo layers, static vectors or both, got neither")
-        self.static = static
+        self.static, self.uses_elmo = spec.static, options.elmo != "none"
         self.static_dropout = nn.Dropout(options.dropout)
-        self.elmo = ElmoVectors(options, spec.elmo_layers, options.elmo_dropout) if uses_elmo else None
-        again = uses_elmo and (options.elmo_output or compares)
-        self.elmo_again = ElmoVectors(options, spec.elmo_layers, 0.0) if again else None
-        self.layer_0_again = again and compares and options.elmo == "mix"
-        self.input_size = (static.size if static is not None else 0) + (elmo_size if uses_elmo else 0)
-        self.extra_size = elmo_size * (again + self.layer_0_again)
-
-    @property
-    def mixes(self) -> dict[str, ScalarMix]:
-        """The learned mixes by where they are used: "input" and "output"."""
-        places = {"input": self.elmo, "output": self.elmo_again}
-        return {place: part.mix for place, part in places.items() if part is not None and part.mix is not None}
+        self.elmo_dropout = nn.Dropout(options.elmo_dropout)
+        self.elmo_again = self.uses_elmo and (options.elmo_output or compares)
+        self.layer_0_again = self.elmo_again and compares and options.elmo == "mix"
+        # Over a sentence, not a batch: vectors must not depend on what else is in the batch.
+        norm: LayerNorm = "sentence" if options.mix_layer_norm else False
+        places = ("input", "output")[: (options.elmo == "mix") * (1 + self.elmo_again)]
+        self.mixes = nn.ModuleDict({place: ScalarMix(spec.elmo_layers, layer_norm=norm) for place in places})
+        static_size = self.static.size if self.static is not None else 0
+        self.input_size = static_size + spec.elmo_size * self.uses_elmo
+        self.extra_size = spec.elmo_size * (self.elmo_again + self.layer_0_again)
 
     def forward(self, batch: SentenceBatch) -> Tensor:
         """The input of the task's LSTM, [B, T, input_size]."""
         parts = []
         if self.static is not None:
-            if batch.words is None:
-                raise ElmoError("this task model reads static vectors: the batch needs the rows of its words")
             parts.append(self.static_dropout(self.static(batch.words)))
-        if self.elmo is not None:
-            parts.append(self.elmo(_layers(batch), batch.mask))
+        if self.uses_elmo:
+            parts.append(self.elmo_dropout(self._elmo(batch, "input")))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def with_elmo(self, outputs: Tensor, batch: SentenceBatch) -> Tensor:
         """The LSTM's outputs [B, T, H], followed by ELMo vectors if the options ask for them."""
-        if self.elmo_again is None:
+        if not self.elmo_again:
             return outputs
-        layers = _layers(batch)
-        words = [layers[0]] if self.layer_0_again else []
-        return torch.cat([outputs, self.elmo_again(layers, batch.mask), *words], dim=2)
+        assert batch.layers is not None
+        words = [batch.layers[0]] if self.layer_0_again else []
+        return torch.cat([outputs, self._elmo(batch, "output"), *words], dim=2)
 
-
-def _layers(batch: SentenceBatch) -> Tensor:
-    if batch.layers is None:
-        raise ElmoError("this task model reads ELMo vectors: the batch needs ELMo's layers")
-    return batch.layers
+    def _elmo(self, batch: SentenceBatch, place: str) -> Tensor:
+        """[B, T, D]."""
+        assert batch.layers is not None
+        vectors: Tensor = self.mixes[place](batch.layers, batch.mask) if place in self.mixes else batch.layers[0]
+        return vectors
 
 
 class SentenceLstm(nn.Module):
@@ -115,9 +91,13 @@ class SentenceLstm(nn.Module):
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(input_size, hidden, layers, batch_first=True, dropout=between, bidirectional=True)
         self.output_size = 2 * hidden
-        for layer in range(layers):
-            for suffix in ("", "_reverse"):
-                _initialise(self.lstm, f"l{layer}{suffix}", hidden)
+        # Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open.
+        for inputs, steps, bias, other_bias in self.lstm.all_weights:
+            for input_gate, step_gate in zip(inputs.data.chunk(4), steps.data.chunk(4), strict=True):
+                nn.init.orthogonal_(step_gate)
+                nn.init.xavier_uniform_(input_gate)
+            nn.init.zeros_(other_bias)
+            nn.init.zeros_(bias).data[hidden : 2 * hidden] = 1.0
 
     def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
         """values [B, T, D], lengths [B] on the CPU → [B, T, 2·hidden], zeros at padding."""
@@ -130,17 +110,6 @@ class SentenceLstm(nn.Module):
         if int(lengths.min()) == 0:
             outputs = outputs * (lengths > 0).to(outputs.device)[:, None, None]
         return outputs
-
-
-def _initialise(lstm: nn.LSTM, name: str, hidden: int) -> None:
-    """Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open."""
-    for gate in range(4):
-        rows = slice(gate * hidden, (gate + 1) * hidden)
-        nn.init.orthogonal_(getattr(lstm, f"weight_hh_{name}").data[rows])
-        nn.init.xavier_uniform_(getattr(lstm, f"weight_ih_{name}").data[rows])
-    for part in ("ih", "hh"):
-        nn.init.zeros_(getattr(lstm, f"bias_{part}_{name}").data)
-    getattr(lstm, f"bias_ih_{name}").data[hidden : 2 * hidden] = 1.0
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -163,37 +132,27 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(inside, dim=-1) * mask
 
 
-class AttentionPooling(nn.Module):
-    """A weighted mean: a word's weight is how well tanh(W x + b) agrees with a learned query."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.project = nn.Linear(size, size)
-        self.query = nn.Parameter(torch.zeros(size))  # the mean, to begin with
-
-    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """values [B, T, D], mask [B, T] → [B, D]; zeros if there are no words."""
-        weights = masked_softmax(torch.tanh(self.project(values)) @ self.query, mask)
-        return (weights.unsqueeze(1) @ values).squeeze(1)
-
-
 class Pooling(nn.Module):
-    """One vector from the vectors of a text; "attention" is the attention's mean and the maximum.
+    """One vector from the vectors of a text; "attention" is a learned weighted mean, followed by the maximum.
 
-    A weighted mean shows what a text is about as a whole, the maximum whether any word stands out.
+    A weighted mean shows what a text is about as a whole, the maximum whether any word stands out. A word's weight is
+    how well tanh(W x + b) agrees with a learned query.
     """
 
     def __init__(self, name: PoolingName, size: int) -> None:
         super().__init__()
         self.name = name
-        self.attention = AttentionPooling(size) if name == "attention" else None
+        if name == "attention":
+            self.project = nn.Linear(size, size)
+            self.query = nn.Parameter(torch.zeros(size))  # the mean, to begin with
         self.output_size = 2 * size if name == "attention" else size
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """values [B, T, D], mask [B, T] → [B, output_size]."""
-        if self.attention is not None:
-            return torch.cat([self.attention(values, mask), masked_max(values, mask)], dim=1)
-        return masked_max(values, mask) if self.name == "max" else masked_mean(values, mask)
+        """values [B, T, D], mask [B, T] → [B, output_size]; zeros if there are no words."""
+        if self.name != "attention":
+            return masked_max(values, mask) if self.name == "max" else masked_mean(values, mask)
+        weights = masked_softmax(torch.tanh(self.project(values)) @ self.query, mask)
+        return torch.cat([(weights.unsqueeze(1) @ values).squeeze(1), masked_max(values, mask)], dim=1)
 
 
 class TaskNetwork(nn.Module):
@@ -203,15 +162,11 @@ class TaskNetwork(nn.Module):
     of a classifier unless it overrides them.
     """
 
-    n_sides: ClassVar[int] = 1
-    score_facts: Tensor
     output: nn.Module
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int, *, compares: bool = False) -> None:
         """`n_outputs` K: the number of labels or tags; 1 for a score. `compares`: see `InputEncoder`."""
         super().__init__()
-        if n_outputs < 1:
-            raise ElmoError(f"a task needs at least one label, got {n_outputs} outputs")
         self.options = options
         self.encoder = InputEncoder(options, spec, compares=compares)
         self.lstm = SentenceLstm(
@@ -220,13 +175,11 @@ class TaskNetwork(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.state_size = self.lstm.output_size + self.encoder.extra_size
         """Numbers per word in what `states` returns."""
-        # Mean, spread, least and largest of the training scores; every saved model contains them.
-        self.register_buffer("score_facts", torch.tensor([0.0, 1.0, -torch.inf, torch.inf]))
 
     @property
     def mixes(self) -> dict[str, ScalarMix]:
         """The learned mixes of the layers by where they are used: "input" and "output"."""
-        return self.encoder.mixes
+        return dict(self.encoder.mixes.items())  # type: ignore[arg-type]
 
     def states(self, batch: SentenceBatch) -> Tensor:
         """A vector for each word in its sentence, [B, T, state_size]."""
@@ -238,8 +191,6 @@ class TaskNetwork(nn.Module):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Scores before any softmax: [B, K], or [B, T, K] for one output per word."""
-        if len(inputs) != self.n_sides:
-            raise ElmoError(f"this task takes {self.n_sides} batches of sentences, one per side, got {len(inputs)}")
         # Dropout comes after pooling: dropped numbers would be missing in a maximum or an alignment.
         outputs: Tensor = self.output(self.dropout(self.vectors(inputs)))
         return outputs

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.classify import LabelAnswer, LabelTask, label_of
+from elmokit.tasks.classify import LabelAnswer, LabelledExample, LabelTask, label_of
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
@@ -27,18 +27,14 @@ from elmokit.tasks.task import Answer
 
 
 @dataclass(frozen=True)
-class PairExample:
+class PairExample(LabelledExample):
     """Two sentences and their relation: a class, or a number for a similarity."""
 
     first: Tokens
     second: Tokens
     label: str | None = None
     line: int = 0
-
-    @property
-    def sentences(self) -> tuple[Tokens, ...]:
-        """Both sentences."""
-        return self.first, self.second
+    texts = ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -46,23 +42,6 @@ class ScoreAnswer(Answer):
     """A pair's score."""
 
     score: float
-
-    @property
-    def answer(self) -> float:
-        """The score."""
-        return self.score
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"score": self.score}
-
-    def to_cells(self) -> dict[str, str]:
-        """For a table."""
-        return {"score": f"{self.score:.6f}"}
-
-    def on_screen(self) -> str:
-        """The score, rounded."""
-        return f"{self.score:.3f}"
 
 
 def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> TaskScores:
@@ -112,13 +91,6 @@ def scores_of(examples: Sequence[PairExample], path: FilePath | None = None) -> 
     return scores
 
 
-def check_scores(scores: Sequence[float], path: FilePath | None = None) -> None:
-    """Refuse training scores that are all the same."""
-    if len(set(scores)) < 2:
-        where = "the training data" if path is None else str(path)
-        raise ElmoError(f"scores must differ to be learned from, got {scores[0]:g} {len(scores):,} times in {where}")
-
-
 def align(first: Tensor, second: Tensor, first_mask: Tensor, second_mask: Tensor) -> tuple[Tensor, Tensor]:
     """first [B, T, D], second [B, S, D] → for each word the other's words, weighted by how similar they are.
 
@@ -151,11 +123,13 @@ class WordAlignment(nn.Module):
 class PairNetwork(TaskNetwork):
     """[u; v; |u - v|; u ⊙ v] of a pair's two vectors, and two linear layers."""
 
-    n_sides = 2
+    score_facts: Tensor
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int) -> None:
         super().__init__(options, spec, n_outputs, compares=options.words_beside)
         self.scores = options.target == "score"
+        # Mean, spread, least and largest of the training scores.
+        self.register_buffer("score_facts", torch.tensor([0.0, 1.0, -torch.inf, torch.inf]))
         self.alignment = WordAlignment(self.state_size, options.hidden) if options.alignment else None
         self.pooling = None if options.alignment else Pooling(options.pooling, self.state_size)
         pooled = self.alignment or self.pooling
@@ -202,7 +176,7 @@ class PairNetwork(TaskNetwork):
 
 
 class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
-    """A label for each pair of sentences; with target="score" a number, and then `labels` is None."""
+    """A label for each pair of sentences; with target="score" a number, and then there are no labels."""
 
     name = "pair"
     example = PairExample
@@ -227,47 +201,44 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
         """The labels of training examples, or nothing but a check for scores."""
         if options.target == "label":
             return super().from_examples(examples, options, path)
-        check_scores(scores_of(examples, path), path)
-        return cls(None), []
+        if len(different := set(scores := scores_of(examples, path))) < 2:
+            where = "the training data" if path is None else str(path)
+            value = f"{different.pop():g} {len(scores):,} times"
+            raise ElmoError(f"scores must differ to be learned from, got {value} in {where}")
+        return cls(()), []
 
     def check(
         self, examples: Sequence[PairExample], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
         """Refuse examples without a label or a score."""
-        if self.labels is not None:
+        if self.labels:
             return super().check(examples, path, held_out=held_out)
         scores_of(examples, path)
         return []
 
-    def label(self, example: PairExample) -> str | None:
-        """The label, if there are labels."""
-        return None if self.labels is None else example.label
-
     def build_network(self, options: TaskOptions, spec: InputSpec) -> PairNetwork:
         """A network with one output per label, or one for a score."""
-        return PairNetwork(options, spec, 1 if self.labels is None else len(self.names))
+        return PairNetwork(options, spec, len(self.labels) or 1)
 
     def prepare_network(self, network: TaskNetwork, examples: Sequence[PairExample]) -> None:
         """Give a network the mean and the spread of the training scores."""
-        if self.labels is None:
+        if not self.labels:
             assert isinstance(network, PairNetwork)
             network.standardise(self.targets(examples))
 
     def targets(self, examples: Sequence[PairExample]) -> Tensor:
         """The ids of the labels, or the scores, [B]."""
-        if self.labels is not None:
-            return super().targets(examples)
-        return torch.tensor(scores_of(examples), dtype=torch.float32)
+        return super().targets(examples) if self.labels else torch.tensor(scores_of(examples), dtype=torch.float32)
 
     def answer(self, example: PairExample, decoded: tuple[Tensor, ...]) -> LabelAnswer | ScoreAnswer:
         """The most probable label, or the score."""
-        return super().answer(example, decoded) if self.labels is not None else ScoreAnswer(float(decoded[0]))
+        return super().answer(example, decoded) if self.labels else ScoreAnswer(float(decoded[0]))
 
-    def score(self, examples: Sequence[PairExample], answers: Sequence[LabelAnswer | ScoreAnswer]) -> TaskScores:
+    def score(self, examples: Sequence[PairExample], answers: Sequence[Any]) -> TaskScores:
         """Accuracy, and scores of each label; or the correlation of the scores."""
-        if self.labels is not None:
+        if self.labels:
             return super().score(examples, answers)
-        return score_numbers(scores_of(examples), [float(answer.answer) for answer in answers])
+        return score_numbers(scores_of(examples), [answer.score for answer in answers])
 
 
 TASK = PairTask

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import MissingExtraError
+from elmokit.messages import quantity
 from elmokit.plots.style import BLUE, DARK, GREY, LEGEND, drawable, drawing, open_panel, require_matplotlib, shortened
 from elmokit.storage.atomic import update_folder, write_text
-from elmokit.tasks.scores import UNTYPED, ClassScore, TaskScores, columns, padded
+from elmokit.tasks.scores import UNTYPED, TaskScores, display_width, padded
 
 Mix = tuple[Sequence[float], float]
 """The softmax weights of the layers, and γ."""
 History = Sequence[Mapping[str, Any]]
-"""One line per epoch, with `epoch`, `loss`, `score` (the main score on dev data) and what else is worth a column."""
+"""One line per epoch with `epoch`, `loss`, `score` (the main score on dev data) and what else is worth a column."""
 PICTURES = ("confusion.png", "mix.png", "curve.png")
 MOST_CLASSES = 40
 OTHERS = "(others)"
@@ -29,148 +31,143 @@ _LONGEST_NAME = 24
 _FEW_CLASSES = 12
 
 
-def write_report(
-    folder: Path,
-    *,
-    title: str,
-    scores: TaskScores,
-    history: History,
-    mixes: Sequence[Mix],
-    facts: Mapping[str, Any],
-    comparison: Sequence[tuple[str, TaskScores]] | None = None,
-    best_epoch: int | None = None,
-) -> str | None:
-    """Write scores.json, report.md and pictures into a folder, all or none; returns why pictures are missing, if so.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a report shows; the fact `command` becomes a block to copy."""
 
-    The fact `command` becomes a block to copy. `best_epoch` is marked in the curve.
-    """
+    title: str
+    scores: TaskScores
+    history: History = ()
+    mixes: Sequence[Mix] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    comparison: Sequence[tuple[str, TaskScores]] = ()
+    """Models by name, the first of them the one that the report is about."""
+    best_epoch: int | None = None
+    """The epoch that is marked in the curve."""
+
+
+def write_report(folder: Path, report: Report) -> str | None:
+    """Write scores.json, report.md and pictures into a folder, all or none; returns why pictures are missing, if so."""
     note = None
     with update_folder(folder, "scores.json", PICTURES) as staging:
         drawn: list[str] = []
-        for name, draw in _pictures(scores, history, mixes, best_epoch):
+        for name, draw in _pictures(report):
             try:
                 draw(staging / name)
                 drawn.append(name)
             except MissingExtraError as error:
                 note = f"no pictures: {error}"
-        write_text(staging / "report.md", _markdown(title, scores, history, mixes, facts, comparison, drawn, note))
+        write_text(staging / "report.md", _markdown(report, drawn, note))
         stored = {
-            "title": title,
-            "scores": scores.to_dict(),
-            "history": list(history),
-            "mixes": [{"weights": list(weights), "gamma": gamma} for weights, gamma in mixes],
-            "facts": dict(facts),
+            "title": report.title,
+            "scores": report.scores.to_dict(),
+            "history": report.history,
+            "mixes": [{"weights": weights, "gamma": gamma} for weights, gamma in report.mixes],
+            "facts": report.facts,
+            "comparison": [{"name": name, "scores": other.to_dict()} for name, other in report.comparison],
         }
-        if comparison:
-            stored["comparison"] = [{"name": name, "scores": other.to_dict()} for name, other in comparison]
-        text = json.dumps(_finite(stored), ensure_ascii=False, indent=2, allow_nan=False, default=str)
-        write_text(staging / "scores.json", text + "\n")
+        write_text(staging / "scores.json", json.dumps(stored, ensure_ascii=False, indent=2, default=str) + "\n")
     return note
 
 
 def comparison_table(comparison: Sequence[tuple[str, TaskScores]]) -> list[str]:
     """Models next to each other, as lines to print; the first is compared with each of the others."""
     rows = _comparison_rows(comparison)
-    widths = [max(columns(row[place]) for row in rows) for place in range(len(rows[0]))]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     return [
         padded(name, widths[0]) + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         for name, *cells in rows
     ]
 
 
-def _pictures(
-    scores: TaskScores, history: History, mixes: Sequence[Mix], best_epoch: int | None
-) -> Iterable[tuple[str, Callable[[Path], None]]]:
+def _pictures(report: Report) -> Iterable[tuple[str, Callable[[Path], None]]]:
+    scores = report.scores
     if scores.confusion:
-        names = [name or UNTYPED for name in scores.names]
-        yield "confusion.png", lambda path: draw_confusion(path, names, scores.confusion, scores.confusion_title)
-    if mixes:
-        yield "mix.png", lambda path: draw_mixes(path, mixes)
-    if history:
-        yield "curve.png", lambda path: draw_learning(path, history, scores.main.name, best_epoch)
+        yield (
+            "confusion.png",
+            lambda path: draw_confusion(path, _names(scores), scores.confusion, scores.confusion_title),
+        )
+    if report.mixes:
+        yield "mix.png", lambda path: draw_mixes(path, report.mixes)
+    if report.history:
+        yield "curve.png", lambda path: draw_learning(path, report.history, scores.main.name, report.best_epoch)
 
 
-def _markdown(
-    title: str,
-    scores: TaskScores,
-    history: History,
-    mixes: Sequence[Mix],
-    facts: Mapping[str, Any],
-    comparison: Sequence[tuple[str, TaskScores]] | None,
-    drawn: Sequence[str],
-    note: str | None,
-) -> str:
+def _markdown(report: Report, drawn: Sequence[str], note: str | None) -> str:
     def picture(name: str, words: str) -> list[str]:
         return [f"![{words}]({name})", ""] if name in drawn else []
 
-    lines = [f"# {_plain(title)}", "", f"**{scores.main.name} {scores.main.value:.4f}**", ""]
-    listed = [f"- {_plain(name)}: {_plain(str(value))}" for name, value in facts.items() if name != "command"]
-    lines += [*listed, ""] if listed else []
-    if "command" in facts:
-        lines += ["```bash", str(facts["command"]), "```", ""]
-    values = [(item.name, f"{item.value:.4f}") for item in scores.all]
-    lines += ["## Scores", "", *_table([("score", "value"), *values])]
-    if comparison:
-        lines += ["## Comparison", "", *_table(_comparison_rows(comparison))]
+    scores, facts = report.scores, dict(report.facts)
+    command = facts.pop("command", None)
+    lines = [f"# {_plain(report.title)}", "", f"**{scores.main.name} {scores.main.value:.4f}**", ""]
+    lines += [*(f"- {_plain(name)}: {_plain(str(value))}" for name, value in facts.items()), ""]
+    lines += ["```bash", str(command), "```", ""] if command else []
+    lines += ["## Scores", "", *_table([("score", "value"), *scores.all])]
+    if report.comparison:
+        lines += ["## Comparison", "", *_table(_comparison_rows(report.comparison))]
     if scores.confusion:
-        lines += ["## By class", "", *_table(_class_rows(scores.classes))]
+        heads = ("class", "number", "precision", "recall", "F1", "gold", "predicted")
+        classes = [
+            (
+                item.name or UNTYPED,
+                number,
+                item.precision,
+                item.recall,
+                item.f1,
+                f"{item.gold:,}",
+                f"{item.predicted:,}",
+            )
+            for number, item in enumerate(scores.classes, start=1)
+        ]
+        lines += ["## By class", "", *_table([heads, *classes])]
         lines += picture("confusion.png", "how often each class was predicted as each")
-        if confusions := _confusion_rows(scores):
-            lines += ["The most frequent mistakes:", "", *_table([("gold", "predicted", "times"), *confusions])]
-    if mixes:
-        weights = picture("mix.png", "weights of the layers")
-        lines += ["## What the mix learned", "", *_table(_mix_rows(mixes)), *weights]
-    if history:
-        lines += ["## Training", "", *picture("curve.png", "score and loss by epoch"), *_table(_history_rows(history))]
-    if note:
-        lines += [note, ""]
-    return "\n".join(lines)
+        if mistakes := _mistakes(scores):
+            lines += ["The most frequent mistakes:", "", *_table([("gold", "predicted", "times"), *mistakes])]
+    if report.mixes:
+        layers = (f"layer {layer}" for layer in range(len(report.mixes[0][0])))
+        names = _mix_names(len(report.mixes))
+        mixes = [(name, *weights, gamma) for name, (weights, gamma) in zip(names, report.mixes, strict=True)]
+        lines += ["## What the mix learned", "", *_table([("mix", *layers, "γ"), *mixes])]
+        lines += picture("mix.png", "weights of the layers")
+    if report.history:
+        lines += ["## Training", "", *picture("curve.png", "score and loss by epoch")]
+        lines += _table([tuple(report.history[0]), *(tuple(line.values()) for line in report.history)])
+    return "\n".join([*lines, *([note, ""] if note else [])])
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(rows: Sequence[Sequence[object]]) -> list[str]:
     """A Markdown table; the first row is its head, the first column is text and the others are numbers."""
-    cells = [" | ".join(_plain(cell) for cell in row) for row in rows]
+    cells = [" | ".join(_plain(_shown(cell)) for cell in row) for row in rows]
     rule = " | ".join(["---", *["---:"] * (len(rows[0]) - 1)])
     return [f"| {line} |" for line in (cells[0], rule, *cells[1:])] + [""]
 
 
-def _class_rows(classes: Iterable[ClassScore]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("class", "number", "precision", "recall", "F1", "gold", "predicted")]
-    for number, item in enumerate(classes, start=1):
-        shares = (f"{value:.4f}" for value in (item.precision, item.recall, item.f1))
-        rows.append((item.name or UNTYPED, str(number), *shares, f"{item.gold:,}", f"{item.predicted:,}"))
-    return rows
+def _shown(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    small = 0 < abs(value) < 0.01  # a learning rate
+    return f"{value:.3g}" if small else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _confusion_rows(scores: TaskScores) -> list[tuple[str, str, str]]:
-    names = [name or UNTYPED for name in scores.names]
+def _names(scores: TaskScores) -> list[str]:
+    return [name or UNTYPED for name in scores.names]
+
+
+def _mistakes(scores: TaskScores) -> list[tuple[str, str, str]]:
+    """The most frequent: gold, predicted, and how often."""
+    names = _names(scores)
     cells = [
         (count, gold, predicted)
         for gold, row in zip(names, scores.confusion, strict=True)
         for predicted, count in zip(names, row, strict=True)
+        if count and gold != predicted
     ]
-    wrong = sorted((cell for cell in cells if cell[0] and cell[1] != cell[2]), key=lambda cell: -cell[0])
-    return [(gold, predicted, f"{count:,}") for count, gold, predicted in wrong[:_CONFUSIONS_LISTED]]
+    ranked = sorted(cells, key=lambda cell: -cell[0])
+    return [(gold, predicted, f"{count:,}") for count, gold, predicted in ranked[:_CONFUSIONS_LISTED]]
 
 
-def _mix_rows(mixes: Sequence[Mix]) -> list[tuple[str, ...]]:
-    layers = max(len(weights) for weights, _ in mixes)
-    rows = [("mix", *(f"layer {layer}" for layer in range(layers)), "γ")]
-    for number, (weights, gamma) in enumerate(mixes):
-        shown = [f"{weight:.4f}" for weight in weights] + [""] * (layers - len(weights))
-        rows.append((_mix_name(number, len(mixes)), *shown, f"{gamma:.4f}"))
-    return rows
-
-
-def _mix_name(number: int, count: int) -> str:
-    if count == 1:
-        return "the mix"
-    return ("input", "output")[number] if count == 2 else f"mix {number + 1}"
-
-
-def _history_rows(history: History) -> list[tuple[str, ...]]:
-    names = list(dict.fromkeys(name for line in history for name in line))
-    return [tuple(names), *(tuple(_value(line.get(name)) for name in names) for line in history)]
+def _mix_names(count: int) -> Sequence[str]:
+    return ("input", "output") if count == 2 else ("the mix",)
 
 
 def _comparison_rows(comparison: Sequence[tuple[str, TaskScores]]) -> list[tuple[str, ...]]:
@@ -178,42 +175,16 @@ def _comparison_rows(comparison: Sequence[tuple[str, TaskScores]]) -> list[tuple
     errors = ["errors the first avoids"] * first.has_errors
     rows: list[tuple[str, ...]] = [("model", *(item.name for item in first.all), *errors)]
     for number, (name, scores) in enumerate(comparison):
-        avoided = _avoided(first, scores) if number else ""
-        rows.append((name, *(f"{item.value:.4f}" for item in scores.all), *[avoided] * len(errors)))
+        left = 1 - scores.main.value
+        avoided = f"{(first.main.value - scores.main.value) / left:.1%}" if left > 0 else "–"
+        values = (f"{item.value:.4f}" for item in scores.all)
+        rows.append((name, *values, *[avoided if number else ""] * len(errors)))
     return rows
-
-
-def _avoided(first: TaskScores, other: TaskScores) -> str:
-    """The share of the other's errors that the first does not make."""
-    left = 1 - other.main.value
-    return f"{(first.main.value - other.main.value) / left:.1%}" if left > 0 else "–"
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        if 0 < abs(value) < 0.01:  # a learning rate
-            return f"{value:.3g}"
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
 
 
 def _plain(text: str) -> str:
     """The text as Markdown shows it unchanged, on one line and within a table."""
-    text = " ".join(text.split())
-    for mark in "\\`*_<|":
-        text = text.replace(mark, "\\" + mark)
-    return text
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    """The value with null for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return re.sub(r"([\\`*_<|])", r"\\\1", " ".join(text.split()))
 
 
 def draw_confusion(path: Path, names: Sequence[str], counts: Sequence[Sequence[int]], title: str = "") -> None:
@@ -235,7 +206,8 @@ def draw_confusion(path: Path, names: Sequence[str], counts: Sequence[Sequence[i
         for row, column in np.ndindex(size, size):
             if matrix[row, column] or size <= _FEW_CLASSES:
                 color = "white" if shares[row, column] > 0.5 else "black"
-                text = _count(int(matrix[row, column]))
+                count = int(matrix[row, column])
+                text = str(count) if count < 10_000 else quantity(count)
                 axes.text(column, row, text, ha="center", va="center", fontsize=points, color=color)
         longest = max(len(label) for label in labels)
         axes.set_xticks(range(size), labels=labels, rotation=90 if longest > 4 else 0)
@@ -270,7 +242,7 @@ def draw_mixes(path: Path, mixes: Sequence[Mix]) -> None:
     with drawing(path, inches, purpose="a picture of the mix", layout="constrained") as figure:
         panels: Any = figure.subplots(1, len(mixes), sharey=True, squeeze=False)
         highest = max(max(*weights, 1 / len(weights)) for weights, _ in mixes)
-        for number, (axes, (weights, gamma)) in enumerate(zip(panels[0], mixes, strict=True)):
+        for axes, name, (weights, gamma) in zip(panels[0], _mix_names(len(mixes)), mixes, strict=True):
             positions = np.arange(len(weights))
             bars = axes.bar(positions, weights, width=0.62, color=BLUE, edgecolor=DARK)
             shown = axes.bar_label(bars, labels=[f"{weight:.3f}" for weight in weights], padding=3)
@@ -281,48 +253,37 @@ def draw_mixes(path: Path, mixes: Sequence[Mix]) -> None:
             axes.set_xticks(positions, labels=[f"layer {layer}" for layer in positions])
             axes.set_xlim(-0.6, len(weights) - 0.4)
             axes.set_ylim(0, 1.3 * highest)
-            axes.set_title(f"{_mix_name(number, len(mixes))}: γ = {gamma:.3f}")
+            axes.set_title(f"{name}: γ = {gamma:.3f}")
             axes.spines[["top", "right"]].set_visible(False)
         panels[0, 0].set_ylabel("softmax weight")
         panels[0, 0].legend(loc="upper right", fontsize=8, **LEGEND)
 
 
 def draw_learning(path: Path, history: History, score_name: str, best_epoch: int | None = None) -> None:
-    """How training went, as a PNG; gaps stay gaps.
-
-    A star marks the best epoch: the one given, or the first with the highest score.
-    """
-    epochs = [line.get("epoch", number) for number, line in enumerate(history, start=1)]
+    """How training went, as a PNG; a star marks the best epoch: the one given, or the first with the highest score."""
+    epochs = [line["epoch"] for line in history]
+    scores = [line["score"] for line in history]
     curves = [
-        (f"dev {score_name}", _values(history, "score"), DARK, "o"),
-        ("training loss", _values(history, "loss"), BLUE, "s"),
+        (f"dev {score_name}", scores, DARK, "o"),
+        ("training loss", [line["loss"] for line in history], BLUE, "s"),
     ]
-    curves = [curve for curve in curves if any(math.isfinite(value) for value in curve[1])]
-    inches = (7, 2.5 * max(len(curves), 1) + 0.6)
-    with drawing(path, inches, purpose="a learning curve", layout="constrained") as figure:
+    with drawing(path, (7, 5.6), purpose="a learning curve", layout="constrained") as figure:
         from matplotlib.ticker import MaxNLocator
 
-        panels: Any = figure.subplots(max(len(curves), 1), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (name, values, color, marker) in zip(panels, curves, strict=False):
+        panels: Any = figure.subplots(len(curves), 1, sharex=True)
+        for axes, (name, values, color, marker) in zip(panels, curves, strict=True):
             axes.plot(epochs, values, color=color, marker=marker, markersize=4.5, zorder=2)
             axes.set_ylabel(name)
             open_panel(axes)
             axes.margins(y=0.15)
-            if marker == "o":
-                best = epochs.index(best_epoch) if best_epoch in epochs else int(np.nanargmax(values))
-                axes.plot(
-                    epochs[best], values[best], color="white", markeredgecolor=color, marker="*", markersize=14,
-                    linestyle="none", zorder=3, label=f"best: {values[best]:.4f} in epoch {epochs[best]}",
-                )  # fmt: skip
-                axes.legend(loc="best", **LEGEND)
+        best = scores.index(max(scores)) if best_epoch is None else epochs.index(best_epoch)
+        panels[0].plot(
+            epochs[best], scores[best], color="white", markeredgecolor=DARK, marker="*", markersize=14,
+            linestyle="none", zorder=3, label=f"best: {scores[best]:.4f} in epoch {epochs[best]}",
+        )  # fmt: skip
+        panels[0].legend(loc="best", **LEGEND)
         panels[-1].set_xlabel("epoch")
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _values(history: History, name: str) -> list[float]:
-    values = (line.get(name) for line in history)
-    # None and infinity cannot be drawn.
-    return [float(value) if value is not None and math.isfinite(value) else math.nan for value in values]
 
 
 def _labels(names: Sequence[str]) -> list[str]:
@@ -337,7 +298,3 @@ def _labels(names: Sequence[str]) -> list[str]:
         choices.append((shortened(name, _LONGEST_NAME), both_ends, f"class {number}"))
     uses = Counter(text for row in choices for text in set(row))
     return [next(text for text in row if text == row[-1] or (uses[text] == 1 and drawable(text))) for row in choices]
-
-
-def _count(count: int) -> str:
-    return str(count) if count < 10_000 else f"{count / 1000:.3g}k" if count < 1_000_000 else f"{count / 1e6:.3g}M"

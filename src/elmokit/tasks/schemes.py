@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +39,11 @@ class Scheme:
     def has_spans(self) -> bool:
         """Whether tags mark spans."""
         return self.name != "none"
+
+    @property
+    def used_letters(self) -> str:
+        """The letters that its tags begin with, apart from O."""
+        return self.letters if self.name == "BIOES" else self.letters[:2]
 
     @property
     def spelling(self) -> str:
@@ -90,76 +94,62 @@ def detect_scheme(sequences: Iterable[Sequence[str]]) -> Scheme:
         return Scheme()
     for family, spelling in _FAMILIES:
         if letters <= set(family):
-            name = _bio_or_iob1(sentences, separator) if family == "BI" else "BIOES"
-            return Scheme(name, spelling, separator)
+            if family != "BI":
+                return Scheme("BIOES", spelling, separator)
+            # IOB1 begins a span with I and uses B only for one that touches another of its type.
+            schemes = Scheme("BIO", spelling, separator), Scheme("IOB1", spelling, separator)
+            known = [[tag if _parsed(tag, schemes[0]) else OUTSIDE for tag in tags] for tags in sentences]
+            return min(schemes, key=lambda scheme: sum(len(find_faults(tags, scheme)) for tags in known))
     # Letters of no one scheme: the check names the first tag that the commonest does not have.
     return Scheme("BIOES", "BIES", separator)
 
 
-def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal["BIO", "IOB1"]:
-    """IOB1 begins a span with I and uses B only for one that touches another of its type; the majority decides."""
-    iob1 = Scheme("IOB1", "BIES", separator)
-    for_bio = for_iob1 = 0
-    for tags in sentences:
-        before = _OUT
-        for tag in tags:
-            part = _parsed(tag, iob1) or _OUT
-            if not _touches(before, part):
-                for_bio += part.letter == "B"
-                for_iob1 += part.letter == "I"
-            before = part
-    return "IOB1" if for_iob1 > for_bio else "BIO"
-
-
 def check_scheme(
     sentences: Iterable[tuple[Sequence[str], Callable[[int], str]]], scheme: Scheme, *, refuse: bool = True
-) -> str | None:
-    """Check the tags of all sentences: None, or a sentence that names the first broken sequence.
+) -> list[str]:
+    """Check the tags of all sentences; a sentence that names the first broken sequence, if there is one.
 
     Each sentence has its tags and a function from a token's index to its place in the file. A tag that the scheme does
     not have is an ElmoError, and so are broken sequences if they are more than one span in 20, unless `refuse` is
     false; fewer are read as conlleval reads them.
     """
     if not scheme.has_spans:
-        return None
+        return []
     first, broken, total = "", 0, 0
     for tags, place_of in sentences:
         for index, tag in enumerate(tags):
             if _parsed(tag, scheme) is None:
                 raise ElmoError(
                     f"{place_of(index)}: the tags are {scheme.spelling}, which has no {tag!r}: "
-                    f"a tag is O or one of {', '.join(_letters(scheme))} with '{scheme.separator}' and a type"
+                    f"a tag is O or one of {', '.join(scheme.used_letters)} with '{scheme.separator}' and a type"
                 )
         total += len(spans(tags, scheme))
         faults = find_faults(tags, scheme)
         broken += len(faults)
         if faults and not first:
             index = faults[0]
-            before = f"after {tags[index - 1]}" if index else "at the start"
-            rule = f"{tags[index]} cannot be {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
-            first = f"{place_of(min(index, len(tags) - 1))}: in {scheme.spelling} {rule}"
+            right = from_bioes(to_bioes(tags, scheme), scheme)[index]
+            where = f"after {tags[index - 1]}" if index else "at the start"
+            first = f"{place_of(index)}: in {scheme.spelling} {tags[index]} {where} should be {right}"
     if not broken:
-        return None
+        return []
     first += f" ({counted(broken, 'such place')}, {counted(total, 'span')})"
     if refuse and broken > _BROKEN_SHARE * total:
         raise ElmoError(f"{first}: correct the tags, or convert the file")
-    return f"{first}; a span is taken to begin or end there"
+    return [f"{first}; a span is taken to begin or end there"]
 
 
 def find_faults(tags: Sequence[str], scheme: Scheme) -> list[int]:
-    """Where a sequence breaks its scheme: indices of tags that may not follow the one before, or the length."""
-    if not scheme.has_spans:
-        return []
-    parts = [_OUT, *_parts(tags, scheme), _OUT]
-    follows = _RULES[scheme.name]
-    return [index for index, (before, after) in enumerate(pairwise(parts)) if not follows(before, after)]
+    """The indices of tags that the scheme would spell in another way for the same spans."""
+    right = from_bioes(to_bioes(tags, scheme), scheme)
+    return [index for index, tag in enumerate(tags) if tag != right[index]]
 
 
 def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
     """The spans that tags mark; a broken sequence is read as conlleval reads it."""
     found: list[Span] = []
     start, kind = -1, ""  # of the open span; -1 if there is none
-    for index, part in enumerate([*_parts(tags, scheme), _OUT]):
+    for index, part in enumerate([*(_part(tag, scheme) for tag in tags), _OUT]):
         continues = start >= 0 and part.letter in "IE" and part.type == kind
         if start >= 0 and not continues:
             found.append(Span(start, index, kind))
@@ -182,23 +172,12 @@ def from_bioes(tags: Sequence[str], scheme: Scheme) -> Tokens:
     return _write(spans(tags, BIOES), len(tags), scheme) if scheme.has_spans else tuple(tags)
 
 
-def allowed(before: str | None, after: str | None) -> bool:
-    """Whether one BIOES tag may follow another; None is the start or the end of the sentence."""
-    return _follows(*(_OUT if tag is None else _part(tag, BIOES) for tag in (before, after)))
-
-
 def transitions(tags: Sequence[str], scheme: Scheme) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """What a CRF over BIOES tags may do: from row to column [K, K], at the start [K], at the end [K]."""
-    if not scheme.has_spans:
-        return np.ones((len(tags), len(tags)), bool), np.ones(len(tags), bool), np.ones(len(tags), bool)
-    inner = np.array([[allowed(before, after) for after in tags] for before in tags], dtype=bool)
-    first = np.array([allowed(None, tag) for tag in tags], dtype=bool)
-    last = np.array([allowed(tag, None) for tag in tags], dtype=bool)
-    return inner.reshape(len(tags), len(tags)), first, last
-
-
-def _touches(before: _Part, after: _Part) -> bool:
-    return before.letter != OUTSIDE and after.letter != OUTSIDE and before.type == after.type
+    # Outside is what comes before the first tag and after the last.
+    parts = [*([_part(tag, BIOES) for tag in tags] if scheme.has_spans else [_OUT] * len(tags)), _OUT]
+    steps = np.array([[_follows(before, after) for after in parts] for before in parts], dtype=bool)
+    return steps[:-1, :-1], steps[-1, :-1], steps[:-1, -1]
 
 
 def _follows(before: _Part, after: _Part) -> bool:
@@ -206,13 +185,6 @@ def _follows(before: _Part, after: _Part) -> bool:
     if before.letter in "BI":
         return after.letter in "IE" and before.type == after.type
     return after.letter not in "IE"
-
-
-_RULES: dict[str, Callable[[_Part, _Part], bool]] = {
-    "BIO": lambda before, after: after.letter != "I" or _touches(before, after),
-    "IOB1": lambda before, after: after.letter != "B" or _touches(before, after),
-    "BIOES": _follows,
-}
 
 
 def _write(found: Iterable[Span], length: int, scheme: Scheme) -> Tokens:
@@ -231,18 +203,10 @@ def _write(found: Iterable[Span], length: int, scheme: Scheme) -> Tokens:
     return tuple(tags)
 
 
-def _letters(scheme: Scheme) -> str:
-    return scheme.letters if scheme.name == "BIOES" else scheme.letters[:2]
-
-
-def _parts(tags: Sequence[str], scheme: Scheme) -> list[_Part]:
-    return [_part(tag, scheme) for tag in tags]
-
-
 def _part(tag: str, scheme: Scheme) -> _Part:
     part = _parsed(tag, scheme)
     if part is None:
-        raise ElmoError(f"a tag of the scheme {scheme.spelling} is O or begins with {_letters(scheme)}, got {tag!r}")
+        raise ElmoError(f"a tag of {scheme.spelling} is O or begins with one of {scheme.used_letters}, got {tag!r}")
     return part
 
 
@@ -252,6 +216,6 @@ def _parsed(tag: str, scheme: Scheme) -> _Part | None:
     if tag == OUTSIDE:
         return _OUT
     letter, separator, kind = tag[:1], tag[1:2], tag[2:]
-    if letter not in _letters(scheme) or (separator and (separator != scheme.separator or not kind)):
+    if letter not in scheme.used_letters or (separator and (separator != scheme.separator or not kind)):
         return None
     return _Part("BIES"[scheme.letters.index(letter)], kind)

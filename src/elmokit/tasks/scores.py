@@ -103,7 +103,7 @@ class TaskScores:
         lines = []
         if self.confusion:
             rows = [*self.classes, *([self.total] if self.total else [])]
-            width = max(columns(name) for name in (self.noun, *(item.name or UNTYPED for item in rows)))
+            width = max(display_width(name) for name in (self.noun, *(item.name or UNTYPED for item in rows)))
             lines.append(f"{padded(self.noun, width)}  precision  recall      F1     gold")
             for item in rows:
                 shares = f"{item.precision:9.4f} {item.recall:7.4f} {item.f1:7.4f}"
@@ -146,11 +146,11 @@ def check_lengths(gold: int, predicted: int) -> None:
         raise ElmoError(f"scores need as many predictions as gold answers and at least one, got {predicted} for {gold}")
 
 
-def columns(text: str) -> int:
+def display_width(text: str) -> int:
     """How wide a terminal shows a text; a Chinese character takes two columns."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def padded(text: str, width: int) -> str:
     """The text with spaces up to that width."""
-    return text + " " * (width - columns(text))
+    return text + " " * (width - display_width(text))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -16,11 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.tasks.classify import Labels
+from elmokit.tasks.classify import check_training_labels, check_unseen_labels, label_names
 from elmokit.tasks.inputs import padded_rows
 from elmokit.tasks.network import Inputs, InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import Column, FilePath, Segment, Tokens, read_columns, token_place
+from elmokit.tasks.reading import (
+    Column,
+    FilePath,
+    Segment,
+    Tokens,
+    numbered_lines,
+    read_columns,
+    suffix_of,
+    token_place,
+)
 from elmokit.tasks.schemes import (
     OUTSIDE,
     Scheme,
@@ -33,8 +42,9 @@ from elmokit.tasks.schemes import (
     transitions,
 )
 from elmokit.tasks.scores import ClassScore, MainScore, TaskScores, accuracy_scores, check_lengths, class_scores
-from elmokit.tasks.task import Answer, Task, printable
+from elmokit.tasks.task import Answer, Example, Task
 from elmokit.text.graphemes import HAN, KANA
+from elmokit.text.policy import TextPolicy
 
 _UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
 Allowed = Sequence[Tensor | NDArray[np.bool_]]
@@ -43,17 +53,12 @@ _FORBIDDEN = -1e4
 
 
 @dataclass(frozen=True)
-class TaggedExample:
+class TaggedExample(Example):
     """A sentence and a tag for each of its tokens, as the file spells them."""
 
     tokens: Tokens
     tags: Tokens | None = None
     line: int = 0
-
-    @property
-    def sentences(self) -> tuple[Tokens, ...]:
-        """The sentence alone."""
-        return (self.tokens,)
 
 
 @dataclass(frozen=True)
@@ -75,20 +80,6 @@ class TagAnswer(Answer):
     tags: Tokens
     probabilities: tuple[float, ...]
     entities: tuple[Entity, ...]
-
-    @property
-    def answer(self) -> Tokens:
-        """The tags."""
-        return self.tags
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "tokens": list(self.tokens),
-            "tags": list(self.tags),
-            "probabilities": list(self.probabilities),
-            "entities": [vars(entity) for entity in self.entities],
-        }
 
 
 def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme) -> TaskScores:
@@ -112,10 +103,11 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
     types = sorted({span.type for sentence in (*right_spans, *guessed_spans) for span in sentence})
     right_types, guessed_types = (_token_types(part, map(len, gold)) for part in (right_spans, guessed_spans))
     _, confusion = class_scores(right_types, guessed_types, [*types, OUTSIDE])
-    classes = _span_scores(right_spans, guessed_spans, types)
     # A span is right if its start, end and type are.
-    sums = (sum(getattr(item, name) for item in classes) for name in ("correct", "predicted", "gold"))
-    total = ClassScore("all", *sums)
+    both = [set(right) & set(guess) for right, guess in zip(right_spans, guessed_spans, strict=True)]
+    found = [Counter(span.type for row in part for span in row) for part in (both, guessed_spans, right_spans)]
+    classes = tuple(ClassScore(name, *(counter[name] for counter in found)) for name in types)
+    total = ClassScore("all", *(counter.total() for counter in found))
     scores = (
         MainScore("entity F1", total.f1),
         MainScore("entity precision", total.precision),
@@ -124,17 +116,6 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
     )
     title = "tokens by type of span"
     return TaskScores(scores, classes, (*types, OUTSIDE), confusion, counts, "type", total, title)
-
-
-def _span_scores(
-    gold: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]], types: Sequence[str]
-) -> tuple[ClassScore, ...]:
-    counts = {name: [0, 0, 0] for name in types}
-    for right, guess in zip(gold, predicted, strict=True):
-        for place, found in enumerate((set(right) & set(guess), guess, right)):
-            for span in found:
-                counts[span.type][place] += 1
-    return tuple(ClassScore(name, *counts[name]) for name in types)
 
 
 def _token_types(found: Sequence[Sequence[Span]], lengths: Iterable[int]) -> list[str]:
@@ -167,11 +148,6 @@ class Crf(nn.Module):
         super().__init__()
         shapes = ((n_tags, n_tags), (n_tags,), (n_tags,))
         rules = [torch.ones(shape) for shape in shapes] if allowed is None else [torch.as_tensor(a) for a in allowed]
-        if [rule.shape for rule in rules] != list(shapes):
-            raise ElmoError(
-                f"what {n_tags} tags allow must have the shapes {shapes}: steps, starts and ends, got "
-                f"{[tuple(rule.shape) for rule in rules]}"
-            )
         self.n_tags = n_tags
         self.transitions = nn.Parameter(torch.zeros(n_tags, n_tags))
         self.starts = nn.Parameter(torch.zeros(n_tags))
@@ -300,7 +276,8 @@ class TagNetwork(TaskNetwork):
 class TagTask(Task[TaggedExample, TagAnswer]):
     """A tag for each token; the network works on BIOES tags, files and answers have the scheme of the training file."""
 
-    labels: Labels
+    bioes_tags: Tokens
+    """The tags that the network knows, each at its id."""
     scheme: Scheme = field(default_factory=Scheme)
 
     name = "tag"
@@ -311,11 +288,25 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     suffixes = (".jsonl", ".tsv", ".conll")
 
     @classmethod
-    def read_rows(
-        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
-    ) -> Iterator[tuple[Any, ...]]:
-        """The tokens, tags and line of each sentence of a file."""
-        return read_columns(path, columns, segment, labelled)
+    def read(
+        cls,
+        path: FilePath,
+        *,
+        segment: Segment = "whitespace",
+        labelled: bool = True,
+        **columns: Any,  # noqa: ANN401
+    ) -> Iterator[TaggedExample]:
+        """The sentences of a file; without tags, a .txt file has a text per line."""
+        if labelled or columns.get("token_column") is not None or suffix_of(path) != ".txt":
+            yield from (TaggedExample(*row) for row in read_columns(path, columns, labelled))
+            return
+        policy, empty = TextPolicy.of(segment), True
+        for number, line in numbered_lines(path):
+            if tokens := tuple(policy.split(line)):
+                empty = False
+                yield TaggedExample(tokens, None, number)
+        if empty:
+            raise ElmoError(f"{path} has no sentences: it must have one per line")
 
     @classmethod
     def from_examples(
@@ -323,35 +314,37 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     ) -> tuple[Self, list[str]]:
         """The tags of training examples and their scheme, and a sentence on broken spans."""
         scheme = detect_scheme(_tags(example) for example in examples)
-        note = check_scheme(_placed(examples, path), scheme)
-        labels = Labels.of(tag for example in examples for tag in to_bioes(_tags(example), scheme))
-        labels.check_training(path)  # its sentences are about classes; a rare tag of a span is nothing odd
-        return cls(labels, scheme), [note] if note else []
+        notes = check_scheme(_placed(examples, path), scheme)
+        tags = [tag for example in examples for tag in to_bioes(_tags(example), scheme)]
+        check_training_labels(tags, path)  # its sentences are about classes; a rare tag of a span is nothing odd
+        return cls(label_names(tags), scheme), notes
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], options: TaskOptions) -> Self:
         """The task that `to_dict` describes."""
-        if stored["labels"] is None:
-            raise ElmoError("a tag model must have labels")
-        return cls(Labels.from_dict(stored["labels"]), Scheme(**stored["scheme"]))
+        return cls(tuple(stored["tags"]), Scheme(**stored["scheme"]))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"kind": self.name, "labels": self.labels.to_dict(), "scheme": asdict(self.scheme)}
+        return {"kind": self.name, "tags": self.bioes_tags, "scheme": asdict(self.scheme)}
 
-    @property
-    def labels_shown(self) -> tuple[str, ...]:
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each BIOES tag."""
+        return {name: number for number, name in enumerate(self.bioes_tags)}
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:  # type: ignore[override]
         """The tags in the scheme and spelling of the training file."""
-        names = self.labels.names
         if not self.scheme.has_spans:
-            return names
-        found = {OUTSIDE} & set(names)
-        for kind in {name[2:] for name in names if name != OUTSIDE}:
+            return self.bioes_tags
+        found = {OUTSIDE} & self.ids.keys()
+        for kind in {name[2:] for name in self.bioes_tags if name != OUTSIDE}:
             for letters in ("SS", "BEBE", "BIE"):  # spans that touch, which IOB1 spells in its own way
                 tags = [f"{letter}-{kind}" if kind else letter for letter in letters]
-                if set(tags) <= set(names):
+                if self.ids.keys() >= set(tags):
                     found.update(from_bioes(tags, self.scheme))
-        return Labels.of(found).names
+        return label_names(found)
 
     def check(
         self, examples: Sequence[TaggedExample], path: FilePath | None = None, *, held_out: bool = False
@@ -359,37 +352,35 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         """Refuse examples without tags or with tags of another scheme; sentences on tags that training never saw."""
         sentences = _placed(examples, path)
         # A part of a file may have many broken spans even if the whole has few.
-        notes = [check_scheme(sentences, self.scheme, refuse=not held_out) or ""]
+        notes = check_scheme(sentences, self.scheme, refuse=not held_out)
         if self.scheme.has_spans and all(tag == OUTSIDE for tags, _ in sentences for tag in tags):
             notes.append("every tag to score on is O, so the entity F1 is 0 whatever the answers")
         # A broken span counts as what it is read as.
         read = [(from_bioes(to_bioes(tags, self.scheme), self.scheme), place_of) for tags, place_of in sentences]
         tags = ((tag, partial(place_of, index)) for tags, place_of in read for index, tag in enumerate(tags))
-        return [*filter(None, notes), *Labels.of(self.labels_shown).check_unseen(tags)]
+        return notes + check_unseen_labels(self.labels, tags)
 
     def build_network(self, options: TaskOptions, spec: InputSpec) -> TagNetwork:
         """A network with one output per BIOES tag."""
-        return TagNetwork(options, spec, len(self.labels.names), transitions(self.labels.names, self.scheme))
+        return TagNetwork(options, spec, len(self.bioes_tags), transitions(self.bioes_tags, self.scheme))
 
     def targets(self, examples: Sequence[TaggedExample]) -> Tensor:
         """The ids of the tags [B, T], 0 at padding."""
-        return padded_rows([[self.labels.ids[tag] for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
+        return padded_rows([[self.ids[tag] for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
 
     def answer(self, example: TaggedExample, decoded: tuple[Tensor, ...]) -> TagAnswer:
         """The tags as the training file spells them; decoded: tags [T] and probabilities [T, K], padded."""
         n = len(example.tokens)
-        ids, probabilities = decoded[0][:n].tolist(), decoded[1][:n]
-        tags = from_bioes([self.labels.names[number] for number in ids], self.scheme)
+        ids, probabilities = decoded[0][:n].tolist(), decoded[1][:n].tolist()
+        tags = from_bioes([self.bioes_tags[number] for number in ids], self.scheme)
         found = spans(tags, self.scheme) if self.scheme.has_spans else []
         entities = tuple(Entity(*span, _joined(example.tokens[span.start : span.end])) for span in found)
-        return TagAnswer(example.tokens, tags, self._probabilities(tags, ids, probabilities), entities)
-
-    def _probabilities(self, tags: Tokens, ids: Sequence[int], probabilities: Tensor) -> tuple[float, ...]:
-        """The probability of each tag: the sum of those of the BIOES tags that its spelling may mean."""
-        rows = zip(probabilities.tolist(), tags, ids, strict=True)
-        return tuple(
-            min(1.0, sum(row[meaning] for meaning in {number, *self._meanings(tag)})) for row, tag, number in rows
+        # A tag is as probable as all BIOES tags that its spelling may mean.
+        sums = (
+            min(1.0, sum(row[meaning] for meaning in {number, *self._meanings(tag)}))
+            for row, tag, number in zip(probabilities, tags, ids, strict=True)
         )
+        return TagAnswer(example.tokens, tags, tuple(sums), entities)
 
     def _meanings(self, tag: str) -> list[int]:
         """The ids of the BIOES tags that a file's tag may mean: in BIO, B begins a span or is all of it."""
@@ -397,7 +388,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         if letters is None or tag == OUTSIDE:
             return []
         names = [letter + tag[1:].replace(self.scheme.separator, "-", 1) for letter in letters[tag[0]]]
-        return [self.labels.ids[name] for name in names if name in self.labels.ids]
+        return [self.ids[name] for name in names if name in self.ids]
 
     def score(self, examples: Sequence[TaggedExample], answers: Sequence[TagAnswer]) -> TaskScores:
         """The F1 of spans and the accuracy of tags."""
@@ -406,17 +397,17 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     def on_screen(self, example: TaggedExample, answer: TagAnswer) -> str:
         """Spans in brackets, [Ada Lovelace]PER was born in [London]LOC; without spans token/tag."""
         if not self.scheme.has_spans:
-            return printable(" ".join(map("/".join, zip(answer.tokens, answer.tags, strict=True))))
+            return " ".join(map("/".join, zip(answer.tokens, answer.tags, strict=True)))
         parts: list[str] = []
         at = 0
         for entity in answer.entities:
             parts += [*answer.tokens[at : entity.start], f"[{entity.text}]{entity.type}"]
             at = entity.end
-        return printable(" ".join([*parts, *answer.tokens[at:]]))
+        return " ".join([*parts, *answer.tokens[at:]])
 
-    def json_line(self, example: TaggedExample, answer: TagAnswer) -> str:
-        """A line of a .jsonl file; the answer contains the tokens."""
-        return json.dumps(answer.to_dict(), ensure_ascii=False)
+    def to_dict_with_texts(self, example: TaggedExample, answer: TagAnswer) -> dict[str, Any]:
+        """The answer, which contains the tokens."""
+        return answer.to_dict()
 
     def table_lines(self, answered: Iterable[tuple[TaggedExample, TagAnswer]]) -> Iterator[str]:
         """Columns of tokens and tags, with a blank line after each sentence."""

@@ -10,10 +10,9 @@ import json
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -27,37 +26,31 @@ _BUILT_IN = ("classify", "tag", "pair")
 """The modules of our own tasks, each named after its task."""
 
 
-class Example(Protocol):
-    """One example of a task."""
+class Example:
+    """One example of a task; a subclass is a dataclass of its texts, its answer and its line in the file, or 0."""
 
-    @property
-    def line(self) -> int:
-        """Its line in the file, for messages; 0 if it comes from no file."""
+    line: int
+    texts: ClassVar[tuple[str, ...]] = ("tokens",)
+    """The fields that contain texts as tokens, one per side of the task."""
 
     @property
     def sentences(self) -> tuple[Tokens, ...]:
         """Its texts as tokens, one per side of the task."""
+        return tuple(getattr(self, name) for name in self.texts)
 
 
-class Answer(ABC):
-    """What a model says of one example."""
+class Answer:
+    """What a model says of one example; a subclass is a dataclass."""
 
-    @property
-    @abstractmethod
-    def answer(self) -> Any:  # noqa: ANN401 - a label, tags or a score
-        """The part that is compared with the right answer."""
-
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-
-    def to_cells(self) -> dict[str, str]:
-        """For a table: the value of each column."""
-        return {"label": str(self.answer)}
+        """For JSON; texts and numbers at its top level are also the columns of a table."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def on_screen(self) -> str:
         """As a person reads it."""
-        return str(self.answer)
+        return "  ".join(
+            f"{value:.3f}" if isinstance(value, float) else str(value) for value in self.to_dict().values()
+        )
 
 
 ExampleT = TypeVar("ExampleT", bound=Example)
@@ -85,6 +78,8 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     """Whether the texts of its training files are split into tokens; false if files have tokens."""
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv")
     """The files that answers can be written to."""
+    labels: tuple[str, ...] = ()
+    """The labels as the training file spells them; none if the answer is a score."""
 
     # --- Data ---------------------------------------------------------------------------------------------------------
 
@@ -97,17 +92,10 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         labelled: bool = True,
         **columns: Any,  # noqa: ANN401
     ) -> Iterator[ExampleT]:
-        """The examples of a file, one by one; with labelled=False no answers are read."""
-        return (cls.example(*row) for row in cls.read_rows(path, columns, segment, labelled))
-
-    @classmethod
-    def read_rows(
-        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
-    ) -> Iterator[tuple[Any, ...]]:
-        """The arguments of each example of a file, here of a table."""
+        """The examples of a file, here of a table, one by one; with labelled=False no answers are read."""
         names = {name: columns.get(name) for name in cls.columns if labelled or name != "label"}
         for line, tokens, label in read_table(path, names, segment):
-            yield *(tokens[side] for side in cls.sides), label, line
+            yield cls.example(*(tokens[side] for side in cls.sides), label, line)
 
     @classmethod
     @abstractmethod
@@ -136,11 +124,6 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         """The label of a training example, each of which needs an example to train on; None if it has none."""
         return None
 
-    @property
-    def labels_shown(self) -> tuple[str, ...]:
-        """The labels as the training file spells them; none if the answer is a score."""
-        return ()
-
     # --- Network and answers ------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -166,20 +149,28 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
     def on_screen(self, example: ExampleT, answer: AnswerT) -> str:
         """An answer as a person reads it, on one line."""
-        return printable(f"{answer.on_screen()}  {' | '.join(texts_of(example))}")
+        return f"{answer.on_screen()}  {' | '.join(map(' '.join, example.sentences))}"
 
-    def json_line(self, example: ExampleT, answer: AnswerT) -> str:
-        """A line of a .jsonl file."""
-        texts = dict(zip(self.sides, texts_of(example), strict=True))
-        return json.dumps({**texts, **answer.to_dict()}, ensure_ascii=False)
+    def to_dict_with_texts(self, example: ExampleT, answer: AnswerT) -> dict[str, Any]:
+        """An answer with the texts it is for, for JSON."""
+        return {**dict(zip(self.sides, map(" ".join, example.sentences), strict=True)), **answer.to_dict()}
 
     def table_lines(self, answered: Iterable[tuple[ExampleT, AnswerT]]) -> Iterator[str]:
         """The lines of a .tsv file (or of another of `suffixes`), which can be read as examples again."""
         for number, (example, answer) in enumerate(answered):
-            cells = answer.to_cells()
+            cells = {name: value for name, value in answer.to_dict().items() if isinstance(value, str | float)}
             if not number:
                 yield "\t".join([*cells, *self.sides])
-            yield "\t".join([*cells.values(), *texts_of(example)])
+            shown = (f"{value:.6f}" if isinstance(value, float) else value for value in cells.values())
+            yield "\t".join(" ".join(cell.split()) for cell in (*shown, *map(" ".join, example.sentences)))
+
+    def lines(self, answered: Iterable[tuple[ExampleT, AnswerT]], suffix: str) -> Iterator[str]:
+        """Examples with their answers as the lines of a file with one of `suffixes`, or for "" of a screen."""
+        if suffix == "":
+            return (printable(self.on_screen(*pair)) for pair in answered)
+        if suffix == ".jsonl":
+            return (json.dumps(self.to_dict_with_texts(*pair), ensure_ascii=False) for pair in answered)
+        return self.table_lines(answered)
 
     # --- Checks that all tasks share ----------------------------------------------------------------------------------
 
@@ -191,17 +182,14 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
                 raise ElmoError(f"the task {cls.name} takes {cls.example.__name__}, got {type(example).__name__}")
 
     @classmethod
-    def check_suffix(cls, path: Path) -> None:
-        """Refuse a file whose suffix is no format for the answers of this task."""
-        if path.suffix not in cls.suffixes:
-            found = f"got {str(path)!r}"
-            raise ElmoError(f"output must end in {', '.join(cls.suffixes)} for a {cls.name} model, {found}", "output")
-
-    @classmethod
     def unused(cls, options: TaskOptions) -> dict[str, str]:
         """The options that change nothing in this task next to the others, and what each is for."""
-        others = [item.name for item in fields(options) if not item.metadata.get("shared", True)]
-        return options.unused() | {name: _readers(name) for name in others if name not in cls.own_options}
+        readers = {
+            item.name: " and ".join(name for name in _registered if item.name in task_named(name).own_options)
+            for item in fields(options)
+            if not item.metadata.get("shared", True) and item.name not in cls.own_options
+        }
+        return options.unused() | readers
 
     @classmethod
     def refuse_unused(cls, options: TaskOptions, given: Iterable[str] | None = None) -> None:
@@ -228,15 +216,16 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         return [[row[side][:most] for row in rows] for side in range(len(cls.sides))]
 
     @classmethod
-    def is_cut(cls, example: Example, options: TaskOptions) -> bool:
-        """Whether an example has a text that is longer than the network reads."""
-        return "max_tokens" in cls.own_options and max(map(len, example.sentences)) > options.max_tokens
+    def count_cut(cls, examples: Iterable[Example], options: TaskOptions) -> int:
+        """The number of examples with a text that is longer than the network reads."""
+        if "max_tokens" not in cls.own_options:
+            return 0
+        return sum(max(map(len, example.sentences)) > options.max_tokens for example in examples)
 
     @classmethod
     def cut_notes(cls, examples: Sequence[Example], options: TaskOptions, path: str | None = None) -> list[str]:
         """A sentence on examples that are cut, if there are any."""
-        cut = sum(cls.is_cut(example, options) for example in examples)
-        if not cut:
+        if not (cut := cls.count_cut(examples, options)):
             return []
         are = "is" if cut == 1 else "are"
         of_all = f"{cut:,} of {len(examples):,} texts" + (f" of {path}" if path else "")
@@ -244,11 +233,6 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
 
 AnyTask = Task[Any, Any]
-
-
-def texts_of(example: Example) -> list[str]:
-    """The texts of an example, with spaces between the tokens."""
-    return [" ".join(tokens) for tokens in example.sentences]
 
 
 def printable(text: str) -> str:
@@ -281,13 +265,5 @@ def task_named(name: str) -> type[AnyTask]:
     """The task of this name."""
     if name not in _registered:
         raise ElmoError(f"a task is one of {', '.join(_registered)}, got {name!r}")
-    task = _registered[name]
-    if task is None:
-        task = import_module(f"elmokit.tasks.{name}").TASK
-        _registered[name] = task
+    task = _registered[name] = _registered[name] or import_module(f"elmokit.tasks.{name}").TASK
     return task
-
-
-def _readers(option: str) -> str:
-    """The names of the tasks that read an option."""
-    return " and ".join(name for name in _registered if option in task_named(name).own_options)

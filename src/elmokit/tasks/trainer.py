@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ _LONGEST_MEMORY = 0.998
 """The largest share of an average that an update leaves as it was: a memory of 500 updates."""
 
 
-class TrainingListener(Protocol):
-    """Receives the progress of a training; a subclass inherits methods that do nothing."""
+class TrainingListener:
+    """Receives the progress of a training; a subclass overrides what it wants to know."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -57,13 +57,6 @@ class TrainingListener(Protocol):
 
     def epoch(self, line: dict[str, Any], *, best: bool) -> None:
         """An epoch's loss and score."""
-
-
-class _Silent:
-    def note(self, *_: object, **__: object) -> None:
-        """Ignore it."""
-
-    features = batch = epoch = note
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ def fit(
     frozen ELMo vectors. `watch` receives the progress. `paths`: the names of the two files in messages.
     """
     task = task_named(kind)
-    options, watch = options or task.options(), watch or _Silent()
+    options, watch = options or task.options(), watch or TrainingListener()
     if options.elmo != "none" and elmo is None:
         raise ElmoError("the task reads ELMo vectors: give elmo=, or the option elmo='none'")
     task.check_examples([*train, *(dev or ())])
@@ -292,15 +285,10 @@ class _Trainer:
 
 def _parameter_groups(model: TaskModel) -> list[dict[str, Any]]:
     """What is trained, and with which learning rate: the network and, with fine_tune, the ELMo model it reads."""
-    options = model.options
-    groups = [{"params": _learned(model.network), "lr": options.learning_rate}]
-    if model.elmo is not None and options.fine_tune:
-        groups.append({"params": _learned(model.elmo.bilm), "lr": options.elmo_learning_rate})
-    return groups
-
-
-def _learned(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parts: list[tuple[nn.Module, float]] = [(model.network, model.options.learning_rate)]
+    if model.elmo is not None and model.options.fine_tune:
+        parts.append((model.elmo.bilm, model.options.elmo_learning_rate))
+    return [{"params": [p for p in part.parameters() if p.requires_grad], "lr": rate} for part, rate in parts]
 
 
 def _trainable_copy(elmo: Elmo) -> Elmo:
