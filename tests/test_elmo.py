@@ -372,7 +372,7 @@ def test_saved_mixes_come_back(make_elmo, tmp_path):
 
 
 def test_no_projection_and_many_layers_encode(make_elmo):
-    config = tiny_config(lstm=LstmConfig(6, 6, n_layers=3, projection=False))
+    config = tiny_config(context=LstmConfig(6, 6, n_layers=3, projection=False))
     assert make_elmo(config).encode(["a b"], output="layers")[0].shape == (4, 2, 12)
 
 

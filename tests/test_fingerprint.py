@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from elmokit import Elmo, fingerprint
-from elmokit.fingerprint import former_fingerprint
 from elmokit.text.vocab import Vocabulary
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 
@@ -87,22 +86,3 @@ def test_it_is_the_same_in_another_process(model_folder):
     code = "import sys; from elmokit import Elmo; print(Elmo.load(sys.argv[1], device='cpu').fingerprint(mixes=True))"
     result = subprocess.run([sys.executable, "-c", code, model_folder], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == Elmo.load(model_folder, device="cpu").fingerprint(mixes=True)
-
-
-def even(config):
-    """A model whose numbers no generator makes."""
-    checkpoint = tiny_checkpoint(config)
-    weights = {n: (torch.arange(v.numel()) % 7).reshape(v.shape) / 8 - 0.375 for n, v in checkpoint.weights.items()}
-    elmo = Elmo(replace(checkpoint, weights=weights), mixes=2, layer_norm="sentence")
-    with torch.no_grad():
-        elmo.mixes[0].weights.copy_(torch.tensor([0.5, 0.25, -1.0]))
-    return elmo
-
-
-@pytest.mark.parametrize(
-    ("config", "code"),
-    [(tiny_config(), "813f347a61a665e4b17893d738b5e436"), (word_config(), "15914605bc7c51f4a7c6eef1e631fdd4")],
-)
-def test_what_earlier_releases_wrote_is_found(config, code):
-    """The codes are those of the first release: unfinished outputs and indexes of that time have them."""
-    assert former_fingerprint(even(config).checkpoint()) == code

@@ -134,9 +134,9 @@ STRUCTURES = [
     ("token_embedder.filters", [1, 2], "filters must be pairs"),
     ("token_embedder.n_highway", 2**31 - 1, "lacks highways._layers.2"),
     ("token_embedder.n_highway", "2", "n_highway"),
-    ("token_embedder.max_characters_per_token", 2, "max_characters must be a whole number of at least 3"),
+    ("token_embedder.max_characters_per_token", 2, "max_characters must be from 3 to"),
     ("token_embedder.max_characters_per_token", None, "max_characters"),
-    ("token_embedder.max_characters_per_token", 2**31 - 1, "max_characters must be at most"),
+    ("token_embedder.max_characters_per_token", 2**31 - 1, "max_characters must be from"),
     ("token_embedder.word_dim", "6", "embedding_size"),
     ("token_embedder.word_dim", 0, "must have the shape"),
 ]

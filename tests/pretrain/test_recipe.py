@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from elmokit.errors import ElmoError
+from elmokit.options import shown_value
 from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe, parse_filters, read_config
 
 HINTS = get_type_hints(Recipe)
@@ -192,7 +193,7 @@ def test_a_wrong_number_is_told_by_its_name(item):
     assert least is not None
     refusal(lambda: Recipe(**{item.name: least - 1}), f"{item.name} must be", f"{least:g}", "got ")
     if most is not None:
-        refusal(lambda: Recipe(**{item.name: most + 1}), f"{item.name} must be from", f"to {most:g}")
+        refusal(lambda: Recipe(**{item.name: most + 1}), f"{item.name} must be from", f"to {shown_value(most)}")
     assert getattr(Recipe(**{item.name: least}), item.name) == least
 
 

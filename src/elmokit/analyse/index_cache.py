@@ -16,7 +16,6 @@ from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.fingerprint import former_fingerprint
 from elmokit.storage.cache import cache_folder, name_of
 from elmokit.text.tokens import SegmenterName
 
@@ -101,7 +100,7 @@ def find_index(
 def _check_same(index: OccurrenceIndex, options: IndexOptions, elmo: Elmo) -> OccurrenceIndex:
     """The index, refused if it was built with another model or layer."""
     model, layer = index.description["model"], index.description["layer"]
-    if model != elmo.fingerprint(mixes=layer == "mix") and model != former_fingerprint(elmo.checkpoint()):
+    if model != elmo.fingerprint(mixes=layer == "mix"):
         raise ElmoError(
             f"{index.folder} was built with another model, whose vectors cannot be compared with those of "
             f"{elmo.where}: use that model, or give corpus to build an index with this one",

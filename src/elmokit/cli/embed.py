@@ -180,7 +180,7 @@ class EmbedCommand(ModelOptions):
 
         assert self.output is not None
         settings = {
-            "model": self._model_name(elmo),
+            "model": elmo.fingerprint(mixes=True),
             "layer": self._layer,
             "pool": self.pool,
             "segment": elmo.text_policy.name_in_files,
@@ -201,18 +201,6 @@ class EmbedCommand(ModelOptions):
         resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
         done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
         say(f"wrote {self.output}: {done}{resumed}")
-
-    def _model_name(self, elmo: Elmo) -> str:
-        """The model's fingerprint, or the former one if the run to resume was begun by an earlier release."""
-        from elmokit.fingerprint import former_fingerprint
-        from elmokit.output import check_output
-        from elmokit.output.spool import partial_folder, read_settings
-
-        assert self.output is not None
-        name = elmo.fingerprint(mixes=True)
-        earlier = read_settings(partial_folder(check_output(self.output))) if self.resume else {}
-        before = earlier.get("settings", {}).get("model", name)
-        return before if before != name and before == former_fingerprint(elmo.checkpoint()) else name
 
 
 def parse_layer(layer: str) -> Layer:
