@@ -110,8 +110,8 @@ def test_tokens_with_their_lengths(make_elmo):
 
 
 def test_boundaries_kept_or_dropped(make_elmo):
-    dropped, kept = make_elmo(), make_elmo(boundaries=True)
-    short, whole = dropped.encode(SENTENCES, output="layers"), kept.encode(SENTENCES, output="layers")
+    inner, full = make_elmo(), make_elmo(boundaries=True)
+    short, whole = inner.encode(SENTENCES, output="layers"), full.encode(SENTENCES, output="layers")
     for inner, outer in zip(short, whole, strict=True):
         assert outer.shape[1] == inner.shape[1] + 2
         assert np.array_equal(outer[:, 1:-1], inner)

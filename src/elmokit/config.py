@@ -99,8 +99,6 @@ class ContextConfig(ABC):
     """How it is trained: on `windows` or on `segments` of text (`elmokit.pretrain.objective`)."""
     default_layer: ClassVar[Literal["mix", "top"]] = "mix"
     """The layer that `Elmo.encode` gives: the one whose vectors are best for words in context."""
-    option_names: ClassVar[Mapping[str, str]]
-    """The option of `elmo train` for each field that has one."""
 
     @property
     @abstractmethod
@@ -129,11 +127,17 @@ class ContextConfig(ABC):
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """The shape that options of `elmo train` describe."""
-        return cls(**{field: options[name] for field, name in cls.option_names.items()})
+        return cls(**{field: options[name] for field, name in cls._option_names().items()})
 
     def to_options(self) -> dict[str, Any]:
         """The options of `elmo train` that describe this shape."""
-        return {name: getattr(self, field) for field, name in self.option_names.items()}
+        return {name: getattr(self, field) for field, name in self._option_names().items()}
+
+    @classmethod
+    def _option_names(cls) -> dict[str, str]:
+        """The option of `elmo train` for each field that has one: of the same name, or the field's `train`."""
+        named = [(item.name, item.metadata.get("train", item.name)) for item in fields(cls) if item.metadata]  # type: ignore[arg-type]
+        return {field: name for field, name in named if name}
 
 
 @dataclass(frozen=True)
@@ -141,20 +145,12 @@ class LstmConfig(ContextConfig):
     """One direction of the LSTM stack; the other has the same shape."""
 
     kind: ClassVar[str] = "lstm"
-    option_names: ClassVar[Mapping[str, str]] = {
-        "cell_size": "cell_size",
-        "output_size": "output_size",
-        "n_layers": "layers",
-        "cell_clip": "cell_clip",
-        "projection_clip": "projection_clip",
-        "skip_connections": "skip_connections",
-    }
     cell_size: int = _size(REQUIRED, "H: numbers in the memory cell.")
     output_size: int = _size(
         REQUIRED, "P: numbers in the output and in the recurrent state; equal to H where there is no projection."
     )
-    n_layers: int = _size(2, "L.")
-    projection: bool = option(True, "Whether the cell's output is multiplied down from H to P.")
+    n_layers: int = _size(2, "L.", train="layers")
+    projection: bool = option(True, "Whether the cell's output is multiplied down from H to P.", train=None)
     skip_connections: bool = option(True, "Whether layers after the first add their input to their output.")
     cell_clip: float | None = _clip("Bound on each number of the memory cell.")
     projection_clip: float | None = _clip(
@@ -208,20 +204,11 @@ class TransformerConfig(ContextConfig):
     kind: ClassVar[str] = "transformer"
     objective: ClassVar[str] = "segments"
     default_layer: ClassVar[Literal["mix", "top"]] = "top"
-    option_names: ClassVar[Mapping[str, str]] = {
-        "size": "size",
-        "n_blocks": "blocks",
-        "n_heads": "heads",
-        "inner_size": "inner_size",
-        "window": "attention_window",
-        "softmax_size": "softmax_size",
-        "every": "every",
-    }
     size: int = _size(REQUIRED, "P: numbers per token, in every layer.")
-    n_blocks: int = _size(8, "Blocks on top of each other.")
-    n_heads: int = _size(6, "Attention heads, each with P / n_heads numbers per token.")
+    n_blocks: int = _size(8, "Blocks on top of each other.", train="blocks")
+    n_heads: int = _size(6, "Attention heads, each with P / n_heads numbers per token.", train="heads")
     inner_size: int = _size(960, "I: numbers per token inside the feed-forward part.")
-    window: int = _size(64, "How far a token sees to either side in one block.")
+    window: int = _size(64, "How far a token sees to either side in one block.", train="attention_window")
     softmax_size: int = _size(256, "S: numbers per token that the softmax reads.")
     every: int = _size(2, "Blocks per layer that the user gets.")
 
