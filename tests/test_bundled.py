@@ -131,8 +131,8 @@ def test_a_chinese_string_is_read_by_character_everywhere(chinese, tmp_path):
 
 def test_what_the_chinese_model_does_not_know_is_said(capsys):
     assert run("embed", "龘是一个字", "--model", "zh", "--device", "cpu") == 0
-    told = capsys.readouterr().err
-    assert "1 of 5 tokens (20.0%) is not among the 8,500 that this model knows and is read as <UNK>: 龘" in told
+    message = capsys.readouterr().err
+    assert "1 of 5 tokens (20.0%) is not among the 8,500 that this model knows and is read as <UNK>: 龘" in message
     assert run("embed", "这是一个字", "--model", "zh", "--device", "cpu") == 0
     assert not capsys.readouterr().err
 

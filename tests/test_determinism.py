@@ -22,7 +22,7 @@ CONFIGS = {
     "awkward": tiny_config(),
     "words": word_config(),
     "round": tiny_config(
-        lstm=LstmConfig(64, 16, n_layers=3),
+        context=LstmConfig(64, 16, n_layers=3),
         characters=CharacterConfig(filters=((1, 32), (2, 32), (3, 64)), embedding_size=16, n_highway=2),
     ),
     "transformer": transformer_config(),
@@ -67,7 +67,9 @@ def test_earlier_calls_leave_no_trace(make_elmo):
 
 def test_any_number_of_threads(make_elmo):
     before = torch.get_num_threads()
-    config = tiny_config(lstm=LstmConfig(512, 64), characters=CharacterConfig(filters=((1, 64), (3, 256)), n_highway=1))
+    config = tiny_config(
+        context=LstmConfig(512, 64), characters=CharacterConfig(filters=((1, 64), (3, 256)), n_highway=1)
+    )
     elmo = make_elmo(config, scale=1.0, type_cache_mb=0)
     text = [f"a sentence with number {n} in it" for n in range(30)]
     found = []

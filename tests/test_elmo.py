@@ -110,8 +110,8 @@ def test_tokens_with_their_lengths(make_elmo):
 
 
 def test_boundaries_kept_or_dropped(make_elmo):
-    dropped, kept = make_elmo(), make_elmo(boundaries=True)
-    short, whole = dropped.encode(SENTENCES, output="layers"), kept.encode(SENTENCES, output="layers")
+    inner, full = make_elmo(), make_elmo(boundaries=True)
+    short, whole = inner.encode(SENTENCES, output="layers"), full.encode(SENTENCES, output="layers")
     for inner, outer in zip(short, whole, strict=True):
         assert outer.shape[1] == inner.shape[1] + 2
         assert np.array_equal(outer[:, 1:-1], inner)
@@ -372,7 +372,7 @@ def test_saved_mixes_come_back(make_elmo, tmp_path):
 
 
 def test_no_projection_and_many_layers_encode(make_elmo):
-    config = tiny_config(lstm=LstmConfig(6, 6, n_layers=3, projection=False))
+    config = tiny_config(context=LstmConfig(6, 6, n_layers=3, projection=False))
     assert make_elmo(config).encode(["a b"], output="layers")[0].shape == (4, 2, 12)
 
 

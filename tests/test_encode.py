@@ -40,7 +40,7 @@ def test_order_is_restored_and_reading_ahead_is_bounded():
 
 
 def test_what_is_there_is_given_before_more_is_read():
-    """Results that nobody waits for: a source that breaks, or is slow, holds up no window before."""
+    """Results that nobody waits for: a source that breaks, or is slow, delays no window before it."""
 
     def source():
         yield from [["w"] * 3] * 64

@@ -80,6 +80,7 @@ def test_chinese_headlines_get_their_topic(run):
     assert re.search(r"^央行突然宣布降息 财经 ", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_chinese_headlines_by_word(run):
     pytest.importorskip("jieba")
     out = run("chinese_news", "--segment", "jieba", "--epochs", "3")

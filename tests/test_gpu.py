@@ -16,7 +16,7 @@ pytestmark = [
 
 SENTENCES = ["the bank of the river .", "", "money", "a bank raised the money of a river bank ."]
 ROUND = tiny_config(
-    lstm=LstmConfig(256, 64),
+    context=LstmConfig(256, 64),
     characters=CharacterConfig(filters=((1, 32), (2, 32), (3, 64)), embedding_size=16, n_highway=2),
 )
 

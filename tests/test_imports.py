@@ -14,11 +14,10 @@ MODULES = sorted(
     ".".join(("elmokit", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
     for path in SOURCE.rglob("*.py")
 )
-# From the bottom to the top; a module imports from its own floor and from those below.
-FLOORS = [
+# From the bottom to the top; a module imports from its own level and from those below.
+LEVELS = [
     {"errors"},
     {"storage", "config", "messages", "options", "progress"},
-    {"plots"},
     {"plots"},
     {"text"},
     {"corpus"},
@@ -31,14 +30,14 @@ FLOORS = [
     {"analyse", "sklearn"},
     {"cli", "__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {package: number for number, packages in enumerate(LEVELS) for package in packages}
 EXTRAS = (
     "jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "huggingface_hub", "triton", "tensorflow",
     "allennlp",
 )  # fmt: skip
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1]
 
 
@@ -58,7 +57,9 @@ def imports_of(module: str) -> set[str]:
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "elmokit"])
 def test_imports_go_one_way(module):
     for imported in imports_of(module):
-        assert FLOOR[room(imported)] <= FLOOR[room(module)], f"{module} imports {imported}, which lies above it"
+        assert LEVEL[package_of(imported)] <= LEVEL[package_of(module)], (
+            f"{module} imports {imported}, which is above it"
+        )
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -116,7 +116,7 @@ def test_one_command_fills_the_table(tmp_path, model, data, wheel, quick, capsys
     assert "sentiment, SST-5: " in table
     assert "sst-fine/train.tsv is not there" in table
     assert "Chinese headlines, Toutiao: " in table
-    assert f"{model} --data" in table, "the command is kept"
+    assert f"{model} --data" in table, "the command is in it"
     known = lines(output.with_suffix(".jsonl"))
     kinds = {(line["task"], line["input"], line["seed"]) for line in known}
     names = [("pos", 1), ("pos", 2), ("sst2", 1), ("sst2", 2), ("wic", 1)]
@@ -168,7 +168,7 @@ def test_a_killed_run_goes_on(tmp_path, model, data, wheel, quick, monkeypatch):
     run.main([*given, "--resume", "--limit", "8"])
     assert len(left) == 4, "scores of other settings are not taken for these"
     run.main(given)
-    assert len(lines(journal)) == 4, "without --resume it begins anew"
+    assert len(lines(journal)) == 4, "without --resume it begins again"
 
 
 def test_cells_run_in_processes(tmp_path, model, data, quick, monkeypatch):

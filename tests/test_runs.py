@@ -60,10 +60,10 @@ def write_corpora(folder: Path, *names: str, sentence=english) -> Path:
 
 def start(script: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """A script in a session of its own, so that it can be killed with all that it started."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("MINUTES", "STEPS", "DEVICE")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MINUTES", "STEPS", "DEVICE")}
     return subprocess.Popen(
         [RUNS / script, *map(str, arguments)],
-        env={**kept, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **environment},
+        env={**inherited, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -152,6 +152,7 @@ def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
 
 
 @needs_bash
+@pytest.mark.slow
 def test_chinese_and_a_second_call(tmp_path) -> None:
     corpora = write_corpora(tmp_path / "corpora", "zhwiki-0", "zhwiki-1", sentence=chinese)
     output = tmp_path / "output"

@@ -10,43 +10,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from elmokit.errors import ElmoError
+from elmokit.options import REQUIRED, check_options, check_value, option
 
 Activation = Literal["relu", "tanh"]
 Alphabet = Literal["bytes", "symbols"]
 
-_LARGEST = 2**31 - 1
-_MOST_CHARACTERS = 2**16
-"""A damaged file with more would turn each word into millions of ids."""
-_LARGEST_CLIP = 1e18
-"""torch clamps to no whole number above 2**63."""
-
-
-def _whole(name: str, value: object, least: int, most: int = _LARGEST) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ElmoError(f"{name} must be a whole number of at least {least}, got {value!r}", name)
-    if value > most:
-        raise ElmoError(f"{name} must be at most {most}, got {value}", name)
-
-
-def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ElmoError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", name)
-
-
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ElmoError(f"{name} must be true or false, got {value!r}", name)
-
-
-def _clip(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST_CLIP:
-        raise ElmoError(f"{name} must be a positive number up to {_LARGEST_CLIP:g} or absent, got {value!r}", name)
+_size = partial(option, least=1, most=2**31 - 1)
+_characters = partial(option, least=3, most=2**16)  # a damaged file with more would turn each word into millions of ids
+_clip = partial(option, 3.0, least=1e-18, most=1e18)  # torch clamps to no whole number above 2**63
 
 
 @dataclass(frozen=True)
@@ -55,37 +31,30 @@ class CharacterConfig:
 
     filters: tuple[tuple[int, int], ...]
     """(width, count) of each convolution, in the order in which their outputs are joined."""
-    embedding_size: int = 16
-    """Numbers per character."""
-    max_characters: int = 50
-    """M: ids per token, the two word markers included; a longer token is cut."""
-    activation: Activation = "relu"
-    """Applied after the maximum over positions."""
-    n_highway: int = 0
-    """Highway layers over the F filter outputs."""
-    alphabet: Alphabet = "bytes"
-    """`bytes`: UTF-8 bytes and five markers. `symbols`: the code points of the model's own table."""
-    n_characters: int = 262
-    """C: rows of the character table; row 0 is the padded token's and always zero."""
-    padding_character: int = 261
-    """The id that pads a token to M; it has a trained row of its own."""
+    embedding_size: int = _size(16, "Numbers per character.")
+    max_characters: int = _characters(50, "M: ids per token, the two word markers included; a longer token is cut.")
+    activation: Activation = option("relu", "Applied after the maximum over positions.")
+    n_highway: int = _size(0, "Highway layers over the F filter outputs.", least=0)
+    alphabet: Alphabet = option(
+        "bytes", "bytes: UTF-8 bytes and five markers; symbols: the code points of the model's own table."
+    )
+    n_characters: int = _size(
+        262, "C: rows of the character table; row 0 is the padded token's and always zero.", least=2
+    )
+    padding_character: int = _size(261, "The id that pads a token to M; it has a trained row of its own.")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "filters", tuple(tuple(pair) for pair in self.filters))
+        check_options(self)
+        if not isinstance(self.filters, list | tuple) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in self.filters
+        ):
+            raise ElmoError(f"filters must be pairs of width and count, got {self.filters!r}")
         if not self.filters:
             raise ElmoError("filters must name at least one convolution, got none")
-        _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
-        for pair in self.filters:
-            if len(pair) != 2:
-                raise ElmoError(f"filters must be pairs of width and count, got {pair!r}")
-            _whole("a filter's width", pair[0], 1)
-            _whole("a filter's count", pair[1], 1)
-            if pair[0] > self.max_characters:
-                raise ElmoError(f"a filter's width must be at most max_characters {self.max_characters}, got {pair[0]}")
-        for name, least in (("embedding_size", 1), ("n_highway", 0), ("n_characters", 2), ("padding_character", 1)):
-            _whole(name, getattr(self, name), least)
-        _choice("activation", self.activation, ("relu", "tanh"))
-        _choice("alphabet", self.alphabet, ("bytes", "symbols"))
+        for width, count in self.filters:
+            check_value("a filter's width", width, int, {"least": 1, "most": self.max_characters})
+            check_value("a filter's count", count, int, {"least": 1})
+        object.__setattr__(self, "filters", tuple((int(width), int(count)) for width, count in self.filters))
         if self.alphabet == "bytes" and (self.n_characters, self.padding_character) != (262, 261):
             raise ElmoError(f"n_characters must be 262 for a byte alphabet, got {self.n_characters}")
         if self.padding_character >= self.n_characters:
@@ -106,18 +75,16 @@ class CharacterConfig:
 class WordConfig:
     """The word part: an id from the vocabulary → a row of a table."""
 
-    n_words: int
-    """V: words in the table, the padding row 0 not counted; a word's id is its vocabulary index + 1."""
-    embedding_size: int
-    """Numbers per word."""
-    max_characters: int | None = None
-    """If given, a word is cut to two characters less than this before it is looked up."""
+    n_words: int = _size(
+        REQUIRED, "V: words in the table, the padding row 0 not counted; a word's id is its vocabulary index + 1."
+    )
+    embedding_size: int = _size(REQUIRED, "Numbers per word.")
+    max_characters: int | None = _characters(
+        None, "If given, a word is cut to two characters less than this before it is looked up."
+    )
 
     def __post_init__(self) -> None:
-        _whole("n_words", self.n_words, 1)
-        _whole("embedding_size", self.embedding_size, 1)
-        if self.max_characters is not None:
-            _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
+        check_options(self)
 
 
 class ContextConfig(ABC):
@@ -158,33 +125,19 @@ class ContextConfig(ABC):
         return [(self.kind, f"{values}; {'both directions' if n_directions > 1 else 'forward only'}")]
 
     @classmethod
-    @abstractmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """The shape that options of `elmo train` describe."""
+        return cls(**{field: options[name] for field, name in cls._option_names().items()})
 
-    @abstractmethod
     def to_options(self) -> dict[str, Any]:
         """The options of `elmo train` that describe this shape."""
+        return {name: getattr(self, field) for field, name in self._option_names().items()}
 
-
-# The options of `elmo train` for the fields of the two configurations below.
-_LSTM_OPTIONS = {
-    "cell_size": "cell_size",
-    "output_size": "output_size",
-    "n_layers": "layers",
-    "cell_clip": "cell_clip",
-    "projection_clip": "projection_clip",
-    "skip_connections": "skip_connections",
-}
-_TRANSFORMER_OPTIONS = {
-    "size": "size",
-    "n_blocks": "blocks",
-    "n_heads": "heads",
-    "inner_size": "inner_size",
-    "window": "attention_window",
-    "softmax_size": "softmax_size",
-    "every": "every",
-}
+    @classmethod
+    def _option_names(cls) -> dict[str, str]:
+        """The option of `elmo train` for each field that has one: of the same name, or the field's `train`."""
+        named = [(item.name, item.metadata.get("train", item.name)) for item in fields(cls) if item.metadata]  # type: ignore[arg-type]
+        return {field: name for field, name in named if name}
 
 
 @dataclass(frozen=True)
@@ -192,30 +145,22 @@ class LstmConfig(ContextConfig):
     """One direction of the LSTM stack; the other has the same shape."""
 
     kind: ClassVar[str] = "lstm"
-    cell_size: int
-    """H: numbers in the memory cell."""
-    output_size: int
-    """P: numbers in the output and in the recurrent state; equal to H where there is no projection."""
-    n_layers: int = 2
-    """L."""
-    projection: bool = True
-    """Whether the cell's output is multiplied down from H to P."""
-    skip_connections: bool = True
-    """Whether layers after the first add their input to their output."""
-    cell_clip: float | None = 3.0
-    """Bound on each number of the memory cell."""
-    projection_clip: float | None = 3.0
-    """Bound on each number of the projected output; has no effect without a projection."""
+    cell_size: int = _size(REQUIRED, "H: numbers in the memory cell.")
+    output_size: int = _size(
+        REQUIRED, "P: numbers in the output and in the recurrent state; equal to H where there is no projection."
+    )
+    n_layers: int = _size(2, "L.", train="layers")
+    projection: bool = option(True, "Whether the cell's output is multiplied down from H to P.", train=None)
+    skip_connections: bool = option(True, "Whether layers after the first add their input to their output.")
+    cell_clip: float | None = _clip("Bound on each number of the memory cell.")
+    projection_clip: float | None = _clip(
+        "Bound on each number of the projected output; has no effect without a projection."
+    )
     forget_bias: float = 1.0
     """Added to the forget gate; what the bias in the file leaves out."""
 
     def __post_init__(self) -> None:
-        for name in ("cell_size", "output_size", "n_layers"):
-            _whole(name, getattr(self, name), 1)
-        for name in ("projection", "skip_connections"):
-            _flag(name, getattr(self, name))
-        for name in ("cell_clip", "projection_clip"):
-            _clip(name, getattr(self, name))
+        check_options(self)
         if self.forget_bias not in (0, 1):
             raise ElmoError(f"forget_bias must be 0 or 1, got {self.forget_bias!r}")
         if not self.projection and self.output_size != self.cell_size:
@@ -243,14 +188,13 @@ class LstmConfig(ContextConfig):
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """The shape that options of `elmo train` describe; a clip of 0 means none."""
-        values = {field: options[name] for field, name in _LSTM_OPTIONS.items()}
-        values |= {name: values[name] or None for name in ("cell_clip", "projection_clip")}
-        return cls(**values, projection=values["cell_size"] != values["output_size"])
+        clips = {name: options[name] or None for name in ("cell_clip", "projection_clip")}
+        shape = super().from_options({**options, **clips})
+        return replace(shape, projection=shape.cell_size != shape.output_size)
 
     def to_options(self) -> dict[str, Any]:
         """The options of `elmo train` that describe this shape."""
-        values = {name: getattr(self, field) for field, name in _LSTM_OPTIONS.items()}
-        return {name: 0.0 if value is None else value for name, value in values.items()}
+        return {name: 0.0 if value is None else value for name, value in super().to_options().items()}
 
 
 @dataclass(frozen=True)
@@ -260,24 +204,16 @@ class TransformerConfig(ContextConfig):
     kind: ClassVar[str] = "transformer"
     objective: ClassVar[str] = "segments"
     default_layer: ClassVar[Literal["mix", "top"]] = "top"
-    size: int
-    """P: numbers per token, in every layer."""
-    n_blocks: int = 8
-    """Blocks on top of each other."""
-    n_heads: int = 6
-    """Attention heads, each with P / n_heads numbers per token."""
-    inner_size: int = 960
-    """I: numbers per token inside the feed-forward part."""
-    window: int = 64
-    """How far a token sees to either side in one block."""
-    softmax_size: int = 256
-    """S: numbers per token that the softmax reads."""
-    every: int = 2
-    """Blocks per layer that the user gets."""
+    size: int = _size(REQUIRED, "P: numbers per token, in every layer.")
+    n_blocks: int = _size(8, "Blocks on top of each other.", train="blocks")
+    n_heads: int = _size(6, "Attention heads, each with P / n_heads numbers per token.", train="heads")
+    inner_size: int = _size(960, "I: numbers per token inside the feed-forward part.")
+    window: int = _size(64, "How far a token sees to either side in one block.", train="attention_window")
+    softmax_size: int = _size(256, "S: numbers per token that the softmax reads.")
+    every: int = _size(2, "Blocks per layer that the user gets.")
 
     def __post_init__(self) -> None:
-        for name in ("size", "n_blocks", "n_heads", "inner_size", "window", "softmax_size", "every"):
-            _whole(name, getattr(self, name), 1)
+        check_options(self)
         if self.size % (2 * self.n_heads):
             raise ElmoError(
                 f"size must be an even number for each of the {self.n_heads} heads, got {self.size}: "
@@ -316,21 +252,12 @@ class TransformerConfig(ContextConfig):
             ("layers", f"the token layer and one for {given}, normed"),
         ]
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The shape that options of `elmo train` describe."""
-        return cls(**{field: options[name] for field, name in _TRANSFORMER_OPTIONS.items()})
-
-    def to_options(self) -> dict[str, Any]:
-        """The options of `elmo train` that describe this shape."""
-        return {name: getattr(self, field) for field, name in _TRANSFORMER_OPTIONS.items()}
-
 
 CONTEXTS: dict[str, type[ContextConfig]] = {"lstm": LstmConfig, "transformer": TransformerConfig}
 """The kinds of context encoder by name."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class ElmoConfig:
     """The whole network: what a token is made of, and the context encoder above it."""
 
@@ -340,34 +267,19 @@ class ElmoConfig:
     """The character part, if the model has one."""
     words: WordConfig | None = None
     """The word part, if the model has one; with both, a token is [word; characters]."""
-    token_projection: bool = True
-    """Whether a linear layer projects the token to P numbers; without it the parts must have P."""
-    bidirectional: bool = True
-    """Two directions, or the forward one alone."""
+    token_projection: bool = option(
+        True, "Whether a linear layer projects the token to P numbers; without it the parts must have P."
+    )
+    bidirectional: bool = option(True, "Two directions, or the forward one alone.")
 
-    def __init__(
-        self,
-        context: ContextConfig | None = None,
-        characters: CharacterConfig | None = None,
-        words: WordConfig | None = None,
-        token_projection: bool = True,
-        bidirectional: bool = True,
-        *,
-        lstm: LstmConfig | None = None,
-    ) -> None:
-        """`lstm` is the older name of `context`, for models with an LSTM."""
-        given = context if lstm is None else lstm
-        if not isinstance(given, ContextConfig):
-            raise ElmoError(f"context must be the configuration of a context encoder (LstmConfig …), got {given!r}")
-        for name, value in (("context", given), ("characters", characters), ("words", words)):
-            object.__setattr__(self, name, value)
-        for name, flag in (("token_projection", token_projection), ("bidirectional", bidirectional)):
-            _flag(name, flag)
-            object.__setattr__(self, name, flag)
-        if characters is None and words is None:
+    def __post_init__(self) -> None:
+        if not isinstance(self.context, ContextConfig):
+            raise ElmoError(f"context must be the shape of a context encoder (LstmConfig …), got {self.context!r}")
+        check_options(self)
+        if self.characters is None and self.words is None:
             raise ElmoError("a model needs a character part, a word part or both, got neither")
-        given.vector_size(self.n_directions)  # refuses a number of directions that the encoder does not have
-        if not token_projection and self.parts_size != self.token_size:
+        self.context.vector_size(self.n_directions)  # refuses a number of directions that the encoder does not have
+        if not self.token_projection and self.parts_size != self.token_size:
             raise ElmoError(
                 f"a token without projection must have the {self.token_size} numbers that the context encoder reads, "
                 f"got {self.parts_size}"
@@ -435,8 +347,4 @@ def _build(kind: type[Any], values: object, where: str) -> Any:  # noqa: ANN401 
     needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in needed if name not in values]:
         raise ElmoError(f"{where} needs the key {missing[0]}")
-    if kind is CharacterConfig and not (
-        isinstance(values["filters"], list | tuple) and all(isinstance(p, list | tuple) for p in values["filters"])
-    ):
-        raise ElmoError(f"filters must be pairs of width and count, got {values['filters']!r}")
     return kind(**values)

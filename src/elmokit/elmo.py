@@ -401,7 +401,7 @@ class Elmo(nn.Module):
 
         In a model of characters the log-probability of a token is the sum of those of its characters.
         """
-        model = self._language_model()
+        model = LanguageModel(self.head, self.vocab)
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
@@ -451,7 +451,7 @@ class Elmo(nn.Module):
                 )
             place = self.character_pieces.count(words[:place])
             ((words,), _) = self.character_pieces.split([words])
-        model, (vectors, lengths) = self._language_model(), self._tokens([words])
+        model, (vectors, lengths) = LanguageModel(self.head, self.vocab), self._tokens([words])
         if self.bilm.context.predicts_masked:
             masked = torch.arange(int(lengths)).unsqueeze(0) == place + 1
             return model.best(model.head(self.bilm.predict_masked(vectors, lengths, masked))[0], k)
@@ -501,9 +501,4 @@ class Elmo(nn.Module):
         """
         tensors = self.bilm.state_dict() | (self.mixes.state_dict(prefix="mixes.") if mixes else {})
         norms = [mix.layer_norm for mix in self.mixes] if mixes else None
-        # Earlier versions gave words of several characters other vectors in a model of characters.
-        pieces = {} if self.character_pieces is None else {"words": "by character"}
-        return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms, **pieces)
-
-    def _language_model(self) -> LanguageModel:
-        return LanguageModel(self.head, self.vocab)
+        return self._fingerprint(tensors, boundaries=self.boundaries, layer_norm=norms)

@@ -9,11 +9,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from operator import index
-from typing import Generic, Literal, SupportsIndex, TypeVar, overload
+from typing import Literal, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import torch
@@ -89,42 +88,27 @@ def encode_stream(
     number of tokens that the network reads of a sentence, without its boundaries.
     """
     stream = iter(sentences)
-    windows: deque[_Window[Result]] = deque()  # in order; those that lack some results
-    started: deque[tuple[_Window[Result], list[int], Iterable[Result]]] = deque()
-    while window_of := _window(stream, batch_tokens * WINDOW_BATCHES, size):
-        sentences_here, sizes = zip(*window_of, strict=True)
-        plan = list(batches(sizes, batch_tokens))
-        window: _Window[Result] = _Window(len(sentences_here), {})
-        windows.append(window)
-        for batch in plan:
-            started.append((window, batch, run_halving([sentences_here[i] for i in batch], run)))
-            if len(started) > AHEAD or isinstance(started[0][2], list):  # a list needs no waiting
-                _finish(started)
-                yield from _complete(windows)
+    results: dict[int, Result] = {}  # by the number of the sentence, until those before it have been given
+    started: deque[tuple[list[int], Iterable[Result]]] = deque()
+    read = given = 0
+
+    def finish() -> Iterator[Result]:
+        nonlocal given
+        numbers, found = started.popleft()
+        results.update(zip(numbers, found, strict=True))
+        while given in results:
+            given += 1
+            yield results.pop(given - 1)  # removed, so that only the caller refers to it
+
+    while window := _window(stream, batch_tokens * WINDOW_BATCHES, size):
+        for batch in batches([length for _, length in window], batch_tokens):
+            found = run_halving([window[i][0] for i in batch], run)
+            started.append(([read + i for i in batch], found))
+            if len(started) > AHEAD or isinstance(found, list):  # a list needs no waiting
+                yield from finish()
+        read += len(window)
     while started:
-        _finish(started)
-        yield from _complete(windows)
-
-
-@dataclass
-class _Window(Generic[Result]):
-    """Sentences that are sorted together: how many, and the results so far by their places."""
-
-    size: int
-    results: dict[int, Result]
-
-
-def _finish(started: deque[tuple[_Window[Result], list[int], Iterable[Result]]]) -> None:
-    window, batch, found = started.popleft()
-    window.results.update(zip(batch, found, strict=True))
-
-
-def _complete(windows: deque[_Window[Result]]) -> Iterator[Result]:
-    """The results of the first windows that are complete."""
-    while windows and len(windows[0].results) == windows[0].size:
-        window = windows.popleft()
-        for place in range(window.size):
-            yield window.results.pop(place)  # removed, so that only the caller refers to it
+        yield from finish()
 
 
 def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]) -> list[tuple[Tokens, int]]:
@@ -304,9 +288,8 @@ def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, b
         for length in lengths.tolist():
             start, stop = stop, stop + length
             part = packed[..., start:stop, :]
-            yield (
-                part if pool is None else pool_tokens(part, pool)
-            ).copy()  # a view would refer to the memory of the whole batch
+            # A copy: a view would refer to the memory of the whole batch.
+            yield (part if pool is None else pool_tokens(part, pool)).copy()
 
     return list(parts()) if device.type == "cpu" else _in_background(parts())
 

@@ -11,6 +11,7 @@ class TrainOptions:
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -50,31 +51,34 @@ def check_options(options: Any) -> None:  # noqa: ANN401 - any dataclass
         value = getattr(options, item.name)
         base, optional = base_type(type(options), item.name)
         if "help" in item.metadata and not (optional and value is None):
-            object.__setattr__(options, item.name, _checked(item.name, value, base, item.metadata))
+            object.__setattr__(options, item.name, check_value(item.name, value, base, item.metadata))
 
 
-def _checked(name: str, value: Any, hint: Any, bounds: Any) -> Any:  # noqa: ANN401
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ElmoError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}", name)
+def check_value(name: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """The value as a number of its type; refused if it is of another type or outside its bounds."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ElmoError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}", name)
         return value
-    if hint is bool or hint is str:
-        if not isinstance(value, hint):
-            raise ElmoError(f"{name} must be {'true or false' if hint is bool else 'a text'}, got {value!r}", name)
+    if kind is bool or kind is str:
+        if not isinstance(value, kind):
+            raise ElmoError(f"{name} must be {'true or false' if kind is bool else 'a text'}, got {value!r}", name)
         return value
-    if hint is not int and hint is not float:
+    if kind is not int and kind is not float:
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and not abs(value) <= sys.float_info.max:  # nan compares false
         raise ElmoError(f"{name} must be a finite number, got {value!r}", name)
-    if not number or (hint is int and value != int(value)):
-        raise ElmoError(f"{name} must be a {'whole ' if hint is int else ''}number, got {value!r}", name)
+    if not number or (kind is int and value != int(value)):
+        raise ElmoError(f"{name} must be a {'whole ' if kind is int else ''}number, got {value!r}", name)
     least, most, below = (bounds.get(name) for name in ("least", "most", "below"))
     low, high = least is not None and value < least, most is not None and value > most
     if low or high or (below is not None and value >= below):
-        rule = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
-        raise ElmoError(f"{name} must be {rule}{'' if below is None else f' and below {below:g}'}, got {value!r}", name)
-    return hint(value)
+        at_least = shown_value(least)
+        rule = f"at least {at_least}" if most is None else f"from {at_least} to {shown_value(most)}"
+        and_below = "" if below is None else f" and below {shown_value(below)}"
+        raise ElmoError(f"{name} must be {rule}{and_below}, got {value!r}", name)
+    return kind(value)
 
 
 def base_type(owner: type, name: str) -> tuple[Any, bool]:

@@ -131,30 +131,28 @@ class ProgressDisplay:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        first, every = _FIRST_SECONDS, _LOG_SECONDS
-        self._new_line = partial(
-            StatusLine, first=first, every=every, stay=False, stream=stream, quiet=quiet, clock=clock
-        )
-        self._line = self._new_line()
+        self._new_line = partial(StatusLine, first=_FIRST_SECONDS, stay=False, stream=stream, quiet=quiet, clock=clock)
         self._begin(doing, unit, total)
 
     def _begin(self, doing: str, unit: str, total: int | None) -> None:
         self._doing, self._unit, self._total = doing, unit, total
+        self._line, self._begun = self._new_line(), self._clock()
         self._since: tuple[float, int] | None = None
-        self._timer = threading.Timer(_SLOW_SECONDS, self._show_begun)
-        self._timer.daemon = True
+        self._stopped = threading.Event()
         if doing:
-            self._timer.start()
+            threading.Thread(target=self._show_waiting, args=(self._line, self._stopped), daemon=True).start()
 
-    def _show_begun(self) -> None:
-        if self._since is None:
-            self._line.show(f"{self._doing}: {self._amount(0)}")
+    def _show_waiting(self, line: StatusLine, stopped: threading.Event) -> None:
+        """Show how long the first piece of the work takes, as of a very long sentence."""
+        seconds = _SLOW_SECONDS
+        while not stopped.wait(seconds) and self._since is None:
+            line.show(f"{self._doing}: {self._amount(0)}, {duration(self._clock() - self._begun)} so far")
+            seconds = _LOG_SECONDS
 
     def start(self, doing: str, unit: str, total: int | None = None) -> None:
         """Begin with another piece of work, unless it is the one that is shown already."""
         if (doing, unit) != (self._doing, self._unit):
             self.close()
-            self._line = self._new_line()
             self._begin(doing, unit, total)
 
     def update(self, done: int, total: int | None = None, extra: str = "") -> None:
@@ -187,7 +185,7 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Remove the line from a terminal."""
-        self._timer.cancel()
+        self._stopped.set()
         self._line.close()
 
     def _amount(self, done: int) -> str:

@@ -370,8 +370,8 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
     [
         (["--dropout", 1.5], "dropout must be at least 0 and below 1, got 1.5"),
         (["--dropout", "nan"], "dropout must be a finite number, got nan"),
-        (["--pooling", "first"], "'first' is not one of 'attention', 'max', 'mean'"),
-        (["--elmo", "top"], "'top' is not one of 'mix', '0', 'none'"),
+        (["--pooling", "first"], "pooling must be one of attention, max, mean, got 'first'"),
+        (["--elmo", "top"], "elmo must be one of mix, 0, none, got 'top'"),
         (["--hidden", "many"], "'--hidden'"),
         (["--epochs", 0], "epochs must be at least 1, got 0"),
         (["--seed", 10**30], "seed must be at least 0 and below"),

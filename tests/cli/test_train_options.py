@@ -91,9 +91,14 @@ def test_every_field_can_be_given(changes, item):
     assert type(found[item.name]) is type(value)
 
 
-@pytest.mark.parametrize("arguments", [("--layers", "two"), ("--optimizer", "sgd"), ("--nonsense", "1")])
+@pytest.mark.parametrize("arguments", [("--layers", "two"), ("--nonsense", "1")])
 def test_a_wrong_value_is_a_mistake_of_usage(capsys, arguments):
     status, _, err = call(capsys, "train", "text.txt", "--output", "run", *arguments)
     assert status == 2
     assert arguments[0] in err
     assert err.endswith("(elmo train --help shows the usage)\n")
+
+
+def test_a_choice_that_there_is_not(capsys):
+    status, _, err = call(capsys, "train", "text.txt", "--output", "run", "--optimizer", "sgd")
+    assert (status, err) == (2, "elmo: --optimizer must be one of adam, muon, adagrad, got 'sgd'\n")

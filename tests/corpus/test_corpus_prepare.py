@@ -1,13 +1,10 @@
 """A prepared corpus holds what was read, is found again, and is never half there."""
 
-import errno
 import gc
 import gzip
 import json
 import os
-import resource
 import tracemalloc
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,7 @@ from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.report import Tally
 from elmokit.errors import ElmoError
-from elmokit.storage import atomic
+from support.refusals import full_disk
 
 TEXT = "a b a\n\nc a <UNK> é\n<S> b\n"
 
@@ -279,24 +276,12 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     assert peaks[2] < 1.2 * peaks[1]
 
 
-@contextmanager
-def smaller_disk(size, monkeypatch):
-    """No file may grow beyond size, by the kernel's own hand; its errno is made to count as a full disk."""
-    monkeypatch.setattr(atomic, "_FULL", (*atomic._FULL, errno.EFBIG))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [0, 5, 30, 60, 300])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(source, tmp_path, cache, monkeypatch, size):
     kept = prepare([str(source)], folder=tmp_path / "out", segment="chars")
     for folder in (tmp_path / "out", None):
         with (
-            smaller_disk(size, monkeypatch),
+            full_disk(size, monkeypatch),
             pytest.raises(ElmoError, match="no space is left on the disk for the prepared corpus"),
         ):
             prepare([str(source)], folder=folder)

@@ -1,9 +1,6 @@
 """`elmo convert`: what it writes, what it refuses, and what it leaves behind when it fails."""
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -29,6 +26,7 @@ from support.model_files import (
     write_tensorflow,
 )
 from support.numpy_forward import bilm_token
+from support.refusals import files_of_at_most
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -160,16 +158,6 @@ def test_a_file_in_the_way(tmp_path, to):
         with pytest.raises(ElmoError, match=r"(file|file/below|xxx) cannot be written: \w"):
             elmo.save(target, format=to)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("to", ["elmokit", "bilm", "tokens"])

@@ -16,9 +16,10 @@ def test_undamaged(models):
     assert {kind: outcome(path) for kind, path in models.items()} == dict.fromkeys(PARTS, "vectors")
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in PARTS for name in PARTS[kind]])
-def test_damaged(models, kind, name):
-    @settings(max_examples=15)
+def test_damaged(models, kind, name, examples):
+    @settings(max_examples=examples)
     @given(st.integers(0, 2**32))
     def check(seed):
         assert run_case(models[kind], name, seed) in ("vectors", "refused")

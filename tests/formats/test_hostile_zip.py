@@ -21,15 +21,7 @@ def nlpl(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../evil.txt",
-        "a/../../evil.txt",
-        "/etc/evil.txt",
-        "..\\evil.txt",
-        "C:\\evil.txt",
-        "C:/evil.txt",
-        "\\\\server\\evil",
-    ],
+    ["../evil.txt", "a/../../evil.txt", "/etc/evil", "..\\evil.txt", "C:\\evil.txt", "C:/evil.txt", "\\\\server\\evil"],
 )
 def test_names_that_climb_out(nlpl, tmp_path, name):
     with zipfile.ZipFile(nlpl, "a") as archive:

@@ -49,7 +49,7 @@ MANYLANGS = {"both": {}, "words": {"characters": False}, "characters": {"words":
 
 def without_idle_clip(config: ElmoConfig) -> ElmoConfig:
     """Without a projection there is nothing to clip, and the bilm writer says so (AllenNLP would clip its identity)."""
-    return config if config.lstm.projection else replace(config, lstm=replace(config.lstm, projection_clip=None))
+    return config if config.lstm.projection else replace(config, context=replace(config.lstm, projection_clip=None))
 
 
 def same(one, two) -> None:

@@ -18,12 +18,12 @@ CONFIGS = {
     "filters fit without projection": tiny_config(
         characters=CharacterConfig(filters=((1, 2), (2, 4)), embedding_size=3), token_projection=False
     ),
-    "one layer": tiny_config(lstm=LstmConfig(13, 6, n_layers=1)),
-    "four layers": tiny_config(lstm=LstmConfig(13, 6, n_layers=4)),
-    "no LSTM projection": tiny_config(lstm=LstmConfig(6, 6, projection=False)),
-    "clips that clip": tiny_config(lstm=LstmConfig(13, 6, cell_clip=0.1, projection_clip=0.1)),
-    "no clips": tiny_config(lstm=LstmConfig(13, 6, cell_clip=None, projection_clip=None)),
-    "no skips": tiny_config(lstm=LstmConfig(13, 6, skip_connections=False)),
+    "one layer": tiny_config(context=LstmConfig(13, 6, n_layers=1)),
+    "four layers": tiny_config(context=LstmConfig(13, 6, n_layers=4)),
+    "no LSTM projection": tiny_config(context=LstmConfig(6, 6, projection=False)),
+    "clips that clip": tiny_config(context=LstmConfig(13, 6, cell_clip=0.1, projection_clip=0.1)),
+    "no clips": tiny_config(context=LstmConfig(13, 6, cell_clip=None, projection_clip=None)),
+    "no skips": tiny_config(context=LstmConfig(13, 6, skip_connections=False)),
     "one direction": tiny_config(bidirectional=False),
     "words": word_config(),
     "words and characters": word_config(

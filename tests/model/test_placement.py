@@ -16,7 +16,7 @@ def test_a_shell_has_the_names_and_shapes_of_a_network():
 
 
 def test_a_shell_takes_no_memory():
-    config = tiny_config(lstm=LstmConfig(2**20, 2**20))  # 16 TB
+    config = tiny_config(context=LstmConfig(2**20, 2**20))  # 16 TB
     assert len(BiLM.shell(config, int8=True).state_dict()) == len(BiLM.shell(tiny_config(), int8=True).state_dict())
 
 

@@ -66,7 +66,7 @@ def test_trimming_leaves_one_window_of_padding_of_each_width():
 def test_words_sorted_for_training_have_the_vectors_of_inference(monkeypatch):
     monkeypatch.setattr(token_encoder, "PART", 5)
     monkeypatch.setattr(bilm_module, "TRAINING_TYPES", 13)
-    bilm = BiLM(tiny_config(lstm=LstmConfig(16, 8), characters=CONFIG)).double()
+    bilm = BiLM(tiny_config(context=LstmConfig(16, 8), characters=CONFIG)).double()
     ids = words(41, 20)
     training = bilm.train().encode_types(ids, None)
     with torch.no_grad():

@@ -1,17 +1,13 @@
 """Attention inside segments: what each token sees, and the Triton kernels in Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
 
 from elmokit.ops.attention import Segments, attend
 from support.attention_cases import CASES
+from support.triton_interpreter import needs_triton, run_interpreted
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -30,9 +26,6 @@ def test_what_each_token_sees_is_one_run_of_tokens(case):
     assert sorted(last) == last
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_attention_gpu.py has the same cases")
+@needs_triton
 def test_the_kernels_in_the_interpreter():
-    script = Path(__file__).parents[1] / "support" / "attention_cases.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_interpreted("attention_cases.py")

@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched():
 
 def test_words_beside_characters_are_projected_together():
     """There the kernels do all but the projection."""
-    config = tiny_config(lstm=LstmConfig(16, 8), words=WordConfig(10, 6))
+    config = tiny_config(context=LstmConfig(16, 8), words=WordConfig(10, 6))
     encoder = BiLM(config).token_encoder.requires_grad_(False)
     assert encoder.char_cnn is not None
     assert encoder.words is not None

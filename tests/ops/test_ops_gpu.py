@@ -171,7 +171,7 @@ def test_the_character_part_has_the_gradients_of_the_cpu(dtype, tolerance, longe
 
 def test_a_training_step_never_waits_for_the_gpu():
     config = tiny_config(
-        lstm=LstmConfig(64, 16), characters=CharacterConfig(((1, 8), (2, 8)), embedding_size=8, n_highway=1)
+        context=LstmConfig(64, 16), characters=CharacterConfig(((1, 8), (2, 8)), embedding_size=8, n_highway=1)
     )
     bilm = BiLM(config).to("cuda").train()
     ids = torch.randint(1, 261, (300, 50))

@@ -1,11 +1,5 @@
 """The torch path of the Transformer blocks against the equations, its gradients, and what a token sees."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,6 +10,7 @@ from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, transformer
 from elmokit.ops.weights import BlockWeights
 from support.transformer_cases import random_blocks, random_tokens
+from support.triton_interpreter import needs_triton, run_interpreted
 
 LENGTHS = (1, 7, 0, 300, 12)
 
@@ -100,12 +95,9 @@ def test_a_batch_without_tokens():
     assert found.shape == (2, 0, 24)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton; test_transformer_gpu.py has the same cases")
+@needs_triton
 def test_the_kernels_in_the_interpreter():
-    script = Path(__file__).parents[1] / "support" / "transformer_cases.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_interpreted("transformer_cases.py")
 
 
 def test_tiles_cover_every_token_once():

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ import pytest
 from elmokit.errors import ElmoError
 from elmokit.output import read_vectors
 from elmokit.output.spool import Spool
-from elmokit.storage import atomic
 from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
+from support.refusals import full_disk
 
 LINES = numbered_lines(8)
 COMMITS = (0, 2, 5, 7)
@@ -256,19 +255,6 @@ def test_a_finished_run_is_no_obstacle_to_a_new_one(tmp_path, monkeypatch):
     assert same(output, ["other"])
 
 
-@contextmanager
-def disk_of(size, monkeypatch):
-    """No file may grow beyond size, by the kernel's own hand; its errno is made to count as a full disk."""
-    resource = pytest.importorskip("resource")
-    monkeypatch.setattr(atomic, "_FULL", (errno.EFBIG,))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize(("name", "layout"), FORMATS)
 def test_disk_full_while_the_output_is_written(tmp_path, name, layout, monkeypatch):
     lines = numbered_lines(60)
@@ -282,7 +268,7 @@ def test_disk_full_while_the_output_is_written(tmp_path, name, layout, monkeypat
         embed(lines, output, "all", encode=stop_at_the_end)
     for size in (0, 100, 3_000, 9_000):  # in the first bytes, within the data, and for HDF5 on closing
         with (
-            disk_of(size, monkeypatch),
+            full_disk(size, monkeypatch),
             pytest.raises(ElmoError, match=rf"no space is left .*{name}: free some .* resume.*partial"),
         ):
             embed(lines, output, "all", layout=layout, resume=True)
@@ -296,7 +282,7 @@ def test_disk_full_while_the_output_is_written(tmp_path, name, layout, monkeypat
 def test_disk_full_while_vectors_are_collected(tmp_path, size, monkeypatch):
     lines = numbered_lines(60)
     output = tmp_path / "o.npz"
-    with disk_of(size, monkeypatch), pytest.raises(ElmoError, match="no space is left on the disk"):
+    with full_disk(size, monkeypatch), pytest.raises(ElmoError, match="no space is left on the disk"):
         embed(lines, output, commit_bytes=100)
     summary = embed(lines, output, resume=True)
     assert size < 1_000 or summary.resumed_from > 0

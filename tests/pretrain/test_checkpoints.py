@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
+from support.refusals import refusal
 
 
 def snapshot(step):
@@ -41,15 +41,6 @@ def save(run, *steps, keep=2, best=()):
 
 def names(run):
     return sorted(path.name for path in run.checkpoints.iterdir())
-
-
-def refusal(call, *facts):
-    with pytest.raises(ElmoError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for fact in facts:
-        assert fact in message, message
 
 
 def test_a_snapshot_comes_back_bit_by_bit(tmp_path):

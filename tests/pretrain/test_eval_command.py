@@ -71,7 +71,7 @@ def test_a_table_of_sentences(elmo, corpus, tmp_path, model_folder) -> None:
 
 
 def test_one_direction(elmo, corpus, tmp_path) -> None:
-    config = tiny_config(bidirectional=False, lstm=LstmConfig(cell_size=13, output_size=6))
+    config = tiny_config(bidirectional=False, context=LstmConfig(cell_size=13, output_size=6))
     Elmo(tiny_checkpoint(config, head=True, scale=1.0)).save(tmp_path / "model")
     ended = elmo("eval", tmp_path / "model", corpus, "--sentences", tmp_path / "table.tsv")
     assert ended.status == 0, ended.err
@@ -128,7 +128,7 @@ def test_by_position(elmo, corpus, tmp_path, model_folder) -> None:
 
 def test_by_position_with_one_direction_and_a_picture(elmo, corpus, tmp_path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot")
-    config = tiny_config(bidirectional=False, lstm=LstmConfig(cell_size=13, output_size=6))
+    config = tiny_config(bidirectional=False, context=LstmConfig(cell_size=13, output_size=6))
     Elmo(tiny_checkpoint(config, head=True, scale=1.0)).save(tmp_path / "model")
     files = [tmp_path / name for name in ("p.tsv", "p.png", "p.svg")]
     ended = elmo("eval", tmp_path / "model", corpus, *(part for file in files for part in ("--by-position", file)))

@@ -14,12 +14,12 @@ CONFIGS = {
     "characters": tiny_config(),
     "words": word_config(),
     "words of another size": word_config(words=WordConfig(len(WORDS), 4), token_projection=True),
-    "no skip connections": tiny_config(lstm=LstmConfig(cell_size=13, output_size=6, skip_connections=False)),
+    "no skip connections": tiny_config(context=LstmConfig(cell_size=13, output_size=6, skip_connections=False)),
     "no projection, three layers": tiny_config(
-        lstm=LstmConfig(cell_size=6, output_size=6, projection=False, n_layers=3)
+        context=LstmConfig(cell_size=6, output_size=6, projection=False, n_layers=3)
     ),
     "one layer, tight clips": tiny_config(
-        lstm=LstmConfig(cell_size=9, output_size=6, n_layers=1, cell_clip=0.3, projection_clip=0.2)
+        context=LstmConfig(cell_size=9, output_size=6, n_layers=1, cell_clip=0.3, projection_clip=0.2)
     ),
     "one direction": tiny_config(bidirectional=False),
     "no clips, tanh, no token projection": ElmoConfig(

@@ -5,8 +5,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from elmokit.errors import ElmoError
+from elmokit.options import shown_value
 from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe, parse_filters, read_config
+from support.refusals import refusal
 
 HINTS = get_type_hints(Recipe)
 NUMBERS = [item for item in fields(Recipe) if HINTS[item.name] in (int, float)]
@@ -48,16 +49,6 @@ def written(folder: Path, text: str, name: str = "run.toml") -> Path:
 
 def options_file(folder: Path, options) -> Path:
     return written(folder, json.dumps(options), "options.json")
-
-
-def refusal(call, *facts):
-    """One line of ElmoError that holds the facts."""
-    with pytest.raises(ElmoError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for fact in facts:
-        assert fact in message, message
 
 
 @pytest.mark.parametrize("recipe", get_args(RecipeName))
@@ -192,7 +183,7 @@ def test_a_wrong_number_is_told_by_its_name(item):
     assert least is not None
     refusal(lambda: Recipe(**{item.name: least - 1}), f"{item.name} must be", f"{least:g}", "got ")
     if most is not None:
-        refusal(lambda: Recipe(**{item.name: most + 1}), f"{item.name} must be from", f"to {most:g}")
+        refusal(lambda: Recipe(**{item.name: most + 1}), f"{item.name} must be from", f"to {shown_value(most)}")
     assert getattr(Recipe(**{item.name: least}), item.name) == least
 
 

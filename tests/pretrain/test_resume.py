@@ -43,7 +43,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [*list(WAYS)[:3], *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[3:])]
+)
 def test_a_run_stopped_several_times_equals_the_one_that_was_not(elmo, text, tmp_path, monkeypatch, way) -> None:
     command = ("train", text, *TINY, *LENGTH, *WAYS[way])
     assert elmo(*command, "--output", tmp_path / "whole").status == 0
@@ -53,7 +55,7 @@ def test_a_run_stopped_several_times_equals_the_one_that_was_not(elmo, text, tmp
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("step", [3, 4, 12])
+@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 12))])
 def test_every_moment_to_stop_is_as_good(elmo, text, tmp_path, monkeypatch, step) -> None:
     command = ("train", text, *TINY, *LENGTH)
     assert elmo(*command, "--output", tmp_path / "whole").status == 0

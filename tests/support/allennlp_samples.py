@@ -21,9 +21,9 @@ CONFIG = ElmoConfig(LstmConfig(cell_size=11, output_size=6), CHARACTERS)
 # Models that AllenNLP could not load, or not without an edit.
 CONFIGS = {
     "plain": CONFIG,
-    "one layer": replace(CONFIG, lstm=replace(CONFIG.lstm, n_layers=1)),
+    "one layer": replace(CONFIG, context=replace(CONFIG.lstm, n_layers=1)),
     "no skip connections, no clips": replace(
-        CONFIG, lstm=replace(CONFIG.lstm, skip_connections=False, cell_clip=None, projection_clip=None)
+        CONFIG, context=replace(CONFIG.lstm, skip_connections=False, cell_clip=None, projection_clip=None)
     ),
     "no projections": ElmoConfig(LstmConfig(13, 13, projection=False), CHARACTERS, token_projection=False),
     "no highway, short words": replace(CONFIG, characters=replace(CHARACTERS, n_highway=0, max_characters=9)),

@@ -54,6 +54,6 @@ def bilstm_reference(x, lengths, stacks, h, c, *, skip_connections):
             last_h.append(h_n)
             last_c.append(c_n)
         outputs.append(of_direction)
-    kept = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
-    joined = [torch.cat(parts, dim=-1) * kept for parts in zip(*outputs, strict=True)]
+    inside = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
+    joined = [torch.cat(parts, dim=-1) * inside for parts in zip(*outputs, strict=True)]
     return BiLstmOutput(joined, torch.stack(last_h).view_as(h), torch.stack(last_c).view_as(c))

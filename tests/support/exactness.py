@@ -9,7 +9,7 @@ from elmokit.ops.linear import linear
 
 
 def rows_are_exact() -> bool:
-    """Whether this machine's matrix products treat a row alike in any batch (docs/determinism.md says which do)."""
+    """Whether this machine's matrix products give a row the same result in any batch (docs/determinism.md)."""
     generator = torch.Generator().manual_seed(0)
     for size_in, size_out in ((16, 64), (64, 256), (1024, 128)):
         x, weight = (torch.randn(n, size_in, generator=generator) for n in (96, size_out))

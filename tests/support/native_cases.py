@@ -31,7 +31,7 @@ def compiles(command: Sequence[str], flags: Sequence[str]) -> bool:
 
 
 def reason_against_compiling() -> str | None:
-    """Why this machine has no kernels, their own source left aside: an error in that has to fail a test."""
+    """Why this machine has no kernels, apart from their own source: an error in that has to fail a test."""
     if os.name == "nt":
         return "the kernels are not made for Windows"
     if os.environ.get(SWITCH) == "0":

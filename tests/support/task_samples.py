@@ -68,9 +68,9 @@ def pairs(n: int, seed: int = 0, *, scores: bool = False) -> list[PairExample]:
     examples = []
     for number in range(n):
         one, other = draw.sample((*GOOD, *BAD), k=2)
-        alike = number % 2 == 0
-        label = ("5" if alike else "1") if scores else ("same" if alike else "other")
-        first, second = (one, draw.choice(FILLERS)), (draw.choice(FILLERS), one if alike else other)
+        same = number % 2 == 0
+        label = ("5" if same else "1") if scores else ("same" if same else "other")
+        first, second = (one, draw.choice(FILLERS)), (draw.choice(FILLERS), one if same else other)
         examples.append(PairExample(first, second, label, number + 1))
     return examples
 

@@ -16,18 +16,18 @@ WORDS = ["<S>", "</S>", "<UNK>", "the", "bank", "river", "money", "of", "a", "."
 def tiny_config(**changes) -> ElmoConfig:
     """Awkward sizes on purpose: nothing is a multiple of 16."""
     characters = CharacterConfig(filters=((1, 3), (2, 5), (3, 7)), embedding_size=5, n_highway=1)
-    values = {"lstm": LstmConfig(cell_size=13, output_size=6), "characters": characters, **changes}
+    values = {"context": LstmConfig(cell_size=13, output_size=6), "characters": characters, **changes}
     return ElmoConfig(**values)
 
 
 def transformer_config(**changes) -> ElmoConfig:
     """Two layers above the tokens; sentences of more than five words are longer than the attention's window."""
     shape = TransformerConfig(12, n_blocks=4, n_heads=3, inner_size=10, window=4, softmax_size=6)
-    return tiny_config(**{"lstm": None, "context": shape, **changes})
+    return tiny_config(**{"context": shape, **changes})
 
 
 def word_config(**changes) -> ElmoConfig:
-    values = {"lstm": LstmConfig(cell_size=13, output_size=6), "words": WordConfig(len(WORDS), 6), **changes}
+    values = {"context": LstmConfig(cell_size=13, output_size=6), "words": WordConfig(len(WORDS), 6), **changes}
     return ElmoConfig(**{"token_projection": False, **values})
 
 

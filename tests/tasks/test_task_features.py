@@ -33,7 +33,12 @@ def computed(monkeypatch):
 
 @pytest.mark.parametrize(
     "config",
-    [tiny_config(), word_config(), tiny_config(bidirectional=False), tiny_config(lstm=LstmConfig(13, 6, n_layers=1))],
+    [
+        tiny_config(),
+        word_config(),
+        tiny_config(bidirectional=False),
+        tiny_config(context=LstmConfig(13, 6, n_layers=1)),
+    ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.float32, 1e-5)])
 def test_stored_vectors_are_the_live_ones(make_elmo, tmp_path, config, dtype, tolerance):

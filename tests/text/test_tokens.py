@@ -116,11 +116,6 @@ ENGLISH = [
 ]
 
 
-@pytest.mark.parametrize("sample", ENGLISH)
-def test_english(sample):
-    assert words(split_english(sample.replace("|", ""))) == sample.replace("|", " ").split()
-
-
 def test_english_leaves_split_text_as_it_is():
     text = "He said : \" It 's the U.S. 's , is n't it ? \" -- and they 've left ... ( 5 % )"
     assert words(split_english(text)) == text.split()
@@ -136,9 +131,12 @@ CHARS = [
 ]
 
 
-@pytest.mark.parametrize("sample", CHARS)
-def test_chars(sample):
-    assert words(split_chars(sample.replace("|", ""))) == sample.replace("|", " ").split()
+@pytest.mark.parametrize(
+    ("split", "sample"),
+    [*((split_english, sample) for sample in ENGLISH), *((split_chars, sample) for sample in CHARS)],
+)
+def test_samples_by_rule(split, sample):
+    assert words(split(sample.replace("|", ""))) == sample.replace("|", " ").split()
 
 
 @needs_jieba

@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -120,108 +120,106 @@ def _function(made: type[Command]) -> Callable[..., int | None]:
         except ElmoError as error:
             raise ElmoError(message_with_options(error, made, given)) from error
 
-    parameters = [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for item, annotation, default in _parameters(made)
-    ]
+    parameters = [each.for_typer() for each in _parameters(made)]
     call.__doc__ = made.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
 
 
-def _fields(made: type[Command]) -> list[Field[Any]]:
-    """The fields in the order of `--help`: those of the command itself before those that it shares."""
+@dataclass(frozen=True)
+class _Parameter:
+    """An option or an argument of a command."""
+
+    owner: type
+    """The dataclass that has the field: the command, or another whose fields the command takes as options."""
+    item: Field[Any]
+    collector: str | None
+    """The field of the command that collects the options of the other dataclass."""
+    shown_default: str | None
+
+    @property
+    def flags(self) -> str:
+        """What typer takes: --size, or --fast/--slow."""
+        flag = "--" + self.item.name.replace("_", "-")
+        switch = self.collector and self._type is bool
+        return self.item.metadata.get("names") or (f"{flag}/--no-{flag[2:]}" if switch else flag)
+
+    @property
+    def shown(self) -> str:
+        """How messages name it."""
+        if self.item.metadata.get("positional"):
+            return str(self.item.metadata["metavar"])
+        return self.flags.split("/", maxsplit=1)[0]
+
+    @property
+    def _type(self) -> Any:  # noqa: ANN401
+        return base_type(self.owner, self.item.name)[0]
+
+    @property
+    def _single(self) -> Any:  # noqa: ANN401
+        """The type of one value, where several can be given."""
+        return get_args(self._type)[0] if get_origin(self._type) is tuple else self._type
+
+    def for_typer(self) -> inspect.Parameter:
+        """The parameter of a function."""
+        more, required = self.item.metadata, self.item.default is MISSING
+        many, choices = self._single is not self._type, get_args(self._single)
+        # Literals are checked with the other options. An empty text is refused before it becomes the current folder.
+        single = str if choices or self._single is Path else self._single
+        kind: Any = list[single] if many else single  # type: ignore[valid-type]
+        default = None if many or required or self.collector else self.item.default
+        if more.get("positional"):
+            shown: Any = typer.Argument(help=more["help"], metavar=more["metavar"], show_default=False)
+            default = ... if required else default
+        else:
+            usual = {int: "N", float: "X", Path: "FILE", bool: None}.get(self._single, "|".join(choices) or "TEXT")
+            usual_default = None if default is None or self._type is bool else shown_value(default)
+            value = self.shown_default or more.get("shown", usual_default)
+            note = " [required]" if required else f" [default: {value}]" if value else ""
+            metavar = more.get("metavar") or usual
+            shown = typer.Option(self.flags, help=more["help"] + note, metavar=metavar, show_default=False)
+        kind = kind | None if default is None else kind
+        annotation = Annotated[kind, shown]
+        return inspect.Parameter(self.item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def value(self, given: Any) -> Any:  # noqa: ANN401
+        """What typer parsed as the value of the field."""
+        more = self.item.metadata
+        if given is None and self.item.default is MISSING:
+            help = more["help"].rstrip(".")
+            raise ElmoError(f"{self.shown} {more['metavar']} is needed: {help[0].lower()}{help[1:]}")
+        values = given if isinstance(given, list | tuple) else [given]
+        # An unset shell variable arrives as an empty text.
+        if not more.get("blank") and any(isinstance(each, str) and not each.strip() for each in values):
+            raise ElmoError(f"{self.shown} must not be empty: is a shell variable unset?")
+        if self._single is not self._type:
+            return tuple(Path(each) if self._single is Path else each for each in given or ())
+        return Path(given) if self._single is Path and given is not None else given
+
+
+def _parameters(made: type[Command]) -> Iterator[_Parameter]:
+    """The options in the order of `--help`: those of the command itself before those that it shares."""
     found = {item.name: item for item in fields(made)}
-    order = dict.fromkeys(name for owner in made.__mro__ for name in inspect.get_annotations(owner) if name in found)
-    return [found[name] for name in order]
-
-
-def _parameters(made: type[Command]) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Each option as typer takes it: the field, an annotated type, the default."""
-    for item in _fields(made):
+    names = dict.fromkeys(name for owner in made.__mro__ for name in inspect.get_annotations(owner) if name in found)
+    for item in map(found.__getitem__, names):
         if other := item.metadata.get("options_of"):
             shown = item.metadata["shown"]()
-            for each in fields(other):
-                base, _ = base_type(other, each.name)
-                name = _flag(each.name)
-                names = f"{name}/--no-{name[2:]}" if base is bool else name
-                yield each, Annotated[base | None, _option(each, base, names, shown[each.name])], None
+            yield from (_Parameter(other, each, item.name, shown[each.name]) for each in fields(other))
         else:
-            yield item, *_own_parameter(made, item)
-
-
-def _own_parameter(made: type[Command], item: Field[Any]) -> tuple[Any, Any]:
-    base, _ = base_type(made, item.name)
-    many = get_origin(base) is tuple
-    one = get_args(base)[0] if many else base
-    plain = str if one is Path else one  # an empty text has to be refused before it becomes the current folder
-    kind: Any = list[plain] if many else plain  # type: ignore[valid-type]
-    default = None if many or item.default is MISSING else item.default
-    if item.metadata.get("positional"):
-        parameter = typer.Argument(help=item.metadata["help"], metavar=item.metadata["metavar"], show_default=False)
-        if item.default is MISSING:
-            return Annotated[kind, parameter], ...
-    else:
-        usual = None if default is None or base is bool else shown_value(default)
-        parameter = _option(item, one, _names(item), item.metadata.get("shown", usual))
-    return Annotated[kind | None if default is None else kind, parameter], default
-
-
-def _option(item: Field[Any], kind: Any, names: str, shown: str | None) -> Any:  # noqa: ANN401
-    metavar = item.metadata.get("metavar")
-    if metavar is None and get_origin(kind) is Literal:
-        metavar = "|".join(get_args(kind))
-    elif metavar is None and kind is not bool:
-        metavar = {int: "N", float: "X", Path: "FILE"}.get(kind, "TEXT")
-    note = " [required]" if item.default is MISSING else f" [default: {shown}]" if shown else ""
-    return typer.Option(names, help=item.metadata["help"] + note, metavar=metavar, show_default=False)
-
-
-def _names(item: Field[Any]) -> str:
-    return item.metadata.get("names") or _flag(item.name)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            yield _Parameter(made, item, None, None)
 
 
 def _values(made: type[Command], given: Mapping[str, Any]) -> dict[str, Any]:
     """What typer parsed as values of the dataclass's fields."""
     values: dict[str, Any] = {}
-    for item in _fields(made):
-        if other := item.metadata.get("options_of"):
-            names = [each.name for each in fields(other) if given[each.name] is not None]
-            for name in names:
-                _refuse_blank(_flag(name), given[name])
-            values[item.name] = {name: given[name] for name in names}
-            continue
-        value, (base, _) = given[item.name], base_type(made, item.name)
-        if value is None and item.default is MISSING:
-            help = item.metadata["help"].rstrip(".")
-            raise ElmoError(f"{_shown_name(item)} {item.metadata['metavar']} is needed: {help[0].lower()}{help[1:]}")
-        if not item.metadata.get("blank"):
-            _refuse_blank(_shown_name(item), value)
-        if get_origin(base) is tuple:
-            one = Path if get_args(base)[0] is Path else lambda each: each
-            value = tuple(map(one, value or ()))
-        elif base is Path and value is not None:
-            value = Path(value)
-        values[item.name] = value
+    for each in _parameters(made):
+        name, value = each.item.name, each.value(given[each.item.name])
+        if each.collector is None:
+            values[name] = value
+        elif value is not None:
+            values.setdefault(each.collector, {})[name] = value
     return values
-
-
-def _refuse_blank(shown: str, value: Any) -> None:  # noqa: ANN401
-    """An unset shell variable arrives as an empty text, which as a path would mean the current folder."""
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(each, str) and not each.strip():
-            raise ElmoError(f"{shown} must not be empty: is a shell variable unset?")
-
-
-def _shown_name(item: Field[Any]) -> str:
-    if item.metadata.get("positional"):
-        return str(item.metadata["metavar"])
-    return _names(item).split("/", maxsplit=1)[0]
 
 
 def message_with_options(error: ElmoError, made: type[Command], given: Mapping[str, Any]) -> str:
@@ -229,17 +227,11 @@ def message_with_options(error: ElmoError, made: type[Command], given: Mapping[s
 
     Paths and quoted values that contain the name of an argument stay as they are. `given`: what the user typed.
     """
-    shown: dict[str, str] = {}
-    for item in fields(made):
-        if other := item.metadata.get("options_of"):
-            for each in fields(other):
-                typed_no = "no_" if given.get(each.name) is False else ""
-                shown[each.name] = _flag(typed_no + each.name)
-        elif "help" in item.metadata:
-            shown[item.name] = _shown_name(item)
     message = str(error)
-    for name in error.arguments:
-        if name in shown:
-            word = rf"(?<![\w/\\.'\"-]){re.escape(name)}(?![\w/\\'\"-]|\.\w)"
-            message = re.sub(word, shown[name], message)
+    for each in _parameters(made):
+        name = each.item.name
+        if name in error.arguments:
+            switched_off = each.collector and given.get(name) is False
+            shown = each.shown.replace("--", "--no-") if switched_off else each.shown
+            message = re.sub(rf"(?<![\w/\\.'\"-]){re.escape(name)}(?![\w/\\'\"-]|\.\w)", shown, message)
     return message
