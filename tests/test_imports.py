@@ -29,13 +29,18 @@ FLOORS = [
     {"pretrain"},
     {"tasks", "compat"},
     {"analyse", "sklearn"},
+    {"serve"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 EXTRAS = (
     "jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "huggingface_hub", "triton", "tensorflow",
-    "allennlp",
+    "allennlp", "starlette", "uvicorn", "prometheus_client", "orjson",
 )  # fmt: skip
+
+LIGHT = {"elmokit.serve", "elmokit.serve.settings", "elmokit.serve.errors"}
+SERVER = {module for module in MODULES if module.startswith("elmokit.serve.")} - LIGHT
+"""Only `elmo serve` imports them, and says which extra they need."""
 
 
 def room(module: str) -> str:
@@ -94,7 +99,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 from elmokit.errors import MissingExtraError
-for name in {MODULES!r}:
+for name in {[each for each in MODULES if each not in SERVER]!r}:
     if name != "elmokit.__main__":
         try:
             importlib.import_module(name)
