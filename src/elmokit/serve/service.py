@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from elmokit import __version__
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 8192
 """Smaller batches than those of `Elmo.encode` on a CPU: as fast, and a new request waits for less."""
+DEMO = Path(__file__).parent / "demo"
+"""Sentences that were written for the demo; each ambiguous word has several of every sense."""
+_CHINESE_WORDS = ("苹果", "杜鹃", "火", "花", "打", "包")
+"""Words of the Chinese demo. A model of characters needs them named, because some have two characters."""
 _CHARACTERS_PER_TOKEN = 250
 """A longer text than this many characters per allowed token is cut before it is tokenised."""
 _CHARACTERS_AT_ONCE = 20_000
@@ -274,8 +279,8 @@ def _spans_of(tokens: Sequence[str]) -> list[Token]:
 
 
 def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIndex]:
-    """The indexes by the names of their folders."""
-    if not settings.index:
+    """The indexes by the names of their folders; the one of the demo is built once and then in the cache."""
+    if not settings.index and not settings.demo:
         return {}
     from elmokit.analyse.index_cache import IndexOptions, find_index
 
@@ -285,4 +290,9 @@ def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIn
         if name in found:
             raise ElmoError(f"the folders of index must have different names, got {name} twice", "index")
         found[name] = find_index(IndexOptions(index=folder), elmo, words=None)
+    if settings.demo:
+        is_chinese = elmo.segment in ("chars", "jieba")
+        text = DEMO / ("zh.txt" if is_chinese else "en.txt")
+        options = IndexOptions(corpus=[str(text)], split="line", words=_CHINESE_WORDS if is_chinese else None)
+        found["demo"] = find_index(options, elmo, words=None)
     return found

@@ -58,6 +58,7 @@ class ServeSettings:
     index: tuple[Path, ...] = option(
         (), "Folder of an index for /neighbours and /senses; may be repeated.", metavar="DIR"
     )
+    demo: bool = option(False, "Also serve a small index of example sentences, to try the page with.")
     page: bool = option(True, "Serve the page at /.", names="--page/--no-page")
     log_requests: Literal["none", "text", "json"] = option("none", "Log a line for each request, without its texts.")
 
