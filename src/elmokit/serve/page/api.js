@@ -3,7 +3,8 @@
 let key = sessionStorage.getItem("elmokit-key") ?? "";
 
 export class ApiError extends Error {
-  constructor(message, status) { super(message); this.status = status; }
+  /** `found` is the body of the answer. */
+  constructor(message, status, found) { super(message); Object.assign(this, { status, found }); }
 }
 
 /** The JSON answer of a route; GET without a body. */
@@ -19,7 +20,7 @@ export async function ask(route, body, signal) {
     }
     if (answer.ok) return answer.json();
     const found = await answer.json().catch(() => ({}));
-    throw new ApiError(found.error?.message ?? found.error ?? answer.statusText, answer.status);
+    throw new ApiError(found.error?.message ?? found.error ?? answer.statusText, answer.status, found);
   }
 }
 

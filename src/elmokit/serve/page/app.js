@@ -124,6 +124,7 @@ const showWord = () => work(async (signal) => {
     found = { ...(await ask("senses", request, signal)), index, clusters };
   } catch (error) {
     $("empty").textContent = words("empty");
+    if (error.status === 404) throw new Error(words("unknown", word, error.found?.words ?? []));
     throw error;
   }
   $("empty").hidden = true;

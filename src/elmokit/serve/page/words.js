@@ -22,6 +22,7 @@ const WORDS = {
     ownMissing: (word) => `Write a sentence with “${word}” in it.`,
     noIndex: "This server has no text to explore. Start it with elmo serve --demo, or with --index DIR.",
     noSoftmax: "This model has no softmax, so it cannot say which words it expects.",
+    unknown: (word, near) => `“${word}” is not in this text.${near.length ? ` Similar words: ${near.join(", ")}.` : ""}`,
     cosine: (a, b, value) => `${a} and ${b}: ${value}`, cosines: "Cosines",
   },
   zh: {
@@ -38,6 +39,7 @@ const WORDS = {
     nearest: "最接近的用法", selection: (n) => `选中 ${n} 处`, apart: "选中部分里更常见：", mapOf: (word) => `“${word}”的用法图`,
     group: "组", busy: "正在读句子……", ownGroup: (name, value) => `最近的组：${name}。与最近用法的余弦：${value}。`,
     ownMissing: (word) => `请写一个含有“${word}”的句子。`, noIndex: "这个服务器没有可浏览的文本。请用 elmo serve --demo 或 --index DIR 启动。",
+    unknown: (word, near) => `这个文本里没有“${word}”。${near.length ? `相近的词：${near.join("、")}。` : ""}`,
     noSoftmax: "这个模型没有 softmax，无法给出替换词。", cosine: (a, b, value) => `${a} 与 ${b}：${value}`, cosines: "余弦",
   },
 };
