@@ -11,7 +11,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 DOCS := .venv-docs
 WHEEL := .venv-wheel
-EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub
+EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
 # Every environment is installed with these versions, which are known to work together.
 INSTALL := -m pip install --quiet --constraint constraints.txt
 WHEEL_LIMIT_MB := 95

@@ -3,8 +3,8 @@
 #
 # CORPORA is a folder with enwiki-*.txt.xz, simplewiki-*, books-*, europarl-* and frus-*: raw text, one paragraph per
 # line, a blank line between documents. OUTPUT gets text/ (the last file of each kind, cut into what is trained on and what
-# is held out), run/ (the training run), en/ (the model as it is shipped), eval.txt, positions.tsv and positions.png. A run
-# that was killed resumes from its last checkpoint when the same command is given again. On several machines, one after
+# is held out), text/clean/ (the text to train on, by clean.py), run/ (the training run), en/ (the model as it is
+# shipped), eval.txt, positions.tsv and positions.png. A run that was killed resumes from its last checkpoint when the same command is given again. On several machines, one after
 # the other, it is trained in legs: docs/training.md. Variables:
 #
 #   DEVICE              cpu, cuda, cuda:1 ...  [a GPU if there is one]
@@ -14,4 +14,4 @@
 set -euo pipefail
 # shellcheck source=runs/reproduce.sh
 source "$(dirname "${BASH_SOURCE[0]}")/reproduce.sh"
-STATE=zero reproduce en enwiki simplewiki books europarl frus -- "$@"
+CLEAN=latin STATE=zero reproduce en enwiki simplewiki books europarl frus -- "$@"

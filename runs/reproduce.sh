@@ -42,6 +42,14 @@ reproduce() {
     train+=(${files[@]+"${files[@]}"} "$part.train.txt")
     heldout+=("$part.heldout.txt")
   done
+  if [[ -n ${CLEAN:-} ]]; then # the script of the language: latin or chinese
+    local clean=$output/text/clean
+    if [[ ! -f $clean/finished ]]; then
+      "$python" "$here/clean.py" "$clean" "${train[@]}" --script "$CLEAN" --against "${heldout[@]}"
+      touch "$clean/finished"
+    fi
+    train=("$clean"/*.txt)
+  fi
 
   local device=() more=() file options=(--config "$here/$name.toml" --output "$output/run" --resume)
   [[ -z ${DEVICE:-} ]] || device=(--device "$DEVICE")

@@ -28,13 +28,18 @@ LEVELS = [
     {"pretrain"},
     {"tasks", "compat"},
     {"analyse", "sklearn"},
+    {"serve"},
     {"cli", "__main__"},
 ]
 LEVEL = {package: number for number, packages in enumerate(LEVELS) for package in packages}
 EXTRAS = (
     "jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "huggingface_hub", "triton", "tensorflow",
-    "allennlp",
+    "allennlp", "starlette", "uvicorn", "prometheus_client", "orjson",
 )  # fmt: skip
+
+LIGHT = {"elmokit.serve", "elmokit.serve.settings", "elmokit.serve.errors"}
+SERVER = {module for module in MODULES if module.startswith("elmokit.serve.")} - LIGHT
+"""Only `elmo serve` imports them, and says which extra they need."""
 
 
 def package_of(module: str) -> str:
@@ -95,7 +100,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 from elmokit.errors import MissingExtraError
-for name in {MODULES!r}:
+for name in {[each for each in MODULES if each not in SERVER]!r}:
     if name != "elmokit.__main__":
         try:
             importlib.import_module(name)

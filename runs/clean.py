@@ -1,0 +1,186 @@
+"""Clean raw text before training: repair markup, and leave out what is not prose or is there twice.
+
+    python runs/clean.py text enwiki-a-0.txt.xz frus-0.txt.xz --against text/books-2.heldout.txt
+
+The files have one paragraph per line and a blank line between documents, plain or compressed. Each becomes
+FOLDER/NAME.txt. A paragraph is left out by the first of these rules that fits:
+
+    notice      it begins like one of the notices that publishers add (`_NOTICES`)
+    not prose   cells between bars or tabs, two or more formulas, or too few letters (60 % of its signs; Chinese 45 %)
+    heading     fewer than four words and no mark that ends a sentence
+    script      too few of its letters are of the language's script (70 %; Chinese 40 %)
+    held out    it shares 13 words in a row with the held-out text
+    repeated    the same line was there before
+    near copy   it begins or ends with the same 13 words as an earlier paragraph
+
+Chinese is compared by 26 characters in place of 13 words. The last three rules ignore case and punctuation. One process
+reads the files in their order, because the order decides which copy stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from elmokit.errors import ElmoError
+from elmokit.storage.atomic import atomic_file
+from elmokit.text.packed import DAMAGE, open_packed
+
+RULES = ("notice", "not prose", "heading", "script", "held out", "repeated", "near copy")
+_NOTICES = (
+    "for the current status of this publication",
+    "produced by",
+    "transcriber's note",
+    "end of the project gutenberg",
+    "end of project gutenberg",
+)
+_SHARED = {"latin": 13, "chinese": 26}
+"""Units in a row (words, or Chinese characters) that count as copied."""
+_LEAST_LETTERS = {"latin": 0.6, "chinese": 0.45}
+_LEAST_OF_SCRIPT = {"latin": 0.7, "chinese": 0.4}
+_CELLS = re.compile(r"\s\|\s|\t|\bformula_\d+")
+_SENTENCE_ENDS = ".!?。！？”\"'’)）:：;；…"
+
+_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
+_REPAIRS = (
+    (re.compile(r"<ref[^<>]*>.*?</ref>|</?[a-z][^<>]*>", re.IGNORECASE), ""),  # tags
+    (re.compile(r"\{\{[^{}]*\}\}|'{2,}"), ""),  # templates, bold and italics
+    (re.compile(r"\s*[(（]\s*[,;，；、:：]*\s*[)）]"), ""),  # what is left of a removed pronunciation
+    (re.compile(r"([(（])\s*[,;，；、]\s*"), r"\1"),
+    (re.compile(r"\s+([,.;:!?])(?=\s|$)"), r"\1"),
+    (re.compile(r"\s+"), " "),
+)
+_WORDS = re.compile(r"\w+")
+
+
+def repaired(line: str) -> str:
+    """The paragraph without leftovers of markup, in Unicode's composed form."""
+    line = unicodedata.normalize("NFC", html.unescape(line))
+    line = "".join(" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in line if c != "\u00ad")
+    line = _LINK.sub(r"\1", line)
+    for pattern, replacement in _REPAIRS:
+        line = pattern.sub(replacement, line)
+    return line.strip()
+
+
+class Cleaner:
+    """Decides for one paragraph after another whether it stays; remembers those that did."""
+
+    def __init__(self, script: str, heldout: Sequence[Path] = ()) -> None:
+        self.script = script
+        self._run = _SHARED[script]
+        self._lines: set[int] = set()
+        self._edges: set[int] = set()
+        self._heldout: set[int] = set()
+        for path in heldout:
+            for line in paragraphs(path):
+                self._heldout.update(self._runs(self._units(repaired(line))))
+
+    def reason_against(self, text: str) -> str | None:
+        """The rule that leaves a repaired paragraph out; None if it stays."""
+        if text.lower().startswith(_NOTICES):
+            return "notice"
+        visible = sum(not c.isspace() for c in text)
+        letters = [c for c in text if c.isalpha()]
+        if len(_CELLS.findall(text)) > 1 or len(letters) < _LEAST_LETTERS[self.script] * visible:
+            return "not prose"
+        units = self._units(text)
+        if len(units) < 4 and text[-1:] not in _SENTENCE_ENDS:
+            return "heading"
+        if sum(map(self._is_of_script, letters)) < _LEAST_OF_SCRIPT[self.script] * len(letters):
+            return "script"
+        if self._heldout and not self._heldout.isdisjoint(self._runs(units)):
+            return "held out"
+        line = _digest(units)
+        if line in self._lines:
+            return "repeated"
+        edges = [_digest(part) for part in (units[: self._run], units[-self._run :])] if len(units) > self._run else []
+        if not self._edges.isdisjoint(edges):
+            return "near copy"
+        self._lines.add(line)
+        self._edges.update(edges)
+        return None
+
+    def _is_of_script(self, letter: str) -> bool:
+        if self.script == "latin":
+            return letter < "\u0250" or "\u1e00" <= letter < "\u1f00"
+        return "\u3400" <= letter < "\ua000" or "\uf900" <= letter < "\ufb00" or letter >= "\U00020000"
+
+    def _units(self, text: str) -> Sequence[str]:
+        words = _WORDS.findall(text.lower())
+        return words if self.script == "latin" else "".join(words)
+
+    def _runs(self, units: Sequence[str]) -> Iterator[int]:
+        for start in range(len(units) - self._run + 1):
+            yield _digest(units[start : start + self._run])
+
+
+def _digest(units: Sequence[str]) -> int:
+    """64 bits that are the same in every process, so that the same text stays every time."""
+    data = " ".join(units).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def paragraphs(path: Path) -> Iterator[str]:
+    """The lines of a text file, plain or compressed."""
+    with ExitStack() as stack:
+        for line in open_packed(path, stack):
+            yield line.decode("utf-8", "replace")
+
+
+def clean(source: Path, output: Path, cleaner: Cleaner) -> Counter[str]:
+    """Write what stays of a file, whole or not at all; count the paragraphs that stay and those of each rule."""
+    counts: Counter[str] = Counter()
+    blank = True  # nothing to separate yet
+    with atomic_file(output) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        for line in paragraphs(source):
+            text = repaired(line)
+            if not text:
+                file.write("" if blank else "\n")
+                blank = True
+                continue
+            reason = cleaner.reason_against(text)
+            counts[reason or "stay"] += 1
+            if reason is None:
+                file.write(text + "\n")
+                blank = False
+    return counts
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the clean files go; made if it is not there")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text to clean")
+    parser.add_argument("--against", type=Path, nargs="*", default=[], metavar="FILE", help="held-out text")
+    parser.add_argument("--script", choices=list(_SHARED), default="latin", help="the language's script [latin]")
+    options = parser.parse_args(given)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        cleaner = Cleaner(options.script, options.against)
+        for source in options.files:
+            output = options.folder / (source.name.split(".txt")[0] + ".txt")
+            if output.exists() and output.samefile(source):
+                raise ElmoError(f"the clean text must not replace the raw text, got the folder of {source}")
+            counts = clean(source, output, cleaner)
+            left_out = ", ".join(f"{rule} {counts[rule]:,}" for rule in RULES if counts[rule]) or "none"
+            print(
+                f"{source.name}: {counts['stay']:,} of {counts.total():,} paragraphs stay; left out: {left_out}",
+                flush=True,
+            )
+    except (ElmoError, *DAMAGE) as error:
+        print(f"clean.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""The queue of the server: the texts of all requests → batches by a token budget, computed in one thread.
+
+There is no waiting window. An idle server starts at once, and batches form from what arrives while one is computed. A
+batch takes one text of each waiting request in turn, so that a request of many texts does not block a single one. A
+text longer than the budget is computed alone.
+
+A text has the same vectors in any batch: `Elmo` guarantees that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from elmokit.serve.errors import RequestError, not_ready, overloaded
+
+if TYPE_CHECKING:
+    from elmokit.elmo import Elmo
+    from elmokit.encode import Layer, Pool, Vectors
+    from elmokit.serve.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BOUNDARIES = 2
+"""Tokens that the model adds to each text."""
+_IDLE_SECONDS = 1.0
+"""After this time without work, unused memory is returned to the system."""
+_SMOOTHING = 0.2
+"""Weight of the newest batch in the mean speed."""
+_NO_LIMIT = 1 << 40
+
+
+@dataclass(eq=False)
+class Work:
+    """Texts of one request that are computed in the same way, or one function call."""
+
+    rows: Sequence[Sequence[str]]
+    """The tokens of each text."""
+    sizes: Sequence[int]
+    """What each text costs: its tokens and the boundaries."""
+    layer: Layer
+    pool: Pool | None
+    answer: asyncio.Future[None]
+    results: list[Any]
+    reduce: Callable[[int, Vectors], Any] | None = None
+    """Applied to the number and the vectors of each text, where they are computed."""
+    function: Callable[[], Any] | None = None
+    next: int = 0
+    """The first text that is not in a batch yet."""
+    left: int = 0
+    """Texts without a result."""
+    queued: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def key(self) -> object:
+        """Works with equal keys can share a batch."""
+        return (self.layer, self.pool) if self.function is None else self
+
+
+Item = tuple[Work, int]
+
+
+class Batcher:
+    """Computes works in batches; all methods but `_run…` and `_take` are called in the event loop's thread."""
+
+    def __init__(self, metrics: Metrics, *, max_queue_tokens: int, max_wait: float) -> None:
+        self.metrics = metrics
+        self.max_queue_tokens, self.max_wait = max_queue_tokens, max_wait
+        self.healthy = True
+        """False after a batch failed, until one succeeds."""
+        self.tokens = 0
+        """Tokens in the queue and in the batch that is computed."""
+        self._rate = 0.0
+        self._queue: deque[Work] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, elmo: Elmo, loop: asyncio.AbstractEventLoop, batch_tokens: int) -> None:
+        """Begin to compute with this model."""
+        self._elmo, self._loop, self._budget = elmo, loop, batch_tokens
+        self._thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the batch that is computed, and refuse what is queued."""
+        with self._changed:
+            self._stopped = True
+            waiting, self._queue = list(self._queue), deque()
+            self._changed.notify()
+        for work in waiting:
+            self._fail(work, not_ready("the server is stopping"))
+        if self._thread is not None:
+            self._thread.join()
+
+    async def encode(
+        self,
+        rows: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        *,
+        layer: Layer,
+        pool: Pool | None,
+        reduce: Callable[[int, Vectors], Any] | None = None,
+    ) -> Work:
+        """The vectors of some texts, as `Work.results`; refused if the queue is full."""
+        self._admit(sum(sizes))
+        work = Work(rows, sizes, layer, pool, self._future(), [None] * len(rows), reduce, left=len(rows))
+        return await self._finish(work)
+
+    async def call(self, function: Callable[[], Any], size: int) -> Work:
+        """What a function returns that uses the model, as the one result; `size` is its cost in tokens."""
+        self._admit(size)
+        work = Work([()], [size], "top", None, self._future(), [None], function=function, left=1)
+        return await self._finish(work)
+
+    def seconds_left(self) -> float:
+        """How long the queue will take, by the speed of the last batches; 0 if that is not known."""
+        return self.tokens / self._rate if self._rate else 0.0
+
+    def _future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    def _admit(self, size: int) -> None:
+        if size > self.max_queue_tokens:
+            self.metrics.rejected.labels("request_tokens").inc()
+            raise RequestError(
+                422, f"a request may have {self.max_queue_tokens:,} tokens in all, got {size:,}: send fewer texts"
+            )
+        seconds = self.seconds_left()
+        if self.tokens and (self.tokens + size > self.max_queue_tokens or seconds > self.max_wait):
+            self.metrics.rejected.labels("queue").inc()
+            raise overloaded(f"the queue is full: {self.tokens:,} tokens wait", ceil(seconds))
+
+    async def _finish(self, work: Work) -> Work:
+        """Queue a work and wait for its results; a cancelled request leaves the queue."""
+        self._count(sum(work.sizes))
+        with self._changed:
+            stopped = self._stopped
+            if not stopped:
+                self._queue.append(work)
+                self._changed.notify()
+        if stopped:
+            self._count(-sum(work.sizes))
+            raise not_ready("the server is stopping")
+        try:
+            await work.answer
+        except asyncio.CancelledError:
+            self._remove(work)
+            raise
+        return work
+
+    def _remove(self, work: Work) -> None:
+        """Forget the texts of a work that are in no batch yet."""
+        with self._changed:
+            if work in self._queue:
+                self._queue.remove(work)
+            rest, work.next = sum(work.sizes[work.next :]), len(work.sizes)
+        self._count(-rest)
+
+    def _fail(self, work: Work, error: RequestError) -> None:
+        self._remove(work)
+        if not work.answer.done():
+            work.answer.set_exception(error)
+
+    def _count(self, change: int) -> None:
+        self.tokens += change
+        self.metrics.queue_tokens.set(self.tokens)
+
+    def _deliver(self, batch: list[Item], results: list[Any], seconds: float) -> None:
+        """Hand the results of a batch to their requests, in the event loop's thread."""
+        now = time.perf_counter()
+        size = sum(work.sizes[place] for work, place in batch)
+        self._count(-size)
+        metrics = self.metrics
+        metrics.compute_seconds.observe(seconds)
+        metrics.batch_texts.observe(len(batch))
+        metrics.batch_tokens.observe(size)
+        metrics.texts.inc(len(batch))
+        metrics.tokens.inc(size - BOUNDARIES * len(batch))
+        if batch[0][0].function is None and seconds > 0:
+            rate = size / seconds
+            self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
+        for (work, place), result in zip(batch, results, strict=True):
+            if work.answer.done():
+                continue
+            if isinstance(result, Exception):
+                self._fail(work, _failure(result))
+                continue
+            work.results[place] = result
+            work.left -= 1
+            if place == 0:
+                metrics.queue_seconds.observe(work.started - work.queued)
+            if not work.left:
+                work.finished = now
+                work.answer.set_result(None)
+
+    def _expire(self, works: list[Work]) -> None:
+        for work in works:
+            self.metrics.rejected.labels("wait").inc()
+            message = f"the request waited longer than {self.max_wait:g} seconds"
+            self._fail(work, overloaded(message, ceil(self.seconds_left())))
+
+    # In the thread that computes
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the event loop was closed without a stop
+            while batch := self._next_batch():
+                begin = time.perf_counter()
+                results = self._compute(batch)
+                seconds = time.perf_counter() - begin
+                self._loop.call_soon_threadsafe(self._deliver, batch, results, seconds)
+                del batch, results  # or they would stay in memory until the next batch
+
+    def _next_batch(self) -> list[Item]:
+        """Wait for work; nothing means that the server stops."""
+        trimmed = False
+        while True:
+            with self._changed:
+                if not self._queue and not self._stopped:
+                    self._changed.wait(None if trimmed else _IDLE_SECONDS)
+                if self._stopped:
+                    return []
+                batch, late = self._take(time.perf_counter())
+            if late:
+                self._loop.call_soon_threadsafe(self._expire, late)
+            if batch:
+                return batch
+            if not trimmed and not late:
+                trim_memory()
+                trimmed = True
+
+    def _take(self, now: float) -> tuple[list[Item], list[Work]]:
+        """The texts of the next batch, one of each request in turn, and the works that waited too long."""
+        late = [work for work in self._queue if not work.next and now - work.queued > self.max_wait]
+        waiting = [work for work in self._queue if work not in late] if late else list(self._queue)
+        if not waiting:
+            self._queue.clear()
+            return [], late
+        batch: list[Item] = []
+        room, key = self._budget, waiting[0].key
+        turn = [work for work in waiting if work.key == key]
+        while turn and room > BOUNDARIES:
+            more = []
+            for work in turn:
+                size = work.sizes[work.next]
+                if batch and size > room:  # it stays where it is in the queue, so that a later batch begins with it
+                    continue
+                batch.append((work, work.next))
+                room -= size
+                if not work.next:
+                    work.started = now
+                work.next += 1
+                if work.next < len(work.sizes):
+                    more.append(work)
+                if room <= BOUNDARIES:
+                    break
+            turn = more
+        served = {id(work) for work, _ in batch}
+        behind = [work for work in waiting if id(work) in served and work.next < len(work.sizes)]
+        self._queue = deque([*(work for work in waiting if id(work) not in served), *behind])
+        return batch, late
+
+    def _compute(self, batch: list[Item]) -> list[Any]:
+        """The result of each text, or the error that it caused."""
+        try:
+            results = self._results(batch)
+        except Exception as error:
+            log.exception("a batch of %d texts failed", len(batch))
+            self.metrics.failed.inc()
+            self.healthy = False
+            return [error] if len(batch) == 1 else [result for item in batch for result in self._compute([item])]
+        self.healthy = True
+        return results
+
+    def _results(self, batch: list[Item]) -> list[Any]:
+        first = batch[0][0]
+        if first.function is not None:
+            return [_result_or_refusal(first.function)]
+        rows = [work.rows[place] for work, place in batch]
+        found = self._elmo.stream(rows, layer=first.layer, pool=first.pool, batch_tokens=_NO_LIMIT)
+        return [
+            vectors if work.reduce is None else work.reduce(place, vectors)
+            for (work, place), vectors in zip(batch, found, strict=True)
+        ]
+
+
+def _result_or_refusal(function: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """What a function returns; a refusal is its result, not a failure of the model."""
+    try:
+        return function()
+    except RequestError as error:
+        return error
+
+
+def _failure(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    return RequestError(424, "the computation failed; the server's log says why", "Backend", code="computation_failed")
+
+
+def trim_memory() -> None:
+    """Return memory to the system that glibc would store for later, as large answers leave it behind."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

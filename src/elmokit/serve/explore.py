@@ -1,0 +1,237 @@
+"""Routes over an index of occurrences and the language model: neighbours, senses, words, substitutes."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from elmokit.errors import ElmoError
+from elmokit.serve.encodings import normalised
+from elmokit.serve.errors import RequestError
+from elmokit.serve.fields import Text
+from elmokit.serve.gate import Call, json_response
+from elmokit.serve.service import Service
+
+if TYPE_CHECKING:
+    from elmokit.analyse import OccurrenceIndex, Senses
+
+Points = NDArray[np.float64]
+
+_MOST = 1000
+_CLOSE_WORDS = 5
+_CACHED_ANSWERS = 32
+_COMPARED_WORDS = 20_000
+
+
+def describe(name: str, index: OccurrenceIndex) -> dict[str, Any]:
+    """An index as /info lists it."""
+    return {
+        "name": name,
+        "occurrences": len(index),
+        "words": int((index.words[:, 1] > 0).sum()),
+        "layer": _layer(index),
+    }
+
+
+def _layer(index: OccurrenceIndex) -> str | int:
+    layer: str | int = index.description["layer"]
+    return layer
+
+
+async def substitutes(call: Call) -> Response:
+    """The words that the text on both sides makes most likely in the place of a token."""
+    elmo, fields = call.service.elmo, call.fields
+    if elmo.head is None:
+        raise RequestError(422, "this model was saved without its softmax, so it cannot predict words")
+    k = fields.whole("k", 10, least=1, most=_MOST)
+    text = fields.sentence("inputs")
+    texts = await call.service.tokenise([text], truncate=False, spans=True)
+    [row], spans = texts.rows, texts.spans
+    assert spans is not None
+    position = _position(call, row)
+    pieces = elmo.character_pieces
+    if pieces is not None and len(pieces.of(row[position])) > 1:
+        raise fields.refused("position", "must be that of a single character: this model predicts characters")
+    work = await call.service.batcher.call(lambda: elmo.substitutes(row, position, k or 10), texts.sizes[0])
+    [found] = work.results
+    words = [{"text": token.text, "start": token.start, "end": token.end} for token in spans[0]]
+    likely = [{"word": word, "probability": round(float(probability), 8)} for word, probability in found]
+    return json_response({"tokens": words, "position": position, "substitutes": likely})
+
+
+async def neighbours(call: Call) -> Response:
+    """The sentences of an index in which a word is used most as in the given one."""
+    from elmokit.analyse.neighbours import nearest_sentences
+
+    fields, service = call.fields, call.service
+    index = _index(call)
+    k = fields.whole("k", 10, least=1, most=_MOST) or 10
+    any_word, ignore_case = fields.flag("any_word", False), fields.flag("ignore_case", False)
+    row = await _joined(call, fields.sentence("inputs"), ignore_case)
+    position = _position(call, row)
+    rows = None
+    if not any_word:
+        rows = index.rows_of(row[position], ignore_case=ignore_case)
+        if not len(rows):
+            raise _unknown_word(index, row[position])
+    texts = await service.tokenise([row], truncate=False)
+    layer: Any = _layer(index)
+    work = await service.encode(texts, layer=layer, reduce=lambda _, vectors: vectors[position].copy())
+    [vector] = work.results
+    async with service.searching:
+        found = await asyncio.to_thread(nearest_sentences, index, vector, k, rows=rows)
+    near = [{"similarity": round(n.similarity, 6), "tokens": n.tokens, "position": n.position} for n in found]
+    return json_response({"tokens": row, "position": position, "layer": layer, "neighbours": near})
+
+
+async def words(call: Call) -> Response:
+    """The words of an index that begin with a prefix, the most frequent first."""
+    index = _index(call)
+    prefix, k = call.fields.text("prefix", "").casefold(), call.fields.whole("k", 20, least=1, most=_MOST) or 20
+    counts = index.words[:, 1]
+    texts = index.type_texts(range(len(counts)))
+    found = [n for n in np.flatnonzero(counts > 0).tolist() if texts[n].casefold().startswith(prefix)]
+    best = sorted(found, key=lambda n: (-int(index.text.counts[n]), texts[n]))[:k]
+    return json_response({"words": [{"word": texts[n], "occurrences": int(counts[n])} for n in best]})
+
+
+async def senses(call: Call) -> Response:
+    """The occurrences of a word in clusters, each with its place on a map; with `layers: all` a map of each layer."""
+    from elmokit.analyse.senses import find_senses
+
+    fields, service = call.fields, call.service
+    index = _index(call)
+    word, ignore_case = fields.text("word"), fields.flag("ignore_case", False)
+    clusters = fields.whole("clusters", least=1, most=_MOST)
+    every = fields.choice("layers", "index", ("index", "all")) == "all"
+    answers, key = service.answers, (str(index.folder), word, ignore_case, clusters, every)
+    if key not in answers:
+        if not len(index.rows_of(word, ignore_case=ignore_case)):
+            raise _unknown_word(index, word)
+        try:
+            async with service.searching:
+                found = await asyncio.to_thread(find_senses, index, word, clusters, ignore_case=ignore_case)
+        except ElmoError as error:
+            if "clusters" not in error.arguments:
+                raise
+            raise fields.refused("clusters", str(error).removeprefix("clusters ")) from None
+        occurrences = [index.occurrence(row) for row in found.rows.tolist()]
+        answer = _senses_object(found, index, occurrences)
+        if every:
+            texts = await service.tokenise([list(each.tokens) for each in occurrences], truncate=False)
+            work = await service.encode(
+                texts, layer="all", reduce=lambda place, vectors: vectors[:, occurrences[place].position].copy()
+            )
+            vectors = normalised(np.stack(work.results, axis=1))  # [L+1, N, D]
+            answer |= await asyncio.to_thread(_maps, vectors, found, _number(service, index))
+        answers[key] = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        while len(answers) > _CACHED_ANSWERS:
+            answers.popitem(last=False)
+    answers.move_to_end(key)
+    return Response(answers[key], media_type="application/json")
+
+
+def _number(service: Service, index: OccurrenceIndex) -> int:
+    """The number of the index's layer, that of the top layer for a mix."""
+    layer = _layer(index)
+    return layer if isinstance(layer, int) else service.layers - 1
+
+
+def _senses_object(found: Senses, index: OccurrenceIndex, occurrences: list[Any]) -> dict[str, Any]:
+    places = {row: number for number, row in enumerate(found.rows.tolist())}
+    return {
+        "word": found.word,
+        "layer": _layer(index),
+        "silhouette": round(found.silhouette, 4),
+        "points": {str(_layer(index)): np.round(found.points, 5)},
+        "labels": found.labels,
+        "sentences": [{"tokens": each.tokens, "position": each.position} for each in occurrences],
+        "senses": [
+            {"size": sense.size, "typical": sense.typical, "examples": [places[row] for row in sense.rows[:5]]}
+            for sense in found.senses
+        ],
+    }
+
+
+def _maps(vectors: NDArray[np.float32], found: Senses, start: int) -> dict[str, Any]:
+    """For each layer the points on a map, the share of variance on it, and what puts another vector on it.
+
+    Each map is turned and mirrored onto its neighbour, from the index's layer outwards, so that points do not jump
+    when the layer changes. A vector of length 1 with a 1 behind it, times the matrix [D+1, 2], is a point of the map.
+    """
+    from elmokit.analyse.clusters import cluster_plane
+
+    layers = len(vectors)
+    points: dict[int, Points] = {}
+    for layer in (*range(start, layers), *range(start - 1, -1, -1)):
+        own = cluster_plane(vectors[layer].astype(np.float64), found.labels)
+        before = points.get(layer - 1 if layer > start else layer + 1)
+        points[layer] = own if before is None else _turned(own, before)
+    answer: dict[str, Any] = {"points": {}, "variance": {}, "matrices": {}}
+    for layer in range(layers):
+        place, values = points[layer], vectors[layer].astype(np.float64)
+        total = float(values.var(axis=0).sum())
+        answer["points"][str(layer)] = np.round(place, 5)
+        answer["variance"][str(layer)] = np.round(place.var(axis=0) / total if total else np.zeros(2), 4)
+        centre = values.mean(axis=0)
+        axes = np.linalg.lstsq(values - centre, place - place.mean(axis=0), rcond=1e-6)[0]
+        matrix = np.vstack([axes, place.mean(axis=0) - centre @ axes]).astype("<f4")
+        answer["matrices"][str(layer)] = b64encode(matrix.tobytes()).decode()
+    return answer
+
+
+def _turned(points: Points, onto: Points) -> Points:
+    """Points [N, 2] turned and mirrored so that they are near others, never stretched (orthogonal Procrustes)."""
+    centred = points - points.mean(axis=0)
+    u, _, v = np.linalg.svd(centred.T @ (onto - onto.mean(axis=0)))
+    return np.asarray(centred @ u @ v)
+
+
+def _index(call: Call) -> OccurrenceIndex:
+    indexes = call.service.indexes
+    if not indexes:
+        raise RequestError(404, "this server has no index: start it with --index DIR", "NotFound", code="no_index")
+    name = call.fields.text("index", next(iter(indexes)))
+    if name not in indexes:
+        raise RequestError(404, f"index must be one of {', '.join(indexes)}", "NotFound", param="index")
+    return indexes[name]
+
+
+async def _joined(call: Call, text: Text, ignore_case: bool) -> list[str]:
+    """The tokens of a text; if the request names a word that a model of characters would split, it is one token."""
+    from elmokit.analyse.choice import WordJoiner
+
+    elmo = call.service.elmo
+    [row] = (await call.service.tokenise([text], truncate=False)).rows
+    if "word" not in call.fields:
+        return row
+    return WordJoiner(elmo, elmo.segment, [call.fields.text("word")], ignore_case=ignore_case).join(row)
+
+
+def _position(call: Call, row: list[str]) -> int:
+    """The token that a request means, by its number from 0 or as the first one that is `word`."""
+    if not row:
+        raise call.fields.refused("inputs", "must have at least one token")
+    if "word" in call.fields and "position" not in call.fields:
+        word = call.fields.text("word").casefold()
+        places = [number for number, token in enumerate(row) if token.casefold() == word]
+        if not places:
+            raise call.fields.refused("word", "must be one of the tokens of inputs")
+        return places[0]
+    return call.fields.number("position", least=0, most=len(row) - 1)
+
+
+def _unknown_word(index: OccurrenceIndex, word: str) -> RequestError:
+    counts = index.words[:, 1]
+    frequent = np.argsort(-np.asarray(counts), kind="stable")[:_COMPARED_WORDS]
+    texts = index.type_texts([number for number in frequent.tolist() if counts[number] > 0])
+    same = [text for text in texts if text.casefold() == word.casefold()]
+    near = list(dict.fromkeys([*same, *get_close_matches(word[:60], texts, _CLOSE_WORDS)]))[:_CLOSE_WORDS]
+    return RequestError(404, "the word is not in the index", "NotFound", param="word", more={"words": near})

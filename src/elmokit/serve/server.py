@@ -1,0 +1,149 @@
+"""uvicorn with what it lacks: a port that is open while the model loads, a graceful end, limits on slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Generator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from elmokit.errors import ElmoError
+from elmokit.serve.app import create_app
+from elmokit.serve.service import Service
+
+HEADER_SECONDS = 15.0
+"""A connection that has not sent the headers of a request within this time is closed."""
+WRITE_SECONDS = 60.0
+"""A connection whose client reads nothing of its answer for this time is closed."""
+KEEP_ALIVE_SECONDS = 65
+_LAST_SECONDS = 0.2
+"""After the last answer, open connections still get a clean refusal for this time."""
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal: then finishes accepted requests, refuses new ones and returns; a second signal ends it."""
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            _WithLifespan(create_app(service), service),
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=2,
+        )
+        super().__init__(config)
+        self.service = service
+        self._silent: dict[Any, float] = {}
+        """Connections without a request, and since when."""
+        self._stuck: dict[Any, tuple[int, float]] = {}
+        """Connections with an answer to send: its size, and since when that has not changed."""
+        service.on_failure = self._end
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """As uvicorn's, but the signal is not raised again, so that a graceful end has exit status 0."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; at the second signal stop at once."""
+        del frame
+        self._captured_signals.append(sig)
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.service.begin_drain()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what was accepted while new requests get a refusal, then close the connections."""
+        if self.service.state == "draining":
+            await self.service.drained(self.service.settings.drain, lambda: self.force_exit)
+            if not self.force_exit:
+                await asyncio.sleep(_LAST_SECONDS)
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Once per second, close the connections of clients that send or read nothing."""
+        if counter % 10 == 0:
+            self._close_slow_clients(time.monotonic())
+        return await super().on_tick(counter)
+
+    def _close_slow_clients(self, now: float) -> None:
+        silent, stuck = self._silent, self._stuck
+        self._silent, self._stuck = {}, {}
+        for connection in list(self.server_state.connections):
+            cycle, transport = connection.cycle, connection.transport  # type: ignore[union-attr]
+            if unsent := transport.get_write_buffer_size():
+                size, since = stuck.get(connection, (-1, now))
+                self._stuck[connection] = (unsent, since if size == unsent else now)
+                if now - self._stuck[connection][1] > WRITE_SECONDS:
+                    transport.abort()
+            # uvicorn itself closes a connection that is idle between two requests, but not one that sent half of one.
+            elif (cycle is None or cycle.response_complete) and connection.timeout_keep_alive_task is None:  # type: ignore[union-attr]
+                since = self._silent[connection] = silent.get(connection, now)
+                if now - since > HEADER_SECONDS:
+                    transport.abort()
+
+
+class _WithLifespan:
+    """Starts and stops the service with the server."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        await receive()
+        self.service.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.service.batcher.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address; refused with a sentence if that is not possible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ElmoError(
+            f"host {host} and port {port} cannot be used: {error.strerror}: choose another port", "host", "port"
+        ) from error
+
+
+def serve(service: Service, listening: socket.socket) -> None:
+    """Serve until a signal; raises what made the model impossible to load."""
+    Server(service).run([listening])
+    if service.failure is not None:
+        raise service.failure
+
+
+@contextlib.asynccontextmanager
+async def running(service: Service) -> AsyncIterator[ASGIApp]:
+    """The application with its model loaded, without a socket, for a server of your own and for tests."""
+    service.start()
+    while service.state == "loading":
+        await asyncio.sleep(0.005)
+    if service.failure is not None:
+        raise service.failure
+    try:
+        yield create_app(service)
+    finally:
+        service.batcher.stop()

@@ -1,0 +1,298 @@
+"""The model while it serves: loading, ready or draining; texts → tokens → vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from elmokit import __version__
+from elmokit.errors import ElmoError
+from elmokit.serve.batcher import BOUNDARIES, Batcher, Work
+from elmokit.serve.errors import RequestError, not_ready, overloaded
+from elmokit.serve.fields import Fields, Text
+from elmokit.serve.metrics import Metrics
+from elmokit.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from elmokit.analyse import OccurrenceIndex
+    from elmokit.elmo import Elmo
+    from elmokit.encode import Layer, Pool, Vectors
+    from elmokit.text.tokens import Token
+
+log = logging.getLogger(__name__)
+
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 8192
+"""Smaller batches than those of `Elmo.encode` on a CPU: as fast, and a new request waits for less."""
+DEMO = Path(__file__).parent / "demo"
+"""Sentences that were written for the demo; each ambiguous word has several of every sense."""
+_CHINESE_WORDS = ("苹果", "杜鹃", "火", "花", "打", "包")
+"""Words of the Chinese demo. A model of characters needs them named, because some have two characters."""
+_CHARACTERS_PER_TOKEN = 250
+"""A longer text than this many characters per allowed token is cut before it is tokenised."""
+_CHARACTERS_AT_ONCE = 20_000
+"""Longer texts are tokenised in another thread, so that other requests do not wait."""
+
+
+@dataclass(frozen=True)
+class TokenisedTexts:
+    """The texts of a request as the model reads them."""
+
+    rows: list[list[str]]
+    sizes: list[int]
+    """Tokens that the network reads, boundaries counted."""
+    spans: list[list[Token]] | None
+    """The tokens with their offsets, if they were asked for."""
+    characters: int
+    cut: int
+    """Texts of which only a part is read."""
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.rows))
+
+
+class Service:
+    """One model and its queue."""
+
+    def __init__(self, load: Callable[[], Elmo], settings: ServeSettings, name: str) -> None:
+        """`load` is called in the background when the server has started."""
+        self.settings, self.name = settings, settings.served_name or name
+        self.metrics = Metrics()
+        self.batcher = Batcher(self.metrics, max_queue_tokens=settings.max_queue_tokens, max_wait=settings.max_wait)
+        self.state: Literal["loading", "ready", "draining", "failed"] = "loading"
+        self.failure: Exception | None = None
+        """Why the model could not be loaded."""
+        self.on_failure: Callable[[], None] = lambda: None
+        self.created = int(time.time())
+        self.accepted = 0
+        """Requests that were accepted and have no answer yet."""
+        self.indexes: dict[str, OccurrenceIndex] = {}
+        self.searching = asyncio.Lock()
+        """One search of an index at a time, so that they do not take the processor from the model."""
+        self.answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        """The last answers of /senses."""
+        self._elmo: Elmo | None = None
+        self._reserved = 0
+        self._load = load
+
+    @property
+    def elmo(self) -> Elmo:
+        """The model, for a request that was accepted."""
+        assert self._elmo is not None
+        return self._elmo
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that can be asked for."""
+        return self.elmo.config.n_outputs
+
+    # Start and end
+
+    def start(self) -> None:
+        """Load the model in the background; the event loop must run."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._load_in_background, args=(loop,), name="elmokit-load", daemon=True).start()
+
+    def _load_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            elmo = self._load()
+            layer = self._default_layer(elmo)
+            indexes = _open_indexes(elmo, self.settings)
+            elmo.encode(["A first sentence."], output="sentence", layer=layer)
+        except Exception as error:  # noqa: BLE001 - reported to the event loop, which ends the server
+            loop.call_soon_threadsafe(self._failed, error)
+        else:
+            loop.call_soon_threadsafe(self._loaded, elmo, layer, indexes, loop)
+
+    def _default_layer(self, elmo: Elmo) -> Layer:
+        from elmokit.encode import check_layer
+
+        given = self.settings.layer
+        layer = elmo.default_layer if given is None else int(given) if given.isdigit() else given
+        if layer == "all":
+            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
+        check_layer(cast("Layer", layer), elmo.config.n_outputs)
+        return cast("Layer", layer)
+
+    def _loaded(
+        self, elmo: Elmo, layer: Layer, indexes: dict[str, OccurrenceIndex], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._elmo, self.layer, self.indexes = elmo, layer, indexes
+        usual = CPU_BATCH_TOKENS if elmo.device.type == "cpu" else GPU_BATCH_TOKENS
+        self.batch_tokens = self.settings.max_batch_tokens or usual
+        self.batcher.start(elmo, loop, self.batch_tokens)
+        self.metrics.describe(elmo, self.name, __version__)
+        if self.state == "loading":
+            self.state = "ready"
+            self.metrics.ready.set(1)
+            log.info("ready: %r", elmo)
+
+    def _failed(self, error: Exception) -> None:
+        self.state, self.failure = "failed", error
+        self.on_failure()
+
+    def begin_drain(self) -> None:
+        """Accept nothing more; what was accepted is finished."""
+        self.state = "draining"
+        self.metrics.ready.set(0)
+
+    async def drained(self, seconds: float, stop: Callable[[], bool]) -> None:
+        """Wait until every accepted request has its answer, or the time is over, or `stop` says so."""
+        end = time.monotonic() + seconds
+        while self.accepted and time.monotonic() < end and not stop():
+            await asyncio.sleep(0.02)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server takes work and computes it."""
+        return self.state == "ready" and self.batcher.healthy
+
+    # Requests
+
+    @contextmanager
+    def accept(self) -> Iterator[None]:
+        """Refuse a request that comes too early or too late, or count it until it is answered."""
+        if self.state != "ready":
+            raise not_ready("the server is stopping" if self.state == "draining" else "the model is being loaded")
+        self.accepted += 1
+        try:
+            yield
+        finally:
+            self.accepted -= 1
+
+    @contextmanager
+    def reserve(self, size: int, what: str) -> Iterator[None]:
+        """Reserve memory for a request or its answer; refused if one is too large or all together are."""
+        limit = self.settings.memory_bytes
+        if size > limit // 4:
+            self.metrics.rejected.labels("answer_size").inc()
+            raise RequestError(
+                422, f"{what} would need {size / 1e6:,.0f} MB, and {limit / 4e6:,.0f} are allowed: send fewer texts"
+            )
+        if self._reserved + size > limit:
+            self.metrics.rejected.labels("memory").inc()
+            raise overloaded("too many requests are being answered", 1)
+        self._reserved += size
+        self.metrics.memory.set(self._reserved)
+        try:
+            yield
+        finally:
+            self._reserved -= size
+            self.metrics.memory.set(self._reserved)
+
+    async def tokenise(
+        self, texts: Sequence[Text], *, truncate: bool, left: bool = False, most: int | None = None, spans: bool = False
+    ) -> TokenisedTexts:
+        """Texts → tokens; a text over the limit is cut, or refused without `truncate`.
+
+        `left`: what is cut is the beginning. `most`: the tokens of a text, if fewer than the server's limit.
+        """
+        begin = time.perf_counter()
+        elmo, limit = self.elmo, min(most or self.settings.max_input_tokens, self.settings.max_input_tokens)
+        rows: list[list[str]] = []
+        found: list[list[Token]] = []
+        characters, since, cut = 0, 0, 0
+        for number, text in enumerate(texts):
+            length = len(text) if isinstance(text, str) else sum(map(len, text))
+            shorter, is_cut = _shortened(text, length, limit, left)
+            if is_cut and not truncate:
+                raise _too_long(number, limit, f"{length:,} characters")
+            tokens: list[Any]  # of strings, or with `spans` of tokens with their offsets
+            if isinstance(shorter, str):
+                split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
+                tokens = await asyncio.to_thread(split, shorter) if length > _CHARACTERS_AT_ONCE else split(shorter)
+            else:
+                tokens = _spans_of(shorter) if spans else shorter
+            if len(tokens) > limit:
+                if not truncate:
+                    raise _too_long(number, limit, f"{len(tokens):,} tokens")
+                tokens, is_cut = (tokens[-limit:] if left else tokens[:limit]), True
+            if spans:
+                found.append(tokens)
+            rows.append([token.text for token in tokens] if spans else tokens)
+            cut += is_cut
+            characters, since = characters + length, since + length
+            if since > _CHARACTERS_AT_ONCE:
+                since = 0
+                await asyncio.sleep(0)  # other requests have their turn
+        pieces = elmo.character_pieces
+        sizes = [(len(row) if pieces is None else pieces.count(row)) + BOUNDARIES for row in rows]
+        return TokenisedTexts(rows, sizes, found if spans else None, characters, cut, time.perf_counter() - begin)
+
+    async def encode(
+        self,
+        texts: TokenisedTexts,
+        *,
+        layer: Layer | None = None,
+        pool: Pool | None = None,
+        reduce: Callable[[int, Vectors], Any] | None = None,
+    ) -> Work:
+        """The vectors of each text; without `pool` those of its tokens."""
+        return await self.batcher.encode(
+            texts.rows, texts.sizes, layer=self.layer if layer is None else layer, pool=pool, reduce=reduce
+        )
+
+    def layer_of(self, fields: Fields, *, several: bool = False) -> Layer:
+        """The layer that a request asks for."""
+        layer = fields.layer(layers=self.layers, several=several)
+        return self.layer if layer is None else cast("Layer", layer)
+
+    def pool_of(self, fields: Fields) -> Pool:
+        """The pooling that a request asks for."""
+        return cast("Pool", fields.choice("pool", self.settings.pool, ("mean", "max", "first", "last")))
+
+
+def _shortened(text: Text, length: int, limit: int, left: bool) -> tuple[Text, bool]:
+    """A text cut to what could be in the limit of tokens, and whether it was cut."""
+    if isinstance(text, str):
+        most = limit * _CHARACTERS_PER_TOKEN
+        if length <= most:
+            return text, False
+        return (text[-most:] if left else text[:most]), True
+    return text, False
+
+
+def _too_long(number: int, limit: int, got: str) -> RequestError:
+    message = f"a text may have {limit:,} tokens, and text {number} has {got}: set truncate, or split it"
+    return RequestError(422, message, param="inputs", code="context_length_exceeded")
+
+
+def _spans_of(tokens: Sequence[str]) -> list[Token]:
+    """Tokens that were given as such, with their offsets in the text that spaces between them make."""
+    from elmokit.text.tokens import Token
+
+    found, start = [], 0
+    for token in tokens:
+        found.append(Token(token, start, start + len(token)))
+        start += len(token) + 1
+    return found
+
+
+def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIndex]:
+    """The indexes by the names of their folders; the one of the demo is built once and then in the cache."""
+    if not settings.index and not settings.demo:
+        return {}
+    from elmokit.analyse.index_cache import IndexOptions, find_index
+
+    found: dict[str, OccurrenceIndex] = {}
+    for folder in settings.index:
+        name = folder.resolve().name
+        if name in found:
+            raise ElmoError(f"the folders of index must have different names, got {name} twice", "index")
+        found[name] = find_index(IndexOptions(index=folder), elmo, words=None)
+    if settings.demo:
+        is_chinese = elmo.segment in ("chars", "jieba")
+        text = DEMO / ("zh.txt" if is_chinese else "en.txt")
+        options = IndexOptions(corpus=[str(text)], split="line", words=_CHINESE_WORDS if is_chinese else None)
+        found["demo"] = find_index(options, elmo, words=None)
+    return found

@@ -1,0 +1,184 @@
+"""The sense explorer in a real browser, with the bundled models: `make test-browser` runs these.
+
+They need Playwright and a Chromium that is already on the machine (ELMOKIT_CHROMIUM, or where Debian puts it), and skip
+with a reason without them. With ELMOKIT_AXE, the file of axe-core, the page's accessibility is checked too.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+CHROMIUM = os.environ.get("ELMOKIT_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+if not CHROMIUM:
+    pytest.skip("no Chromium was found: install one, or set ELMOKIT_CHROMIUM", allow_module_level=True)
+AXE = os.environ.get("ELMOKIT_AXE")
+READY = "body[data-ready]:not([aria-busy])"
+WAIT = 240_000
+"""Milliseconds: far more than needed, for a loaded machine."""
+
+
+def _serve(model, cache):
+    command = [sys.executable, "-m", "elmokit", "serve", model, "--demo", "--port", "0"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    for line in process.stderr:
+        if match := re.search(r"http://\S+", line):
+            return process, match[0]
+    raise AssertionError(f"elmo serve ended with status {process.wait()}")
+
+
+@pytest.fixture(scope="module", params=["en", "zh"])
+def address(request, tmp_path_factory):
+    process, address = _serve(request.param, tmp_path_factory.mktemp("cache"))
+    yield request.param, address
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser, request):
+    """A page that fails the test if a script fails; `request.param` may have options of the context."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce", bypass_csp=True)
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    # A status that the page shows as a message, such as 503 while the model is loaded, is no error of the page.
+    failed = lambda said: said.type == "error" and "Failed to load resource" not in said.text  # noqa: E731
+    page.on("console", lambda said: errors.append(said.text) if failed(said) else None)
+    yield page
+    context.close()
+    assert errors == []
+
+
+WORDS = {"en": ("bank", "We sat on the bank of the river.", 50), "zh": ("苹果", "他吃了一个苹果。", 10)}
+
+
+def test_from_a_word_to_its_senses(address, page, tmp_path):
+    model, url = address
+    word, own, least = WORDS[model]
+    page.goto(url)
+    page.wait_for_selector(READY)
+    page.fill("#word", word)
+    page.press("#word", "Enter")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    points = page.evaluate("elmo.points()")
+    assert len(points) == page.locator("#sentences li").count() >= least
+    assert "word=" in page.url
+
+    box = page.locator("#map").bounding_box()
+    page.mouse.move(box["x"] + points[0][0], box["y"] + points[0][1])
+    assert word in page.inner_text("#tip")
+    page.mouse.click(box["x"] + points[0][0], box["y"] + points[0][1])
+    page.wait_for_selector("#sentences .near")  # cosines of the nearest uses
+    assert page.locator("#sentences li").count() <= 11
+
+    page.fill("#own", own)
+    page.wait_for_function("document.getElementById('own-result').textContent")
+    page.wait_for_selector(READY)
+
+    page.locator("#layer").focus()
+    page.keyboard.press("Home")
+    bottom = page.evaluate("elmo.points()")
+    assert max(abs(x - bottom[0][0]) for x, _ in bottom) < 1  # no context: all uses are one point
+
+    for kind, beginning in [("png", b"\x89PNG"), ("svg", b"<svg"), ("tsv", b"group\t"), ("html", b"<!doctype html>")]:
+        page.click("summary")
+        with page.expect_download() as download:
+            page.click(f"[data-export={kind}]")
+        file = tmp_path / f"export.{kind}"
+        download.value.save_as(file)
+        assert file.read_bytes().startswith(beginning)
+    again = page.context.new_page()  # the exported file needs no server
+    again.goto((tmp_path / "export.html").as_uri())
+    again.wait_for_selector("body[data-ready]")
+    again.close()
+
+
+def test_a_link_shows_the_same(address, page):
+    model, url = address
+    word = WORDS[model][0]
+    page.goto(f"{url}/#/senses?word={word}&clusters=2&layer=1")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    assert page.locator("#legend li").count() == 2
+    assert page.input_value("#layer") == "1"
+    assert page.input_value("#word") == word
+
+
+def test_keyboard_filter_and_groups(address, page):
+    model, url = address
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    everything = page.locator("#sentences li").count()
+    page.focus("#map")
+    page.keyboard.press("ArrowRight")
+    assert WORDS[model][0] in page.inner_text("#map-now")
+    page.keyboard.press("Escape")
+    page.click("#legend li:first-child button")
+    group = page.locator("#sentences li").count()
+    assert 0 < group < everything
+    page.click("#reset")
+    assert page.locator("#sentences li").count() == everything
+
+
+def test_two_sentences_and_substitutes(address, page):
+    _, url = address
+    page.goto(f"{url}/#/compare")
+    page.wait_for_selector("#heat tbody td")
+    rows, columns = page.locator("#heat tbody tr").count(), page.locator("#heat thead th").count()
+    assert page.locator("#heat tbody td").count() == rows * columns
+    page.click("nav [data-view=substitutes]")
+    page.wait_for_selector("#expected li")
+    assert page.locator("#expected li").count() == 15
+    page.click("#tokens button:first-child")
+    page.wait_for_selector("#tokens button:first-child[aria-pressed=true]")
+
+
+def test_an_unknown_word_is_a_sentence(address, page):
+    _, url = address
+    page.goto(f"{url}/")
+    page.wait_for_selector(READY)
+    page.fill("#word", "xyzzy")
+    page.press("#word", "Enter")
+    page.wait_for_selector("#message:not([hidden])")
+    assert "xyzzy" in page.inner_text("#message")
+
+
+@pytest.mark.skipif(not AXE, reason="axe-core is not here: make test-browser fetches it with npm")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_accessibility(address, browser, scheme, width):
+    model, url = address
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    for view in (f"#/senses?word={WORDS[model][0]}&clusters=2", "#/compare", "#/substitutes"):
+        page.goto(f"{url}/{view}")
+        page.reload()
+        page.wait_for_selector(READY)
+        page.evaluate(Path(AXE).read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run()")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()

@@ -1,0 +1,11 @@
+"""One server of a tiny model for the tests of a file that do not change it."""
+
+import pytest
+
+from support.serving import Running, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Running:
+    with serving() as running:
+        yield running

@@ -1,0 +1,209 @@
+"""The queue, with a model whose batches wait until the test lets them go."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from elmokit.serve.batcher import Batcher
+from elmokit.serve.errors import RequestError
+from elmokit.serve.metrics import Metrics
+
+
+class FakeElmo:
+    """Gives each text its number of tokens; notes its batches; waits while the gate is closed."""
+
+    def __init__(self):
+        self.batches = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def stream(self, rows, *, layer, pool, batch_tokens):
+        self.batches.append((layer, [row[0] if row else "" for row in rows]))
+        self.gate.wait(30)
+        if any("bad" in row for row in rows):
+            raise RuntimeError("a word that cannot be computed")
+        return [np.full(2, len(row), np.float32) for row in rows]
+
+
+@pytest.fixture
+def elmo():
+    return FakeElmo()
+
+
+def run(elmo, test, *, budget=20, **limits):
+    """Run a coroutine function with a batcher whose model is busy with a first text."""
+
+    async def main():
+        batcher = Batcher(Metrics(), **{"max_queue_tokens": 1000, "max_wait": 60, **limits})
+        batcher.start(elmo, asyncio.get_running_loop(), budget)
+        elmo.gate.clear()
+        first = asyncio.ensure_future(encode(batcher, [["first"]]))
+        while not elmo.batches:
+            await asyncio.sleep(0.001)
+        try:
+            await test(batcher)
+        finally:
+            elmo.gate.set()
+            await asyncio.gather(first, return_exceptions=True)
+            batcher.stop()
+            assert batcher.tokens == 0
+
+    asyncio.run(main())
+
+
+async def encode(batcher, rows, layer="top"):
+    work = await batcher.encode(rows, [len(row) + 2 for row in rows], layer=layer, pool="mean")
+    return work.results
+
+
+async def queued(batcher, *requests):
+    """Start requests in their order."""
+    tasks = []
+    for rows, layer in requests:
+        tasks.append(asyncio.ensure_future(encode(batcher, rows, layer)))
+        await asyncio.sleep(0)
+    return tasks
+
+
+def texts(name, count, tokens=1):
+    return [[f"{name}{number}"] * tokens for number in range(count)]
+
+
+def test_an_idle_server_starts_at_once(elmo):
+    async def test(batcher):
+        elmo.gate.set()
+        assert (await encode(batcher, [["a", "b"]]))[0].tolist() == [2, 2]
+
+    run(elmo, test)
+    assert elmo.batches == [("top", ["first"]), ("top", ["a"])]
+
+
+def test_requests_take_turns_within_the_token_budget(elmo):
+    async def test(batcher):
+        tasks = await queued(batcher, (texts("a", 8, 2), "top"), (texts("b", 1, 2), "top"), (texts("c", 2, 2), "top"))
+        elmo.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(elmo, test)
+    assert [names for _, names in elmo.batches[1:]] == [
+        ["a0", "b0", "c0", "a1", "c1"],
+        ["a2", "a3", "a4", "a5", "a6"],
+        ["a7"],
+    ]
+
+
+def test_results_come_in_the_order_of_the_texts(elmo):
+    async def test(batcher):
+        rows = [["x"] * (1 + number % 7) for number in range(50)]
+        task = asyncio.ensure_future(encode(batcher, rows))
+        await asyncio.sleep(0)
+        elmo.gate.set()
+        assert [int(vector[0]) for vector in await task] == [len(row) for row in rows]
+
+    run(elmo, test)
+    assert len(elmo.batches) > 5
+
+
+def test_a_text_over_the_budget_is_computed_alone(elmo):
+    async def test(batcher):
+        tasks = await queued(batcher, ([["s"], ["long"] * 50, ["t"]], "top"), (texts("b", 3), "top"))
+        elmo.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(elmo, test)
+    names = [names for _, names in elmo.batches[1:]]
+    assert ["long"] in names
+    assert sorted(name for batch in names for name in batch) == ["b0", "b1", "b2", "long", "s", "t"]
+
+
+def test_other_layers_are_other_batches_and_do_not_starve(elmo):
+    async def test(batcher):
+        tasks = await queued(batcher, (texts("a", 12, 2), "top"), (texts("m", 1), "mix"))
+        elmo.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(elmo, test)
+    assert [layer for layer, _ in elmo.batches] == ["top", "top", "mix", "top", "top"]
+
+
+def test_a_cancelled_request_is_not_computed(elmo):
+    async def test(batcher):
+        gone, stays = await queued(batcher, (texts("gone", 3), "top"), (texts("stays", 1), "top"))
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        elmo.gate.set()
+        await stays
+
+    run(elmo, test)
+    assert elmo.batches[1:] == [("top", ["stays0"])]
+
+
+def test_a_full_queue_refuses_with_a_time(elmo):
+    async def test(batcher):
+        await queued(batcher, (texts("a", 20, 2), "top"))
+        with pytest.raises(RequestError) as refused:
+            await encode(batcher, texts("b", 10, 2))
+        assert refused.value.status == 429
+        assert 1 <= int(refused.value.headers["Retry-After"]) <= 30
+        with pytest.raises(RequestError) as refused:
+            await encode(batcher, texts("b", 30, 2))
+        assert refused.value.status == 422  # it could never be accepted
+
+    run(elmo, test, max_queue_tokens=100)
+
+
+def test_a_request_that_waited_too_long_is_refused(elmo):
+    async def test(batcher):
+        [late] = await queued(batcher, (texts("late", 1), "top"))
+        await asyncio.sleep(0.1)
+        elmo.gate.set()
+        with pytest.raises(RequestError, match="waited") as refused:
+            await late
+        assert refused.value.status == 429
+
+    run(elmo, test, max_wait=0.05)
+    assert elmo.batches == [("top", ["first"])]
+
+
+def test_a_text_that_fails_does_not_fail_its_batch(elmo):
+    async def test(batcher):
+        good, bad = await queued(batcher, (texts("good", 2), "top"), ([["bad"]], "top"))
+        elmo.gate.set()
+        assert len(await good) == 2
+        with pytest.raises(RequestError) as failed:
+            await bad
+        assert failed.value.status == 424
+        assert "cannot be computed" not in str(failed.value)
+        await encode(batcher, [["fine"]])
+        assert batcher.healthy
+
+    run(elmo, test)
+
+
+def test_a_function_has_its_turn(elmo):
+    async def test(batcher):
+        [before] = await queued(batcher, (texts("a", 12, 2), "top"))
+        call = asyncio.ensure_future(batcher.call(lambda: len(elmo.batches), 5))
+        await asyncio.sleep(0)
+        elmo.gate.set()
+        assert (await call).results == [2]  # after the first batch of the request before it
+        await before
+
+    run(elmo, test)
+    assert len(elmo.batches) == 4
+
+
+def test_stop_refuses_what_is_queued(elmo):
+    async def test(batcher):
+        [waiting] = await queued(batcher, (texts("a", 1), "top"))
+        threading.Timer(0.05, elmo.gate.set).start()
+        batcher.stop()
+        with pytest.raises(RequestError) as refused:
+            await waiting
+        assert refused.value.status == 503
+        with pytest.raises(RequestError):
+            await encode(batcher, [["later"]])
+
+    run(elmo, test)
