@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from elmokit.analyse.index import OccurrenceIndex, check_stateless
+from elmokit.analyse.index import Floats, OccurrenceIndex, Rows, check_stateless
 from elmokit.errors import ElmoError
 
 if TYPE_CHECKING:
@@ -53,11 +53,16 @@ def neighbours(
             word = tokens[position]
             raise ElmoError(f"{word!r} is not in the index {index.folder}: build one with words {word}", "words")
     (vectors,) = elmo.stream([list(tokens)], layer=index.description["layer"])
+    return nearest_sentences(index, vectors[position], k, rows=rows)
+
+
+def nearest_sentences(index: OccurrenceIndex, query: Floats, k: int, *, rows: Rows | None = None) -> list[Neighbour]:
+    """The k distinct sentences nearest to a vector [D], among the given rows or all."""
     most, wanted = len(index) if rows is None else len(rows), k
     while True:
         # Equal sentences count once, so more rows are searched until enough sentences differ.
         wanted = min(wanted * 4, most)
-        nearest, cosines = index.search(vectors[position], wanted, rows=rows)
+        nearest, cosines = index.search(query, wanted, rows=rows)
         distinct = index.distinct_sentences(nearest)[:k]
         if len(distinct) >= k or wanted >= most:
             break

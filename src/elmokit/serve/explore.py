@@ -96,7 +96,7 @@ async def words(call: Call) -> Response:
     index = _index(call)
     prefix, k = call.fields.text("prefix", "").casefold(), call.fields.whole("k", 20, least=1, most=_MOST) or 20
     counts = index.words[:, 1]
-    texts = index.type_texts(range(len(counts)))
+    texts = index.types
     found = [n for n in np.flatnonzero(counts > 0).tolist() if texts[n].casefold().startswith(prefix)]
     best = sorted(found, key=lambda n: (-int(index.text.counts[n]), texts[n]))[:k]
     return json_response({"words": [{"word": texts[n], "occurrences": int(counts[n])} for n in best]})
@@ -231,7 +231,7 @@ def _position(call: Call, row: list[str]) -> int:
 def _unknown_word(index: OccurrenceIndex, word: str) -> RequestError:
     counts = index.words[:, 1]
     frequent = np.argsort(-np.asarray(counts), kind="stable")[:_COMPARED_WORDS]
-    texts = index.type_texts([number for number in frequent.tolist() if counts[number] > 0])
+    texts = [index.types[number] for number in frequent.tolist() if counts[number] > 0]
     same = [text for text in texts if text.casefold() == word.casefold()]
     near = list(dict.fromkeys([*same, *get_close_matches(word[:60], texts, _CLOSE_WORDS)]))[:_CLOSE_WORDS]
     return RequestError(404, "the word is not in the index", "NotFound", param="word", more={"words": near})

@@ -282,17 +282,17 @@ def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIn
     """The indexes by the names of their folders; the one of the demo is built once and then in the cache."""
     if not settings.index and not settings.demo:
         return {}
-    from elmokit.analyse.index_cache import IndexOptions, find_index
+    from elmokit.analyse.index_cache import find_index
 
     found: dict[str, OccurrenceIndex] = {}
     for folder in settings.index:
         name = folder.resolve().name
         if name in found:
             raise ElmoError(f"the folders of index must have different names, got {name} twice", "index")
-        found[name] = find_index(IndexOptions(index=folder), elmo, words=None)
+        found[name] = find_index(elmo, None, index=folder)
     if settings.demo:
         is_chinese = elmo.segment in ("chars", "jieba")
         text = DEMO / ("zh.txt" if is_chinese else "en.txt")
-        options = IndexOptions(corpus=[str(text)], split="line", words=_CHINESE_WORDS if is_chinese else None)
-        found["demo"] = find_index(options, elmo, words=None)
+        words = _CHINESE_WORDS if is_chinese else None
+        found["demo"] = find_index(elmo, None, corpus=[str(text)], split="line", words=words)
     return found
