@@ -7,9 +7,8 @@ import pytest
 
 from elmokit.formats import card
 from elmokit.formats.card import CARD_TITLE, earlier_section, model_card, notes_in, training_section
-from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.save import write_checkpoint
+from elmokit.formats.save import convert_model, write_checkpoint
 from support.tiny_models import tiny_checkpoint
 
 FACTS = {

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
-from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
+from elmokit.formats.save import convert_model
 from support.bundle_writer import write_bundle
 from support.model_files import (
     WORDS,

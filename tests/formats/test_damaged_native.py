@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
-from elmokit.formats.convert import convert_model
+from elmokit.formats.save import convert_model
 from support.model_files import make_bilm, make_manylangs, refusal, write_manylangs, write_tensorflow
 
 

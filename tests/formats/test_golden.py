@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elmokit import Elmo
-from elmokit.formats.convert import convert_model
+from elmokit.formats.save import convert_model
 
 GOLDEN = Path(os.environ.get("ELMOKIT_GOLDEN") or Path(__file__).resolve().parents[3] / "shared" / "golden")
 TOLERANCE = 1e-5  # the project's promise: float32 within 1e-5 of the published fixtures

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.convert import convert_model
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.save import write_checkpoint
+from elmokit.formats.save import convert_model, write_checkpoint
 from elmokit.model.int8 import quantised
 from support.model_files import (
     SENTENCES,

@@ -24,7 +24,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.convert import convert_model
+from elmokit.formats.save import convert_model
 from elmokit.output import embed_lines, read_vectors
 from support.model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
 

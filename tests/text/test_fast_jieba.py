@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.text.tokens import speed_up_jieba, split_jieba, words
+from elmokit.text.tokens import segmenter, speed_up_jieba, words
 
 jieba = pytest.importorskip("jieba", reason="jieba is an extra")
 
@@ -30,7 +30,7 @@ def fast():
             patch.setattr(jieba.dt, "get_DAG", replaced[0])
             patch.setattr(jieba.dt, "calc", replaced[1])
             patch.setattr(jieba.finalseg, "viterbi", replaced[2])
-            return words(split_jieba(text))
+            return words(segmenter("jieba")(text))
 
     return segment
 
@@ -38,9 +38,9 @@ def fast():
 def test_the_searches_are_replaced_and_put_back(fast):
     assert jieba.__version__ == "0.42.1", "a new jieba: check that its searches are still the same"
     assert jieba.finalseg.viterbi.__module__ == "jieba.finalseg"
-    assert fast(TEXT) == words(split_jieba(TEXT))
+    assert fast(TEXT) == words(segmenter("jieba")(TEXT))
 
 
 @given(st.text(st.sampled_from(sorted(set(TEXT))) | st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF)))
 def test_any_text(fast, text):
-    assert fast(text) == words(split_jieba(text))
+    assert fast(text) == words(segmenter("jieba")(text))

@@ -8,7 +8,7 @@ from tests.text.test_tokens import ANY_TEXT
 from elmokit.errors import ElmoError
 from elmokit.text import policy
 from elmokit.text.policy import CharacterPieces, TextPolicy, rows_of_tokens
-from elmokit.text.tokens import split_chars, words
+from elmokit.text.tokens import segmenter, words
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_padded_rows_are_cut():
 @given(text=ANY_TEXT)
 def test_tokens_of_chars_are_one_piece_each(text):
     pieces = CharacterPieces()
-    tokens = words(split_chars(text))
+    tokens = words(segmenter("chars")(text))
     assert [pieces.of(token) for token in tokens] == [(token,) for token in tokens]
     assert pieces.count(tokens) == len(tokens)
 

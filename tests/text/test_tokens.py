@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text import english, graphemes, tokens
-from elmokit.text.tokens import (
-    Token,
-    name_in_files,
-    segmenter,
-    split_chars,
-    split_english,
-    split_jieba,
-    split_spaces,
-    word_splitter,
-    words,
-)
+from elmokit.text.tokens import Token, name_in_files, segmenter, word_splitter, words
+
+split_spaces, split_english, split_chars, split_jieba = map(segmenter, ("none", "english", "chars", "jieba"))
 
 needs_jieba = pytest.mark.skipif(find_spec("jieba") is None, reason="jieba is the extra 'chinese'")
 
@@ -161,10 +153,10 @@ def test_jieba_does_not_take_apart_what_it_cannot_read():
 
 FIRST_IMPORT = """
 import sys, warnings
-from elmokit.text.tokens import split_jieba
+from elmokit.text.tokens import segmenter
 sys.pycache_prefix = sys.argv[1]  # so that jieba is compiled anew, which is when old code warns
 warnings.simplefilter("error")
-split_jieba("我来到北京清华大学")
+segmenter("jieba")("我来到北京清华大学")
 """
 
 
@@ -184,12 +176,11 @@ def test_missing_jieba_names_the_command(monkeypatch):
 
 
 def test_segmenter_looks_up_by_name():
-    assert [segmenter(name) for name in ("english", "jieba", "chars", "whitespace", "none")] == [
-        split_english,
-        split_jieba,
-        split_chars,
-        split_spaces,
-        split_spaces,
+    assert [words(segmenter(name)("It's 2我")) for name in ("english", "chars", "whitespace", "none")] == [
+        ["It", "'s", "2", "我"],
+        ["It", "'", "s", "2", "我"],
+        ["It's", "2我"],
+        ["It's", "2我"],
     ]
     assert [name_in_files(name) for name in ("whitespace", "none", "chars")] == ["none", "none", "chars"]
     for look_up in (segmenter, word_splitter, name_in_files):

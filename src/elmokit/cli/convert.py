@@ -30,7 +30,7 @@ class ConvertCommand(ModelFileOptions):
 
     def run(self) -> None:
         """Read the model and write it."""
-        from elmokit.formats.convert import convert_model
+        from elmokit.formats.save import convert_model
 
         written = convert_model(
             self.source,

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,16 +26,19 @@ from torch import Tensor
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_options import read_options, read_vocabulary, write_options
+from elmokit.formats.bilm_options import read_options, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, names_at_top, write_datasets
 from elmokit.formats.registry import Format, ModelFiles, first_bytes
-from elmokit.formats.source import Source, read_json
+from elmokit.formats.source import Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
 from elmokit.storage.atomic import update_folder, write_text
 from elmokit.storage.hostile_hdf5 import MAGIC
 from elmokit.text.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from elmokit.formats.tensorflow import TensorBundle
 
 log = logging.getLogger(__name__)
 
@@ -106,26 +109,10 @@ def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
     )
 
 
-class Tensors(Protocol):
-    """Named arrays in a file, read one at a time."""
-
-    def names(self) -> list[str]:
-        """All names."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape, without reading the array."""
-        ...
-
-    def read(self, name: str) -> NDArray[Any]:
-        """The array."""
-        ...
-
-
 class WeightsFile:
     """The weights of either family, with the file's name for messages."""
 
-    def __init__(self, tensors: Tensors, family: Family, where: str) -> None:
+    def __init__(self, tensors: Hdf5Tensors | TensorBundle, family: Family, where: str) -> None:
         self.tensors, self.family, self.where = tensors, family, where
         self.names = set(tensors.names())
         self.scope = _scope(family)
@@ -259,7 +246,7 @@ def _read_vocabulary(files: ModelFiles, *, needed: bool) -> Vocabulary | None:
     if files.vocab is not None or "vocab.txt" not in files.source.names():
         return files.vocab
     try:
-        return read_vocabulary(files.source, "vocab.txt")
+        return Vocabulary.from_text(read_text(files.source, "vocab.txt"))
     except ElmoError:
         if needed:
             raise
@@ -370,7 +357,7 @@ def rows(config: ElmoConfig, family: Family) -> Iterator[Row]:
     scope = _scope(family)
     if config.words is not None:
         shape = (config.words.n_words, config.words.embedding_size)
-        yield _row(f"{scope}embedding", shape, "token_encoder.words.weight", _add_padding_row, _drop_padding_row)
+        yield _row(f"{scope}embedding", shape, "token_encoder.words.weight", _PADDING_ROW)
     if config.characters is not None:
         yield from _character_rows(config, scope)
     if config.characters is not None and config.token_projection:
@@ -391,12 +378,12 @@ def _character_rows(config: ElmoConfig, scope: str) -> Iterator[Row]:
     assert characters is not None
     shape = (characters.n_characters - 1, characters.embedding_size)
     cnn = "token_encoder.char_cnn."
-    yield _row(f"{scope}char_embed", shape, cnn + "embedding.weight", _add_padding_row, _drop_padding_row)
+    yield _row(f"{scope}char_embed", shape, cnn + "embedding.weight", _PADDING_ROW)
     for number, (width, count) in enumerate(characters.filters):
         shape4 = (1, width, characters.embedding_size, count)
         ours = f"{cnn}convolutions.{number}"
-        yield _row(f"{scope}CNN/W_cnn_{number}", shape4, ours + ".weight", _read_convolution, _write_convolution)
-        yield _row(f"{scope}CNN/b_cnn_{number}", (count,), ours + ".bias", _same, _same)
+        yield _row(f"{scope}CNN/W_cnn_{number}", shape4, ours + ".weight", _CONVOLUTION)
+        yield _row(f"{scope}CNN/b_cnn_{number}", (count,), ours + ".bias", _SAME)
     size = characters.n_filters
     for number in range(characters.n_highway):
         yield from _linear(f"{scope}CNN_high_{number}/", "carry", f"{cnn}highways.{number}.gate", size, size)
@@ -412,12 +399,12 @@ def _cell_rows(config: ElmoConfig, family: Family, direction: int, layer: int) -
         kernel,
         (2 * size, 4 * lstm.cell_size),
         (ours + "input_weight", ours + "recurrent_weight"),
-        lambda w: (_from_ijfo(w[:size]).T.copy(), _from_ijfo(w[size:]).T.copy()),
-        lambda parts: _to_ijfo(np.concatenate([parts[0].T, parts[1].T])),
+        lambda w: (_swap_gates(w[:size]).T.copy(), _swap_gates(w[size:]).T.copy()),
+        lambda parts: _swap_gates(np.concatenate([parts[0].T, parts[1].T])),
     )
-    yield _row(bias, (4 * lstm.cell_size,), ours + "bias", _from_ijfo, _to_ijfo)
+    yield _row(bias, (4 * lstm.cell_size,), ours + "bias", _GATES)
     if lstm.projection:
-        yield _row(projection, (lstm.cell_size, size), ours + "projection_weight", _transpose, _transpose)
+        yield _row(projection, (lstm.cell_size, size), ours + "projection_weight", _TRANSPOSED)
 
 
 def _cell_names(config: ElmoConfig, family: Family, direction: int, layer: int) -> list[tuple[str, str, str]]:
@@ -430,53 +417,32 @@ def _cell_names(config: ElmoConfig, family: Family, direction: int, layer: int) 
 
 
 def _linear(scope: str, leaf: str, ours: str, size_in: int, size_out: int) -> Iterator[Row]:
-    yield _row(f"{scope}W_{leaf}", (size_in, size_out), ours + ".weight", _transpose, _transpose)
-    yield _row(f"{scope}b_{leaf}", (size_out,), ours + ".bias", _same, _same)
+    yield _row(f"{scope}W_{leaf}", (size_in, size_out), ours + ".weight", _TRANSPOSED)
+    yield _row(f"{scope}b_{leaf}", (size_out,), ours + ".bias", _SAME)
 
 
-def _row(
-    theirs: str | tuple[str, ...],
-    shape: tuple[int, ...],
-    ours: str,
-    read: Callable[[Array], Array],
-    write: Callable[[Array], Array],
-) -> Row:
+def _row(theirs: str | tuple[str, ...], shape: tuple[int, ...], ours: str, both: _BothWays) -> Row:
+    read, write = both
     names = (theirs,) if isinstance(theirs, str) else theirs
     return Row(names, shape, (ours,), lambda value: (read(value),), lambda parts: write(parts[0]))
 
 
-def _same(value: Array) -> Array:
-    return value
-
-
-def _transpose(value: Array) -> Array:
-    return np.ascontiguousarray(value.T)
-
-
-def _add_padding_row(value: Array) -> Array:
-    return np.concatenate([np.zeros_like(value[:1]), value])
-
-
-def _drop_padding_row(value: Array) -> Array:
-    return value[1:]
-
-
-def _read_convolution(value: Array) -> Array:
-    return np.ascontiguousarray(value[0].transpose(2, 1, 0))
-
-
-def _write_convolution(value: Array) -> Array:
-    return np.ascontiguousarray(value.transpose(2, 1, 0)[None])
-
-
-def _from_ijfo(value: Array) -> Array:
-    """Gates along the last axis: their input, candidate, forget, output → our input, forget, candidate, output."""
+def _swap_gates(value: Array) -> Array:
+    """Gates along the last axis: their input, candidate, forget, output ↔ our input, forget, candidate, output."""
     i, j, f, o = np.split(value, 4, axis=-1)
     return np.concatenate([i, f, j, o], axis=-1)
 
 
-# Swapping the middle two is its own inverse.
-_to_ijfo = _from_ijfo
+_BothWays = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+"""How an array of the file becomes a parameter of ours, and back."""
+_SAME: _BothWays = (lambda value: value, lambda value: value)
+_GATES: _BothWays = (_swap_gates, _swap_gates)
+_TRANSPOSED: _BothWays = (lambda value: np.ascontiguousarray(value.T), lambda value: np.ascontiguousarray(value.T))
+_PADDING_ROW: _BothWays = (lambda rows: np.concatenate([np.zeros_like(rows[:1]), rows]), lambda rows: rows[1:])
+_CONVOLUTION: _BothWays = (
+    lambda value: np.ascontiguousarray(value[0].transpose(2, 1, 0)),
+    lambda value: np.ascontiguousarray(value.transpose(2, 1, 0)[None]),
+)
 
 FORMAT = Format(
     name="bilm",

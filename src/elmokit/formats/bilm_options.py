@@ -1,4 +1,4 @@
-"""The text files of bilm-tf, AllenNLP and NLPL models: options.json ↔ ElmoConfig, and vocab.txt."""
+"""The options file of bilm-tf, AllenNLP and NLPL models: options.json ↔ ElmoConfig."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
 from elmokit.errors import ElmoError
-from elmokit.formats.source import Source, read_text
-from elmokit.text.vocab import Vocabulary
 
 _KINDS: dict[type, str] = {int: "a whole number", str: "a word", list: "a list", Mapping: "an object with named values"}
 
@@ -107,8 +105,3 @@ def write_options(config: ElmoConfig) -> dict[str, Any]:
     if config.words is not None:
         options["n_tokens_vocab"] = config.words.n_words
     return options
-
-
-def read_vocabulary(source: Source, name: str) -> Vocabulary:
-    """The words of a vocab.txt."""
-    return Vocabulary.from_text(read_text(source, name))

@@ -75,8 +75,9 @@ class Checkpoint:
         for part, tensors in (("", self.weights | numbered), ("softmax ", self.head), ("optimiser ", self.optimizer)):
             for name, value in tensors.items():
                 check_finite(value, f"{part}{name}", self.where)
-        for name in (name for name in self.weights if name.endswith(VALUES)):
-            check_int8(self.weights[name], name, self.where)
+        for name, value in (*self.weights.items(), *self.head.items()):
+            if name.endswith(VALUES):
+                check_int8(value, name, self.where)
         self._check_symbols()
         self.use_vocabulary(self.vocab)
 
@@ -137,14 +138,7 @@ class Checkpoint:
         """The same model in floats, for what cannot use int8; without `softmax`, the softmax is not changed."""
         if not (self.int8 or (softmax and self.softmax_int8)):
             return self
-        head = self.softmax_in_floats() if softmax else self.head
-        return replace(self, weights=dense(self.weights), head=head)
-
-    def softmax_in_floats(self) -> dict[str, Tensor]:
-        """The softmax in floats; int8 values were not read when the file was opened."""
-        if self.softmax_int8:
-            check_int8(self.head[f"weight{VALUES}"], f"softmax weight{VALUES}", self.where)
-        return dense(self.head)
+        return replace(self, weights=dense(self.weights), head=dense(self.head) if softmax else self.head)
 
     @property
     def softmax_int8(self) -> bool:

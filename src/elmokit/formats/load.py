@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.bundled import bundled_models, resolved
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.registry import ModelFiles, either, find, formats, is_zip
-from elmokit.formats.source import FolderSource, Source, ZipSource
+from elmokit.formats.source import FolderSource, Source, ZipSource, read_text
+from elmokit.text.vocab import Vocabulary
 
 
 def read_checkpoint(
@@ -27,24 +29,26 @@ def read_checkpoint(
     matrices are quantised, one by one where the format allows it; without it they have their stored dtype.
     """
     files = detect(resolved(path))
-    if options is not None:
-        if not files.format.takes_options:
-            names = either([format.name for format in formats() if format.takes_options])
-            raise ElmoError(
-                f"options names a file of the format {names}, and {path} has the format {files.format.name}", "options"
-            )
-        files = replace(files, options=_file(options))
-    files = replace(files, vocab=None if vocab is None else read_vocabulary(*_file(vocab)), int8=int8)
-    checkpoint = files.format.read(files)
-    if int8:
-        checkpoint = checkpoint.in_int8()
-    if token_embeddings is not None:
-        from elmokit.formats.token_embeddings import with_token_embeddings  # imports h5py
+    if options is not None and not files.format.takes_options:
+        names = either([format.name for format in formats() if format.takes_options])
+        raise ElmoError(
+            f"options names a file of the format {names}, and {path} has the format {files.format.name}", "options"
+        )
+    with _read_errors(files.where):
+        if options is not None:
+            files = replace(files, options=_file(options))
+        words = None if vocab is None else read_vocabulary(vocab)
+        files = replace(files, vocab=words, int8=int8)
+        checkpoint = files.format.read(files)
+        if int8:
+            checkpoint = checkpoint.in_int8()
+        if token_embeddings is not None:
+            from elmokit.formats.token_embeddings import with_token_embeddings  # imports h5py
 
-        words = checkpoint.vocab if files.vocab is None else files.vocab
-        return with_token_embeddings(checkpoint, *_file(token_embeddings), words)
-    if files.vocab is not None:
-        checkpoint.use_vocabulary(files.vocab)
+            words = checkpoint.vocab if words is None else words
+            return with_token_embeddings(checkpoint, *_file(token_embeddings), words)
+    if words is not None:
+        checkpoint.use_vocabulary(words)
     return checkpoint
 
 
@@ -57,13 +61,17 @@ def detect(path: str | Path) -> ModelFiles:
     if not str(path):
         raise ElmoError("the path of a model must not be empty")
     path = Path(path).expanduser()
-    try:
+    with _read_errors(path):
         files = find(path)
         if files is None:
             raise ElmoError(_no_model_at(path))
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
-    return files
+        return files
+
+
+def read_vocabulary(path: str | Path) -> Vocabulary:
+    """The words of a vocab.txt."""
+    with _read_errors(path):
+        return Vocabulary.from_text(read_text(*_file(path)))
 
 
 def _no_model_at(path: Path) -> str:
@@ -81,10 +89,14 @@ def _no_model_at(path: Path) -> str:
 
 def _file(path: str | Path) -> tuple[Source, str]:
     path = Path(path)
-    try:
-        found = path.is_file()
-    except OSError as error:
-        raise ElmoError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not found:
+    if not path.is_file():
         raise ElmoError(f"{path} does not exist or is no file; check the name")
     return FolderSource(path.parent), path.name
+
+
+@contextmanager
+def _read_errors(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ElmoError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error

@@ -15,15 +15,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from io import SEEK_END
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import load_file
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
@@ -31,7 +31,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.registry import Format, ModelFiles
-from elmokit.formats.source import Source, read_bytes, read_json, read_text
+from elmokit.formats.source import Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import COLUMNS, SCALES, VALUES, quantised
 from elmokit.storage.atomic import update_folder, write_tensors, write_text
@@ -40,7 +40,17 @@ from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 NAME, VERSION = "elmokit", 1
 _OPTIONAL = {"lm_head.safetensors", "optimizer.safetensors", "vocab.txt", "characters.json"}
-_DAMAGE = (SafetensorError, OSError, ValueError, KeyError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I8": torch.int8,
+}
+_MOST_HEADER = 1 << 22
+_Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 _LAYER_NORMS = (False, True, "batch", "sentence")
 
 
@@ -78,10 +88,10 @@ def read(files: ModelFiles) -> Checkpoint:
     stored = values.get("dtype")
     if stored not in (None, "int8"):
         raise ElmoError(f"{where}: dtype must be int8 or absent, got {stored!r}; update elmokit")
+    change: _Change = dict
     if int8 and stored is None:
-        tensors = _quantised(source, "model.safetensors", int8_names(config), int8_names(config, COLUMNS))
-    else:
-        tensors = _load(source, "model.safetensors", int8=stored is not None)
+        change = partial(quantised, names=int8_names(config), factors=int8_names(config, COLUMNS))
+    tensors = _load(source, "model.safetensors", int8=stored is not None, change=change)
     mixes = []
     for number, layer_norm in enumerate(_mixes(values, where)):
         parts = {part: tensors.pop(f"mixes.{number}.{part}", None) for part in ("weights", "gamma")}
@@ -173,7 +183,7 @@ def _words(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
 
 
 def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
-    """The softmax; an int8 matrix is mapped, and read when it is first used."""
+    """The softmax, in floats or with an int8 matrix."""
     head = _load(source, "lm_head.safetensors", int8=True)
     n_words = head["bias"].numel() if "bias" in head else 0
     got = {name: tuple(value.shape) for name, value in head.items()}
@@ -185,58 +195,52 @@ def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
             f"{where} must contain weight [V, {output_size}] and bias [V], or for int8 weight{VALUES}, weight{SCALES} "
             f"and bias, got {got}"
         )
-    if f"weight{VALUES}" in head and head[f"weight{VALUES}"].dtype != torch.int8:
-        raise ElmoError(f"{where}: weight{VALUES} must be int8; fetch it again")
     return head
 
 
-def _load(source: Source, name: str, *, int8: bool = False) -> dict[str, Tensor]:
-    where, path = source.describe(name), _path(source, name)
-    try:
-        tensors = load_file(path) if path else load_safetensors(read_bytes(source, name))
-    except _DAMAGE as error:
-        raise _damaged(where, error) from error
-    for key, value in tensors.items():
-        if key != "step" and not (int8 and key.endswith(VALUES) and value.dtype == torch.int8):
-            check_plain(value, key, where)
-    return tensors
-
-
-def _quantised(source: Source, name: str, matrices: set[str], factors: set[str]) -> dict[str, Tensor]:
-    """The tensors of a file as `quantised` returns them; at most one float matrix is in memory at a time."""
-    where = source.describe(name)
+def _load(source: Source, name: str, *, int8: bool = False, change: _Change = dict) -> dict[str, Tensor]:
+    """The tensors of a file, each changed as it is read, so that one of them at a time is in memory unchanged."""
     found: dict[str, Tensor] = {}
-    try:
-        for key, value in _each(source, name):
-            check_plain(value, key, where)
-            found |= quantised({key: value}, matrices, factors)
-    except _DAMAGE as error:
-        raise _damaged(where, error) from error
+    for key, value in _each(source, name):
+        if key != "step" and not (int8 and key.endswith(VALUES) and value.dtype == torch.int8):
+            check_plain(value, key, source.describe(name))
+        found |= change({key: value})
     return found
 
 
 def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
-    path = _path(source, name)
-    if path is None:
-        yield from load_safetensors(read_bytes(source, name)).items()
-        return
-    with safe_open(path, "pt") as file:
-        keys = list(file.keys())
-    for key in keys:
-        with safe_open(path, "pt") as file:  # opened for each: what was read is in memory until the file is closed
-            yield key, file.get_tensor(key)
+    """The tensors of a safetensors file, read into memory: if it were mapped, a change of the file would change them.
 
-
-def _path(source: Source, name: str) -> Path | None:
-    """The file on disk, or None inside a zip; refused if it is missing."""
+    A file is the length of a JSON header in 8 bytes, the header, and the tensors one after the other.
+    """
+    where = source.describe(name)
     if name not in source.names():
-        raise ElmoError(f"{source.describe(name)} is missing; the folder is not a complete model")
-    source.open(name).close()  # reports a file that cannot be read; safetensors would call it missing
-    return source.path(name)
-
-
-def _damaged(where: str, error: Exception) -> ElmoError:
-    return ElmoError(f"{where} is not a complete safetensors file ({error}); fetch it again")
+        raise ElmoError(f"{where} is missing; the folder is not a complete model")
+    with source.open(name) as file:
+        try:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= _MOST_HEADER else {}
+            left, at = file.seek(0, SEEK_END) - 8 - length, 0
+            header.pop("__metadata__", None)
+            file.seek(8 + length)
+            for key, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                shape, dtype, (start, end) = facts["shape"], _DTYPES.get(facts["dtype"]), facts["data_offsets"]
+                if dtype is None:
+                    raise ElmoError(f"{where}: {key} must be a plain tensor of floats, got {facts['dtype']!r}")
+                if not all(type(size) is int and size >= 0 for size in (*shape, start, end)):
+                    raise ValueError(f"the shape of {key} is {shape}")
+                if start != at or end - start != math.prod(shape) * dtype.itemsize or end > left:
+                    raise ValueError(f"{key} is not complete")
+                value, at = torch.empty(shape, dtype=dtype), end
+                file.readinto(value.view(-1).view(torch.uint8).numpy())  # type: ignore[attr-defined]
+                yield key, value
+            if at != left:
+                raise ValueError(f"{left} bytes of tensors, and {at} in its header")
+        except ElmoError:
+            raise
+        except _DAMAGE as error:
+            reason = str(error) or type(error).__name__
+            raise ElmoError(f"{where} is not a complete safetensors file ({reason}); fetch it again") from error
 
 
 def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as files of any format that can be written, in any dtype that the format can store."""
+"""Writes and converts models: to any format that can be written, in any dtype that the format can store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT, Format, either, formats
 from elmokit.formats.source import FolderSource
-from elmokit.model.int8 import quantised
+from elmokit.model.int8 import dense, quantised
+from elmokit.storage.atomic import disk_errors
 
 StoredDtype = Literal["float32", "float16", "int8"]
 SoftmaxDtype = Literal["float32", "float16", "int8", "none"]
@@ -41,6 +43,41 @@ def write_checkpoint(
     _refuse_hidden(target, chosen)
     assert chosen.write is not None
     chosen.write(checkpoint, target)
+
+
+def convert_model(
+    source: str | Path,
+    target: Path,
+    *,
+    to: str = DEFAULT_FORMAT,
+    dtype: StoredDtype | None = None,
+    softmax: SoftmaxDtype | None = None,
+    options: str | Path | None = None,
+    vocab: str | Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Convert the model at `source` to the format `to` and return what was written.
+
+    `dtype` and `softmax` are those of `stored_in`.
+    """
+    format = format_to_write(to, target, dtype=dtype, softmax=softmax)
+    with disk_errors(target):
+        _check_target(target, format, overwrite=overwrite)
+    checkpoint = read_checkpoint(source, options=options, vocab=vocab, int8=dtype == "int8")
+    write_checkpoint(checkpoint, target, to, dtype=dtype, softmax=softmax)
+    return target
+
+
+def _check_target(target: Path, format: Format, *, overwrite: bool) -> None:
+    if format.suffixes:
+        if target.exists() and not overwrite:
+            raise ElmoError(f"{target} exists: choose another name or use overwrite", "overwrite")
+        if not target.parent.is_dir():
+            raise ElmoError(f"the folder {target.parent} does not exist: create it first")
+    elif target.is_file():
+        raise ElmoError(f"target must be a folder, and {target} is a file", "target")
+    elif target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise ElmoError(f"the folder {target} is not empty: choose another or use overwrite", "overwrite")
 
 
 def format_to_write(
@@ -106,7 +143,7 @@ def _with_softmax(checkpoint: Checkpoint, softmax: SoftmaxDtype) -> Checkpoint:
         rest = {name: value for name, value in checkpoint.optimizer.items() if not name.startswith("head.")}
         return replace(checkpoint, head={}, optimizer=rest)
     if softmax != "int8":
-        return replace(checkpoint, head=_floats(checkpoint.softmax_in_floats(), softmax, checkpoint.where))
+        return replace(checkpoint, head=_floats(dense(checkpoint.head), softmax, checkpoint.where))
     if checkpoint.softmax_int8 or not checkpoint.head:
         return checkpoint
     head = quantised(checkpoint.head, {"weight"})

@@ -1,4 +1,7 @@
-"""The files of a model: in a folder, or in a zip that is read without unpacking it to disk."""
+"""The files of a model: in a folder, or in a zip that is read without unpacking it to disk.
+
+A file that cannot be read to its end raises an OSError, which `load.py` turns into a sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from elmokit.errors import ElmoError
 from elmokit.storage.trusted import check_zip
@@ -28,30 +31,6 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-class Source(Protocol):
-    """A flat set of named files."""
-
-    def names(self) -> list[str]:
-        """The names of the files, sorted."""
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """The file, seekable, for reading."""
-        ...
-
-    def describe(self, name: str) -> str:
-        """The file's name in an error message."""
-        ...
-
-    def path(self, name: str) -> Path | None:
-        """The file on disk; None inside a zip."""
-        ...
-
-    def stored_bytes(self, name: str) -> int:
-        """The bytes on disk from which the file is read."""
-        ...
-
-
 class FolderSource:
     """The files of one folder."""
 
@@ -60,10 +39,7 @@ class FolderSource:
 
     def names(self) -> list[str]:
         """The names of the files, sorted."""
-        try:
-            return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
-        except OSError as error:
-            raise ElmoError(f"{self.folder} cannot be read: {error.strerror or error}") from error
+        return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
 
     def open(self, name: str) -> BinaryIO:
         """The file, for reading."""
@@ -126,9 +102,8 @@ class ZipSource:
         try:
             unpacked = io.BytesIO()
             with zipfile.ZipFile(self.zip_path) as archive, archive.open(self._members[name]) as member:
-                shutil.copyfileobj(
-                    member, unpacked, _BLOCK
-                )  # a read of everything at once would ignore the stated size
+                # Not in one read, which would ignore the stated size.
+                shutil.copyfileobj(member, unpacked, _BLOCK)
             self._last = (name, unpacked.getvalue())
             return io.BytesIO(self._last[1])
         except _DAMAGE as error:
@@ -147,18 +122,14 @@ class ZipSource:
         return self._stored
 
 
-def read_bytes(source: Source, name: str, most: int = -1) -> bytes:
-    """The whole file, or its first bytes where it has more than `most`."""
-    with source.open(name) as file:
-        try:
-            return file.read(most)
-        except OSError as error:
-            raise ElmoError(f"{source.describe(name)} cannot be read: {error.strerror or error}") from error
+Source = FolderSource | ZipSource
+"""A flat set of named files."""
 
 
 def read_text(source: Source, name: str, most: int = -1) -> str:
     """The whole file as UTF-8, refused where it has more than `most` bytes."""
-    data = read_bytes(source, name, most + 1 if most >= 0 else -1)
+    with source.open(name) as file:
+        data = file.read(most + 1 if most >= 0 else -1)
     if 0 <= most < len(data):
         raise ElmoError(f"{source.describe(name)} must have at most {most:,} bytes; fetch it again")
     try:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,7 +36,6 @@ _MAX_KEY = 4096
 
 _MAX_TENSORS = 1_000_000
 _MAX_RANK = 32  # numpy's limit before version 2
-_CHUNK = 16 << 20
 
 _BFLOAT16 = 14
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "|u1", 9: "<i8", 10: "|b1", _BFLOAT16: "<f4", 19: "<f2"}
@@ -107,7 +105,7 @@ class TensorBundle:
     def __init__(self, source: Source, prefix: str) -> None:
         self._source, self._prefix, self._index = source, prefix, source.describe(prefix + _SUFFIX)
         self._entries: dict[str, _TensorEntry] = {}
-        with self._open(prefix + _SUFFIX) as file:
+        with source.open(prefix + _SUFFIX) as file:
             data = file.read(_MAX_TABLE + 1)
         if len(data) > _MAX_TABLE:
             raise _damaged(self._index, f"a checkpoint index may have at most {_MAX_TABLE} bytes", "more")
@@ -150,33 +148,22 @@ class TensorBundle:
                 "(save the checkpoint again without a partitioner)"
             )
         shard = f"{self._prefix}.data-{entry.shard:05d}-of-{self._shards:05d}"
-        with self._open(shard) as file:
+        with self._source.open(shard) as file:
             return _read_tensor(f"{self._source.describe(shard)}: tensor {_quoted(name)}", file, entry)
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[BinaryIO]:
-        with self._source.open(name) as file:
-            try:
-                yield file
-            except OSError as error:
-                where = self._source.describe(name)
-                raise ElmoError(f"{where} cannot be read: {error.strerror or error}; copy it again") from error
 
 
 def _parse_header(where: str, value: bytes) -> int:
     """Read a BundleHeaderProto (1 number of data files, 2 byte order); return the number of data files."""
-    numbers = {1: 0, 2: 0}
-    for number, field in _fields(_Cursor(where, value)):
-        if number in numbers:
-            numbers[number] = _number(where, field)
-    if numbers[2] != 0:
+    fields = _message(where, value)
+    shards, order = _number(where, fields, 1), _number(where, fields, 2)
+    if order != 0:
         raise ElmoError(
-            f"{where}: the tensors must be stored little-endian (0), got byte order {numbers[2]} "
+            f"{where}: the tensors must be stored little-endian (0), got byte order {order} "
             "(save the checkpoint again on a little-endian machine)"
         )
-    if not 0 < numbers[1] < 100_000:
-        raise _damaged(where, "a checkpoint must have 1 to 99999 data files", numbers[1])
-    return numbers[1]
+    if not 0 < shards < 100_000:
+        raise _damaged(where, "a checkpoint must have 1 to 99999 data files", shards)
+    return shards
 
 
 def _read_tensor(where: str, file: BinaryIO, entry: _TensorEntry) -> NDArray[Any]:
@@ -193,13 +180,9 @@ def _read_tensor(where: str, file: BinaryIO, entry: _TensorEntry) -> NDArray[Any
         array: NDArray[Any] = np.empty(entry.shape, dtype)
         raw = array.reshape(-1).view(np.uint8)
         file.seek(entry.offset)
-        filled = 0
-        while filled < raw.size:
-            chunk = file.read(min(_CHUNK, raw.size - filled))
-            if not chunk:
-                raise _damaged(where, f"the data must have {raw.size} bytes", filled)
-            raw[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
-            filled += len(chunk)
+        filled = file.readinto(raw)  # type: ignore[attr-defined]
+        if filled != raw.size:
+            raise _damaged(where, f"the data must have {raw.size} bytes", filled)
         actual = masked_crc32c(raw)
         if actual != entry.crc:
             raise _damaged(where, f"the checksum must be {entry.crc:#010x} as stored", f"{actual:#010x}")
@@ -230,31 +213,22 @@ class _TensorEntry:
 
 def _parse_entry(where: str, value: bytes, shards: int) -> _TensorEntry:
     """Read a BundleEntryProto: 1 dtype, 2 shape, 3 data file, 4 offset, 5 size, 6 checksum, 7 slices."""
-    numbers = dict.fromkeys((1, 3, 4, 5, 6), 0)
+    fields = _message(where, value)
     shape: list[int] = []
-    partitioned = False
-    for number, field in _fields(_Cursor(where, value)):
-        if number in numbers:
-            numbers[number] = _number(where, field)
-        elif number == 2:
-            for part, inner in _fields(_message(where, field)):
-                if part == 2:
-                    sizes = [_number(where, size) for n, size in _fields(_message(where, inner)) if n == 1]
-                    shape.append(sizes[-1] if sizes else 0)
-                elif part == 3 and inner:
-                    raise _damaged(where, "a tensor must have a known rank", "an unknown one")
-        elif number == 7:
-            partitioned = True
+    for part in map(partial(_message, where), fields.get(2, ())):
+        shape += [_number(where, _message(where, size), 1) for size in part.get(2, ())]
+        if any(part.get(3, ())):
+            raise _damaged(where, "a tensor must have a known rank", "an unknown one")
     if len(shape) > _MAX_RANK:
         raise _damaged(where, f"a tensor may have at most {_MAX_RANK} dimensions", len(shape))
     if any(size < 0 for size in shape) or math.prod(max(size, 1) for size in shape) >> 59:
         raise _damaged(where, "a tensor's sizes must not be negative or too large for memory", shape)
-    dtype, shard, offset, size, crc = numbers.values()
+    dtype, shard, offset, size, crc = (_number(where, fields, number) for number in (1, 3, 4, 5, 6))
     if not 0 <= shard < shards:
         raise _damaged(where, f"a tensor must be in data file 0 to {shards - 1}", shard)
     if offset < 0 or size < 0:
         raise _damaged(where, "a tensor's offset and size must not be negative", f"{offset} and {size}")
-    return _TensorEntry(dtype, tuple(shape), shard, offset, size, crc, partitioned)
+    return _TensorEntry(dtype, tuple(shape), shard, offset, size, crc, partitioned=7 in fields)
 
 
 def _damaged(where: str, rule: str, got: object) -> ElmoError:
@@ -416,34 +390,33 @@ class _Table:
             yield key, cursor.take(size)
 
 
-def _fields(message: _Cursor) -> Iterator[tuple[int, _Field]]:
-    """Yield the number and value of each field of a protobuf message."""
-    while message.left:
-        tag = message.varint()
+def _message(where: str, data: _Field) -> dict[int, list[_Field]]:
+    """Return the values of each field of a protobuf message by the field's number."""
+    if isinstance(data, int):
+        raise _damaged(where, "this protobuf field must be a message", f"the number {data}")
+    cursor = _Cursor(where, data)
+    fields: dict[int, list[_Field]] = {}
+    while cursor.left:
+        tag = cursor.varint()
         match tag & 7:
             case 0:
-                yield tag >> 3, message.varint()
-            case 1:
-                yield tag >> 3, message.fixed(8)
+                value: _Field = cursor.varint()
+            case 1 | 5 as wire:
+                value = cursor.fixed(8 if wire == 1 else 4)
             case 2:
-                yield tag >> 3, message.take(message.varint())
-            case 5:
-                yield tag >> 3, message.fixed(4)
+                value = cursor.take(cursor.varint())
             case wire:
-                raise _damaged(message.where, "a protobuf field must have wire type 0, 1, 2 or 5", wire)
+                raise _damaged(where, "a protobuf field must have wire type 0, 1, 2 or 5", wire)
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
 
 
-def _number(where: str, field: _Field) -> int:
-    """Return a protobuf integer; int32 and int64 are stored as 64 bits in two's complement."""
-    if not isinstance(field, int):
-        raise _damaged(where, "this protobuf field must be a number", f"{len(field)} bytes")
-    return field - (1 << 64) if field >> 63 else field
-
-
-def _message(where: str, field: _Field) -> _Cursor:
-    if isinstance(field, int):
-        raise _damaged(where, "this protobuf field must be a message", f"the number {field}")
-    return _Cursor(where, field)
+def _number(where: str, fields: dict[int, list[_Field]], number: int) -> int:
+    """Return an integer of a message, 0 if it is not there; negative ones are stored in two's complement."""
+    value = fields.get(number, [0])[-1]
+    if not isinstance(value, int):
+        raise _damaged(where, "this protobuf field must be a number", f"{len(value)} bytes")
+    return value - (1 << 64) if value >> 63 else value
 
 
 # CRC-32C (Castagnoli) with numpy, about a gigabyte per second.
@@ -457,7 +430,7 @@ _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
 _MASK_DELTA = 0xA282EAD8
 
-_LANES = 1 << 14  # 64 KiB of state: small enough for the cache, large enough to hide numpy's cost per call
+_BLOCK = 1 << 15  # 128 KiB: small enough for the cache, large enough to hide numpy's cost per call
 
 
 def crc32c(data: bytes | memoryview | NDArray[np.uint8]) -> int:
@@ -466,7 +439,7 @@ def crc32c(data: bytes | memoryview | NDArray[np.uint8]) -> int:
         return 0
     raw = np.frombuffer(data, np.uint8)
     words = raw[: raw.size // 4 * 4].view("<u4")
-    register = _after_words(words) if words.size else _ONES
+    register = _after_words(words)
     for byte in raw[words.size * 4 :].tolist():
         register ^= byte
         for _ in range(8):
@@ -481,22 +454,18 @@ def masked_crc32c(data: bytes | memoryview | NDArray[np.uint8]) -> int:
 
 
 def _after_words(words: Words) -> int:
-    """Return the checksum register after at least one whole word."""
-    lanes = min(_LANES, 1 << (words.size - 1).bit_length())
-    # Leading zeros leave a remainder as it is, so the row that is not full goes first, padded in front.
-    head = (words.size - 1) % lanes + 1
-    state: Words = np.zeros(lanes, "<u4")
-    state[lanes - head :] = words[:head]
-    state[lanes - head] ^= _ONES  # the register's starting value
-    level = lanes.bit_length() - 1
-    for row in words[head:].reshape(-1, lanes):
-        state = _append_zeros(state, level)
-        state ^= row
-    while level:
-        level -= 1
-        half = state.size // 2
-        state = _append_zeros(state[:half], level) ^ state[half:]
-    return _apply(_columns(0), int(state[0]))
+    """Return the checksum register after whole words."""
+    register = _ONES
+    for start in range(0, words.size, _BLOCK):
+        block = words[start : start + _BLOCK]
+        # Leading zeros leave a remainder as it is, so a block that is not full is padded in front.
+        state: Words = np.zeros(1 << (block.size - 1).bit_length(), "<u4")
+        state[-block.size :] = block
+        state[-block.size] ^= register
+        while half := state.size // 2:
+            state = _append_zeros(state[:half], half.bit_length() - 1) ^ state[half:]
+        register = _apply(_columns(0), int(state[0]))
+    return register
 
 
 def _append_zeros(remainders: Words, level: int) -> Words:

@@ -12,9 +12,7 @@ from typing import Any
 from elmokit.config import CONTEXTS, CharacterConfig
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_options import read_vocabulary
-from elmokit.formats.load import read_checkpoint
-from elmokit.formats.source import FolderSource
+from elmokit.formats.load import read_checkpoint, read_vocabulary
 from elmokit.pretrain.checkpoints import VERSION, RunFolder
 from elmokit.pretrain.recipe import Recipe, character_options, make_recipe, read_config
 from elmokit.storage.atomic import write_text
@@ -204,7 +202,7 @@ def read_vocab_file(path: Path) -> Vocabulary:
     """The words of a vocab.txt; `<S>`, `</S>` and `<UNK>` must be among them."""
     if not path.is_file():
         raise ElmoError(f"vocab {path} does not exist or is no file; elmo vocab writes one", "vocab")
-    vocab = read_vocabulary(FolderSource(path.parent), path.name)
+    vocab = read_vocabulary(path)
     try:
         vocab.require_specials()
     except ElmoError as error:

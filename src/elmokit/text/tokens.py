@@ -4,7 +4,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from math import log
 from types import ModuleType
@@ -34,84 +34,31 @@ SegmenterName = Literal["english", "jieba", "chars", "whitespace", "none"]
 WordSplitter = Callable[[str], list[str]]
 """Text to the texts of its tokens."""
 
-
-def split_spaces(text: str) -> list[Token]:
-    """Split at white space, as `str.split()` does: for text that is tokenised already.
-
-    >>> words(split_spaces("It 's  done ."))
-    ['It', "'s", 'done', '.']
-    """
-    return [Token(match[0], *match.span()) for match in _NON_SPACE.finditer(text)]
-
-
-def split_english(text: str) -> list[Token]:
-    """Split raw English text like the text that the released models were trained on.
-
-    The rules, and what they choose where there is a choice, are in `elmokit.text.english`.
-
-    >>> words(split_english("The U.S. didn't pay $1,000 (yet)."))
-    ['The', 'U.S.', 'did', "n't", 'pay', '$', '1,000', '(', 'yet', ')', '.']
-    """
-    return [Token(text[start:end], start, end) for start, end in english_spans(text)]
-
-
-def split_chars(text: str) -> list[Token]:
-    """Split Chinese, Japanese and Korean by character; words of other scripts and numbers stay whole.
-
-    Marks and variation selectors stay with their character, an emoji sequence is one token, so is any other symbol.
-
-    >>> words(split_chars("我有2只café的猫。"))
-    ['我', '有', '2', '只', 'café', '的', '猫', '。']
-    """
-    return [Token(match[0], *match.span()) for match in _characters().finditer(text)]
-
-
-def split_jieba(text: str) -> list[Token]:
-    """Split Chinese into words with jieba.
-
-    The tokens are jieba's own, without white space. What jieba would split is one token: a word with letters that are
-    neither ASCII nor Chinese (`Zürich`), a character with its marks, an emoji sequence. Words that were added to jieba
-    (`jieba.load_userdict`) count.
-
-    >>> words(split_jieba("我来到北京清华大学"))
-    ['我', '来到', '北京', '清华大学']
-    """
-    jieba = _jieba()
-    tokens = []
-    for start, end, whole in _jieba_pieces(text):
-        if whole:
-            tokens.append(Token(text[start:end], start, end))
-            continue
-        for word, first, last in jieba.tokenize(text[start:end]):
-            if not word.isspace():
-                tokens.append(Token(word, start + first, start + last))
-    return tokens
+Spans = Iterator[tuple[int, int]]
+"""The start and end of each token."""
 
 
 def segmenter(name: SegmenterName) -> Segmenter:
     """Return the tokenizer of that name.
 
-    >>> words(segmenter("chars")("你好"))
-    ['你', '好']
+    >>> words(segmenter("english")("The U.S. didn't pay $1,000 (yet)."))
+    ['The', 'U.S.', 'did', "n't", 'pay', '$', '1,000', '(', 'yet', ')', '.']
     """
-    if name not in _SEGMENTERS:
-        allowed = ", ".join(shown for shown in _SEGMENTERS if shown != "none")
-        raise ElmoError(f"the segmenter must be one of {allowed}, got {name!r}")
-    return _SEGMENTERS[name]
+    return partial(_tokens, _spans_named(name))
 
 
 def word_splitter(name: SegmenterName) -> WordSplitter:
-    """Return a function that gives the same as `words(segmenter(name)(text))`, mostly faster.
+    """Return a function that gives the same as `words(segmenter(name)(text))`, faster.
 
     >>> word_splitter("english")("It's done.")
     ['It', "'s", 'done', '.']
     """
-    return _FAST_SPLITTERS.get(segmenter(name)) or _jieba_words
+    return _FAST_SPLITTERS.get(name) or partial(_texts, _spans_named(name))
 
 
 def name_in_files(name: SegmenterName) -> SegmenterName:
     """The name under which files store a tokenizer: "none" for white space, as in the first models."""
-    segmenter(name)
+    _spans_named(name)
     return "none" if name == "whitespace" else name
 
 
@@ -120,31 +67,66 @@ def words(tokens: Iterable[Token]) -> list[str]:
     return [token.text for token in tokens]
 
 
-def _english_words(text: str) -> list[str]:
-    return [text[start:end] for start, end in english_spans(text)]
+def _spans_named(name: SegmenterName) -> Callable[[str], Spans]:
+    if name not in _SPANS:
+        allowed = ", ".join(shown for shown in _SPANS if shown != "none")
+        raise ElmoError(f"the segmenter must be one of {allowed}, got {name!r}")
+    return _SPANS[name]
 
 
-def _chars_words(text: str) -> list[str]:
+def _tokens(spans: Callable[[str], Spans], text: str) -> list[Token]:
+    return [Token(text[start:end], start, end) for start, end in spans(text)]
+
+
+def _texts(spans: Callable[[str], Spans], text: str) -> list[str]:
+    return [text[start:end] for start, end in spans(text)]
+
+
+def _space_spans(text: str) -> Spans:
+    """Split at white space, as `str.split()` does: for text that is tokenised already."""
+    return (match.span() for match in _NON_SPACE.finditer(text))
+
+
+def _char_spans(text: str) -> Spans:
+    """Split Chinese, Japanese and Korean by character; words of other scripts and numbers stay whole.
+
+    Marks and variation selectors stay with their character, an emoji sequence is one token, so is any other symbol.
+    """
+    return (match.span() for match in _characters().finditer(text))
+
+
+def _char_texts(text: str) -> list[str]:
     return _characters().findall(text)
 
 
-def _jieba_words(text: str) -> list[str]:
-    return words(split_jieba(text))
+def _jieba_spans(text: str) -> Spans:
+    """Split Chinese into words with jieba.
+
+    The tokens are jieba's own, without white space. What jieba would split is one token: a word with letters that are
+    neither ASCII nor Chinese (`Zürich`), a character with its marks, an emoji sequence. Words that were added to jieba
+    (`jieba.load_userdict`) count.
+    """
+    jieba, done = _jieba(), 0
+    for match in (*_jieba_wholes().finditer(text), None):
+        if match is not None and match[0].isascii():
+            continue
+        for piece in _JIEBA_PIECE.finditer(text, done, match.start() if match else len(text)):
+            for word, first, last in jieba.tokenize(piece[0]):
+                if not word.isspace():
+                    yield piece.start() + first, piece.start() + last
+        if match is not None:
+            yield match.span()
+            done = match.end()
 
 
-_SEGMENTERS: dict[str, Segmenter] = {
-    "english": split_english,
-    "jieba": split_jieba,
-    "chars": split_chars,
-    "whitespace": split_spaces,
-    "none": split_spaces,
+_SPANS: dict[str, Callable[[str], Spans]] = {
+    "english": english_spans,
+    "jieba": _jieba_spans,
+    "chars": _char_spans,
+    "whitespace": _space_spans,
+    "none": _space_spans,
 }
-_FAST_SPLITTERS: dict[Segmenter, WordSplitter] = {
-    split_spaces: str.split,
-    split_english: _english_words,
-    split_chars: _chars_words,
-}
-
+_FAST_SPLITTERS: dict[str, WordSplitter] = {"whitespace": str.split, "none": str.split, "chars": _char_texts}
 _NON_SPACE = re.compile(r"\S+")
 
 
@@ -164,18 +146,6 @@ only a run of more than 1,000 characters without one may be split inside a word.
 def _jieba_wholes() -> re.Pattern[str]:
     """Compile what jieba must not see: emoji, words (those in ASCII are let through), characters with marks."""
     return re.compile(rf"(?:{EMOJI}|[{word_characters(HAN, KANA)}]+)[{marks()}]*|\S[{marks()}]+")
-
-
-def _jieba_pieces(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield pieces of the text as start, end, and whether the piece is one token already."""
-    done = 0
-    for match in _jieba_wholes().finditer(text):
-        if match[0].isascii():
-            continue
-        yield from ((piece.start(), piece.end(), False) for piece in _JIEBA_PIECE.finditer(text, done, match.start()))
-        yield *match.span(), True
-        done = match.end()
-    yield from ((piece.start(), piece.end(), False) for piece in _JIEBA_PIECE.finditer(text, done))
 
 
 @cache
