@@ -25,6 +25,7 @@ from elmokit.cli.shared import (
     say,
 )
 from elmokit.errors import ElmoError
+from elmokit.messages import perplexity
 from elmokit.options import argument, option
 from elmokit.progress import ProgressDisplay
 from elmokit.text.tokens import SegmenterName
@@ -198,8 +199,6 @@ def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
 
 def _position_lines(positions: Mapping[StateUse, ByPosition]) -> list[str]:
     """A table: perplexity at the start of a sentence and further on, counted from where each direction starts."""
-    from elmokit.pretrain.progress import perplexity
-
     ways = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
     table = [["position", *(f"{way}, {_SHORT[state]}" for way in ways for state in positions), "predictions"]]
     for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, None), ("all", 1, None)):

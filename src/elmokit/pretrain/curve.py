@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.messages import perplexity, quantity
 from elmokit.pretrain.metrics import read_metrics
-from elmokit.pretrain.progress import perplexity, quantity
 from elmokit.storage.atomic import atomic_file
 
 if TYPE_CHECKING:

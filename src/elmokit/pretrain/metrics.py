@@ -17,14 +17,15 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.messages import perplexity
 from elmokit.pretrain.checkpoints import RunFolder, RunProgress
-from elmokit.pretrain.progress import TrainingProgress, perplexity
+from elmokit.progress import ProgressDisplay
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
 
@@ -46,8 +47,7 @@ class MetricsLog:
             with atomic_file(path) as temporary:
                 temporary.write_bytes(before)
         with _errors(path):
-            # Without a buffer: a run may be killed at any time.
-            self._file = OffsetFile(path)
+            self._file = OffsetFile(path)  # without a buffer: a run may be killed at any time
         self._end = len(before)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -201,90 +201,89 @@ class TensorBoardLog:
         self.close()
 
 
-class RunObserver:
-    """Is called with what happens in a run, and does nothing: for all processes but the first."""
+class RunRecorder:
+    """Shows a run on stderr and records it in its folder; without a folder, as in all processes but the first, nothing.
 
-    failed: ElmoError | None = None
-    """Why nothing can be recorded any more; the run is saved and ends."""
-    unwritten: Sequence[dict[str, Any]] = ()
-    """Lines that could not be recorded, for a checkpoint to store."""
+    A context manager. `display` shows the progress; tests give their own.
+    """
 
-    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
-        """Numbers of the updates since the last call."""
-
-    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
-        """A held-out perplexity."""
-
-    def note(self, step: int, text: str) -> None:
-        """A message for the user."""
-
-    def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run continues from an earlier update, and why."""
-
-
-class RunRecorder(RunObserver):
-    """Shows a run on stderr and records it in its folder; a context manager."""
-
-    def __init__(self, folder: RunFolder, since: RunProgress, done: float, *, tensorboard: bool) -> None:
-        resume_step = since.step or None
-        with ExitStack() as stack:
-            self._log = stack.enter_context(MetricsLog(folder.metrics, resume_step))
-            self._board = None
-            if tensorboard:
-                self._board = stack.enter_context(TensorBoardLog(folder.folder / "tensorboard", resume_step))
-            self._progress = stack.enter_context(
-                TrainingProgress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
-            )
-            self._stack = stack.pop_all()
+    def __init__(
+        self,
+        folder: RunFolder | None = None,
+        since: RunProgress | None = None,
+        *,
+        tensorboard: bool = False,
+        display: ProgressDisplay | None = None,
+    ) -> None:
+        since = since or RunProgress()
+        self.failed: ElmoError | None = None  # why nothing can be recorded any more; the run is saved and ends
+        self.unwritten: list[dict[str, Any]] = []  # lines that could not be recorded, for a checkpoint to store
+        self._logs: list[MetricsLog | TensorBoardLog] = []
         self._last = (since.seconds, since.predictions)
-        self.unwritten: list[dict[str, Any]] = []
+        self._shown = self._heldout = ""
+        with ExitStack() as stack:
+            if folder is not None:
+                self._logs.append(stack.enter_context(MetricsLog(folder.metrics, since.step or None)))
+            if folder is not None and tensorboard:
+                board = TensorBoardLog(folder.folder / "tensorboard", since.step or None)
+                self._logs.append(stack.enter_context(board))
+            display = display or ProgressDisplay("training", "tokens", quiet=folder is None)
+            self._display = stack.enter_context(display)
+            self._stack = stack.pop_all()
 
-    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
-        """Numbers of the updates since the last call."""
+    def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:
+        """Show how far the run is, its last numbers, and what it is doing besides updates."""
+        total = round(progress.predictions / done) if done else None
+        parts = [f"step {progress.step:,}", self._shown, self._heldout, doing]
+        self._display.update(progress.predictions, total, ", ".join(filter(None, parts)))
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """Record numbers of the updates since the last call."""
         seconds, tokens = values["seconds"], values["tokens"]
         speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
         self._last = (seconds, tokens)
-        line = {**values, "tokens_per_second": round(speed, 1)}
-        self.record(line)
-        self._progress.update(values["step"], done, seconds, tokens, line)
+        self.record({**values, "tokens_per_second": round(speed, 1)})
+        ways = _by_way(values, "{}_perplexity")
+        rate, gradient = values["learning_rate"], values["gradient_norm"]
+        self._shown = f"perplexity {ways or perplexity(values['perplexity'])}, rate {rate:.3g}, gradient {gradient:.3g}"
 
     def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
-        """A held-out perplexity."""
+        """Record a held-out perplexity."""
         self.record(values)
         self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
-        ways = {way: values.get(f"heldout_{way}") for way in ("masked", "forward", "backward")}
-        apart = ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value)
-        mark = ", the best so far" if best else ""
-        self._progress.note(
-            f"step {values['step']:,}: held-out perplexity {perplexity(values['heldout_perplexity'])} ({apart}){mark}"
-        )
+        mean, mark = perplexity(values["heldout_perplexity"]), ", the best so far" if best else ""
+        self._heldout = f"held-out {mean}"
+        ways = _by_way(values, "heldout_{}")
+        self._display.note(f"step {values['step']:,}: held-out perplexity {mean} ({ways}){mark}")
 
     def note(self, step: int, text: str) -> None:
-        """A message for the user."""
+        """Record a message for the user."""
         self.record({"step": step, "event": text})
-        self._progress.note(f"step {step:,}: {text}")
+        self._display.note(f"step {step:,}: {text}")
 
     def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run continues from an earlier update, and why."""
+        """Record that the run continues from an earlier update, and why."""
         self.note(values["step"], text)
         self._last = (values["seconds"], values["tokens"])
 
     def record(self, line: Mapping[str, Any]) -> None:
-        """Write a line to metrics.jsonl and TensorBoard."""
-        # The loop saves its state before it ends with the error.
-        try:
-            self._log.write(line)
-        except ElmoError as error:
-            self.failed = self.failed or error
-            self.unwritten.append(dict(line))
-        try:
-            if self._board is not None:
-                self._board.write(line)
-        except ElmoError as error:
-            self.failed = self.failed or error
+        """Write a line to metrics.jsonl and TensorBoard; after an error the loop saves its state before it ends."""
+        for log in self._logs:
+            try:
+                log.write(line)
+            except ElmoError as error:
+                self.failed = self.failed or error
+                if isinstance(log, MetricsLog):
+                    self.unwritten.append(dict(line))
 
     def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _by_way(values: Mapping[str, Any], names: str) -> str:
+    """The perplexity of each way in words, as far as it was measured."""
+    ways = {way: values.get(names.format(way)) for way in ("masked", "forward", "backward")}
+    return ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value is not None)

@@ -20,13 +20,13 @@ from elmokit.formats import bilm
 from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
+from elmokit.messages import counted, duration, perplexity
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.loop import Training, held_out_state
-from elmokit.pretrain.metrics import RunObserver, RunRecorder
-from elmokit.pretrain.progress import duration, perplexity
+from elmokit.pretrain.metrics import RunRecorder
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, resolve_request, store_request
 from elmokit.pretrain.setup import Say, Start, completed_recipe, corpora, data_of, start_of
@@ -84,9 +84,7 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         say(line)
     recipe = completed_recipe(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
-    training = Training(
-        recipe, start.network, data, folder, RunObserver(), device=device, processes=processes, slots=start.slots
-    )
+    training = Training(recipe, start.network, data, folder, device=device, processes=processes, slots=start.slots)
     snapshot = folder.latest()
     if snapshot is not None:
         training.restore(snapshot)
@@ -103,14 +101,11 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     if processes.first:
         store_request(request, recipe, folder, corpus, heldout, start.vocab)
     _describe(training, say)
-    done = training.done()  # which all processes agree on
-    if processes.first:
-        with RunRecorder(folder, training.progress, done, tensorboard=request.tensorboard) as recorder:
-            training.observer = recorder
-            for missed in training.unwritten:
-                recorder.record(missed)
-            stopped = training.run()
-    else:
+    with RunRecorder(
+        folder if processes.first else None, training.progress, tensorboard=request.tensorboard
+    ) as training.recorder:
+        for missed in training.unwritten:
+            training.recorder.record(missed)
         stopped = training.run()
     if stopped:
         say(f"stopped at step {training.progress.step:,}; resume to continue from here")
