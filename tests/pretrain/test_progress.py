@@ -5,10 +5,10 @@ import io
 import os
 
 import pytest
+from elmokit.pretrain.progress import TrainingProgress
 
 from elmokit import messages
 from elmokit import progress as progress_module
-from elmokit.pretrain.progress import TrainingProgress
 
 NUMBERS = {
     "forward_perplexity": 61.234,

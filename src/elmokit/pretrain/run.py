@@ -20,7 +20,7 @@ from elmokit.formats import bilm
 from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
-from elmokit.messages import counted, duration, perplexity
+from elmokit.messages import duration, perplexity
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
