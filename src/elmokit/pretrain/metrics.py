@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import math
-import threading
+import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -136,63 +138,58 @@ class TensorBoardLog:
     """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
 
     A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
-    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and
-    nothing is written after that: the run has its metrics.jsonl.
+    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and nothing is written after that:
+    the run has its metrics.jsonl. It writes at once: torch's SummaryWriter has a thread, whose errors come late.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard import summary
         except ImportError as error:
             raise MissingExtraError("tensorboard", "train", "a TensorBoard log") from error
-        self.folder = folder
+        self.folder, self._event, self._summary = folder, Event, summary
         self._writer: Any = None
-        self._hook_before = threading.excepthook
-        # The writer's thread fails with a traceback of its own besides the error that it hands over to us.
-        threading.excepthook = self._hook = self._without_disk_errors
-        try:
-            with self._failing_once():
-                self._writer = SummaryWriter(str(folder), purge_step=0 if resume_step is None else resume_step + 1)
-        except BaseException:
-            self._let_go()
-            raise
+        first = 0 if resume_step is None else resume_step + 1
+        with self._errors():
+            folder.mkdir(parents=True, exist_ok=True)
+            number = len(list(folder.glob("events.out.tfevents.*")))
+            path = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
+            self._writer = RecordWriter(path.open("xb"))
+            self._add(0, file_version="brain.Event:2")
+            self._add(first, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add the numbers and the event of a line; those that are missing or not finite are left out."""
-        if self._writer is None:
-            return
-        with self._failing_once():
-            for name, tag in _TAGS.items():
-                value = line.get(name)
-                if value is not None and math.isfinite(value):
-                    self._writer.add_scalar(tag, float(value), line["step"])
-            if "event" in line:
-                self._writer.add_text("events", str(line["event"]), line["step"])
+        for name, tag in _TAGS.items():
+            value = line.get(name)
+            if value is not None and math.isfinite(value):
+                self._add(line["step"], summary=self._summary.scalar(tag, float(value)))
+        if "event" in line:
+            self._add(line["step"], summary=self._summary.text("events", str(line["event"])))
 
-    def close(self) -> None:
-        """Write out what is waiting and close the files; a second call does nothing."""
+    def _add(self, step: int, **content: Any) -> None:  # noqa: ANN401 - protocol buffers
         if self._writer is not None:
-            with self._failing_once():
-                self._writer.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._writer = None
-        if threading.excepthook is self._hook:
-            threading.excepthook = self._hook_before
-
-    def _without_disk_errors(self, failure: threading.ExceptHookArgs) -> None:
-        if not (issubclass(failure.exc_type, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
-            self._hook_before(failure)
+            with self._errors():
+                self._writer.write(self._event(wall_time=time.time(), step=step, **content).SerializeToString())
+                self._writer.flush()
 
     @contextmanager
-    def _failing_once(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         with disk_errors(f"the TensorBoard log {self.folder}", "resume without it"):
             try:
                 yield
             except OSError:
-                self._writer = None  # its thread may still be about to report the error
+                with suppress(OSError):
+                    self.close()
                 raise
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def __enter__(self) -> TensorBoardLog:
         return self
