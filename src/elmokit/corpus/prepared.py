@@ -101,11 +101,20 @@ class PreparedCorpus:
         except UnicodeDecodeError as error:
             raise ElmoError(f"{self.folder / 'types.bin'} is damaged ({error}): prepare the corpus again") from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files itself."""
+        return PreparedCorpus.open, (self.folder, self.content)
+
     @classmethod
-    def open(cls, folder: Path) -> PreparedCorpus:
-        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read."""
+    def open(cls, folder: Path, content: str | None = None) -> PreparedCorpus:
+        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read.
+
+        With `content`, it must have these sentences.
+        """
         folder = Path(folder)
         description = read_description(folder)
+        if content not in (None, description.get("content")):
+            raise ElmoError(f"{folder} was prepared again from another text while it was read: start again")
 
         def mapped(name: str, dtype: str, length: str) -> NDArray[Any]:
             return map_array(folder / name, dtype, (description[length],), _ADVICE)
