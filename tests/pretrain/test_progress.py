@@ -50,7 +50,7 @@ def run(tmp_path, clock):
 
         return recorder, advance, stream
 
-    yield record
+    return record
 
 
 def at(step):

@@ -12,6 +12,7 @@ import safetensors.torch
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder
+from elmokit.pretrain.updates import Updates
 from support.training_runs import (
     SHAPE,
     TINY,

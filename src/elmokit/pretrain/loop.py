@@ -201,9 +201,7 @@ class Training:
         self.processes.wait()  # the first may still be writing it
         best = self.folder.best()
         if best is None:
-            raise ElmoError(
-                f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: start a new run"
-            )
+            raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint: start a new run")
         self.restore(best)
         self.progress.seconds, self.progress.fall_backs = seconds, fall_backs
         self.recorder.went_back(

@@ -85,7 +85,7 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     recipe = completed_recipe(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
     training = Training(recipe, start.network, data, folder, device=device, processes=processes, slots=start.slots)
-    snapshot = folder.latest()
+    snapshot = folder.latest(say)
     if snapshot is not None:
         training.restore(snapshot)
         say(f"continuing from step {training.progress.step:,}")
@@ -151,7 +151,12 @@ def _finish(
 ) -> None:
     """Export the best weights, after a leg the last ones; draw the curve, say where everything is."""
     folder, progress = training.folder, training.progress
-    best = folder.best() if training.ended else None
+    best = None
+    if training.ended:
+        try:
+            best = folder.best()
+        except ElmoError as error:
+            say(f"{error}: the model has the last weights")
     weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
