@@ -224,8 +224,8 @@ class RunRecorder:
             if folder is not None and tensorboard:
                 board = TensorBoardLog(folder.folder / "tensorboard", since.step or None)
                 self._logs.append(stack.enter_context(board))
-            display = display or ProgressDisplay("training", "tokens", quiet=folder is None)
-            self._display = stack.enter_context(display)
+            shown = ("training", "tokens") if folder is not None else ()
+            self._display = stack.enter_context(display or ProgressDisplay(*shown, quiet=folder is None))
             self._stack = stack.pop_all()
 
     def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:

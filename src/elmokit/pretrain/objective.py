@@ -98,7 +98,7 @@ class Objective(ABC):
 class WindowObjective(Objective):
     """Windows of running text, row by row; each direction predicts every token."""
 
-    position: WindowPosition
+    position: WindowPosition = field(init=False)
 
     def __post_init__(self) -> None:
         self.ways = ("forward", "backward")[: self.types.directions]
@@ -174,7 +174,7 @@ class WindowObjective(Objective):
 class SegmentObjective(Objective):
     """Flat batches of segments; every schedule follows the share of the run's tokens, never the clock."""
 
-    position: SegmentPosition
+    position: SegmentPosition = field(init=False)
 
     def __post_init__(self) -> None:
         recipe, self.ways, epoch = self.recipe, WAY_NAMES, self.sentences.n_predictions
