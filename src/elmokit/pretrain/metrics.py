@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +145,21 @@ class TensorBoardLog:
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.summary.writer.record_writer import RecordWriter
-            from torch.utils.tensorboard import summary
+            events: Any = import_module("tensorboard.compat.proto.event_pb2")
+            records: Any = import_module("tensorboard.summary.writer.record_writer")
+            summary: Any = import_module("torch.utils.tensorboard.summary")
         except ImportError as error:
             raise MissingExtraError("tensorboard", "train", "a TensorBoard log") from error
-        self.folder, self._event, self._summary = folder, Event, summary
+        self.folder, self._event, self._summary = folder, events.Event, summary
         self._writer: Any = None
         first = 0 if resume_step is None else resume_step + 1
         with self._errors():
             folder.mkdir(parents=True, exist_ok=True)
             number = len(list(folder.glob("events.out.tfevents.*")))
             path = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
-            self._writer = RecordWriter(path.open("xb"))
+            self._writer = records.RecordWriter(path.open("xb"))
             self._add(0, file_version="brain.Event:2")
-            self._add(first, session_log=SessionLog(status=SessionLog.START))
+            self._add(first, session_log=events.SessionLog(status=events.SessionLog.START))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add the numbers and the event of a line; those that are missing or not finite are left out."""

@@ -89,7 +89,7 @@ def corpora(
             into = request.cache
             if "-" in sources and into is None:
                 into = folder.folder / f"{name}-from-stdin"
-            reading = {"segment": recipe.segment, "split": recipe.split, "max_tokens": recipe.max_tokens}
+            reading: Any = {"segment": recipe.segment, "split": recipe.split, "max_tokens": recipe.max_tokens}
             with progress_display(name, quiet=not processes.first) as on_progress:
                 corpus = prepare(sources, **reading, folder=into, workers=request.workers, on_progress=on_progress)
             if before and corpus.content != before["content"]:
