@@ -23,11 +23,11 @@ import torch
 
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
+from elmokit.messages import perplexity, quantity
 from elmokit.model.bilm import BiLM
 from elmokit.plots.style import POINT_STYLES, check_groups, check_picture, drawing
 from elmokit.pretrain.curve import perplexity_axis
 from elmokit.pretrain.metrics import read_metrics
-from elmokit.pretrain.progress import perplexity, quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

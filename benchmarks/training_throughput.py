@@ -33,7 +33,6 @@ from elmokit.pretrain.batches import Batch
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
-from elmokit.pretrain.metrics import RunObserver
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.recipe import Recipe, make_recipe
 from elmokit.pretrain.setup import data_of, new_start
@@ -58,7 +57,7 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
     vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=1)
     start = new_start(recipe, vocab)
     data = data_of(recipe, start, corpus, None)
-    return Training(recipe, start.network, data, RunFolder(folder), RunObserver(), device=device, processes=Processes())
+    return Training(recipe, start.network, data, RunFolder(folder), device=device, processes=Processes())
 
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:

@@ -30,3 +30,14 @@ def quantity(value: float) -> str:
             digits = max(0, 2 - len(str(int(value / size + 0.0005))) + 1)
             return f"{float(f'{value / size:.{digits}f}'):g}{unit}"
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
+
+
+def perplexity(value: float) -> str:
+    """A perplexity in four digits.
+
+    >>> [perplexity(value) for value in (12.3456, 281.04, 50_002.7, 3.2e7, float("nan"))]
+    ['12.35', '281.0', '50,003', '3.2e+07', 'nan']
+    """
+    if value >= 1e6:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"

@@ -11,7 +11,7 @@ import pytest
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.reading import find_inputs
-from elmokit.corpus.report import Tally
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError
 
 
@@ -27,9 +27,9 @@ def tree(tmp_path, monkeypatch):
 
 
 def found(*sources):
-    tally = Tally()
-    names = [Path(each.name).as_posix() for each in find_inputs(sources, tally)]
-    return names, {entry.kind: (entry.count, entry.first) for entry in tally.report().skipped}
+    report = Report()
+    names = [Path(each.name).as_posix() for each in find_inputs(sources, report)]
+    return names, report.skipped
 
 
 def test_a_folder_in_the_order_of_names(tree):
@@ -153,7 +153,7 @@ def test_mistakes_are_one_sentence(tree, sources, said):
     (tree / "hidden/.x").touch()
     (tree / "broken.txt").symlink_to("nowhere")
     with pytest.raises(ElmoError, match=said) as caught:
-        find_inputs(sources, Tally())
+        find_inputs(sources, Report())
     assert "\n" not in str(caught.value)
 
 

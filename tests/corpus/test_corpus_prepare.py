@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import prepare as preparing
-from elmokit.corpus import reading
 from elmokit.corpus.encoding import encode_sentences
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.report import Tally
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError
 from support.refusals import full_disk
 
@@ -101,7 +100,7 @@ def test_types_beyond_the_limit_are_unknown(source, tmp_path):
 def test_a_chunk_leaves_nothing_in_memory():
     def left() -> int:
         gc.collect()
-        encode_sentences([["a", "b"]], Tally())
+        encode_sentences([["a", "b"]], Report())
         return gc.collect()
 
     gc.disable()
@@ -252,8 +251,7 @@ def test_standard_input_needs_a_folder():
 
 def test_progress(tmp_path, monkeypatch):
     (tmp_path / "t").write_text("a b c\n" * 1000)
-    monkeypatch.setattr(reading.read_pieces, "__kwdefaults__", {"size": 600, "on_bytes": None})
-    monkeypatch.setattr("elmokit.corpus.encoding.PIECE_BYTES", 1000)
+    monkeypatch.setattr("elmokit.corpus.encoding._CHUNK_BYTES", 600)
     seen = []
     prepare([str(tmp_path / "t")], on_progress=seen.append)
     assert len(seen) == 10
@@ -262,8 +260,7 @@ def test_progress(tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading.read_pieces, "__kwdefaults__", {"size": 1 << 14, "on_bytes": None})
-    monkeypatch.setattr("elmokit.corpus.encoding.PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr("elmokit.corpus.encoding._CHUNK_BYTES", 1 << 14)
     peaks = []
     for size in (10_000, 10_000, 60_000):  # the first time also counts what is made once
         (tmp_path / "t").write_text("the same words again\n" * size)

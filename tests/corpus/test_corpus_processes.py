@@ -13,7 +13,7 @@ from elmokit.corpus import encoding
 from elmokit.corpus.encoding import chunks_of
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus
-from elmokit.corpus.reading import Piece, ReadingOptions
+from elmokit.corpus.reading import ReadingOptions, Unit
 from elmokit.errors import ElmoError
 
 SCRIPT = """
@@ -62,13 +62,12 @@ def files(folder):
 def test_the_same_for_any_number_of_workers_and_any_chunks(tmp_path, source, split, monkeypatch):
     one = prepare([str(source)], folder=tmp_path / "one", workers=1, split=split, max_types=4000)
     two = prepare([str(source)], folder=tmp_path / "two", workers=2, split=split, max_types=4000)
-    monkeypatch.setattr("elmokit.corpus.encoding._MOST_PIECES", 1)
-    monkeypatch.setattr("elmokit.corpus.reading.read_pieces.__kwdefaults__", {"size": 50_000, "on_bytes": None})
+    monkeypatch.setattr("elmokit.corpus.encoding._CHUNK_BYTES", 50_000)
     many = prepare([str(source)], folder=tmp_path / "many", workers=3, split=split, max_types=4000)
     assert files(one.folder) == files(two.folder) == files(many.folder)
     assert one.report.unlisted > 0
-    bad = [(entry.count, entry.first) for entry in one.report.skipped if entry.kind == "not_utf8"]
-    assert bad == [(3, f"{source}:{4 if split == 'none' else paragraph_of(source, 4)}")]
+    bad = one.report.skipped["not_utf8"]
+    assert bad == (3, f"{source}:{4 if split == 'none' else paragraph_of(source, 4)}")
 
 
 @pytest.mark.parametrize("next_on", ["the same text", "another text"])
@@ -174,7 +173,7 @@ def is_alive(pid):
 
 
 def chunk(number):
-    return [Piece("text", number, b"some words\n")]
+    return [Unit("text", number, b"some words\n", 11, 1)]
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_hang(monkeypatch):
@@ -205,7 +204,8 @@ def test_too_few_workers():
         list(encoding.encode_all(iter([]), ReadingOptions(), 0))
 
 
-def test_small_pieces_travel_together():
+def test_lines_travel_together(monkeypatch):
+    monkeypatch.setattr(encoding, "_CHUNK_UNITS", 256)
     chunks = list(chunks_of(chunk(number)[0] for number in range(600)))
     assert [len(each) for each in chunks] == [256, 256, 88]
 

@@ -1,4 +1,4 @@
-"""Where a piece of a file ends does not show; what is skipped is counted with its first place."""
+"""Files become sentences; what is skipped is counted with its first place."""
 
 import bz2
 import gzip
@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elmokit.corpus import reading
-from elmokit.corpus.reading import ReadingOptions, find_inputs, read_pieces, sentences_of
-from elmokit.corpus.report import Tally
+from elmokit.corpus.reading import ReadingOptions, find_inputs, read_units, sentences_of
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text.tokens import word_splitter
 
@@ -42,17 +42,17 @@ PACKERS = {
 
 def read(*sources, **settings):
     """The sentences of some files, and the report."""
-    tally, options = Tally(), ReadingOptions(**settings)
-    inputs = find_inputs([str(source) for source in sources], tally)
-    tally.files, tally.max_tokens = len(inputs), options.max_tokens
-    tokenise = word_splitter(options.segment)
-    pieces = read_pieces(inputs, paragraphs=options.paragraphs)
-    sentences = [tokens for piece in pieces for tokens in sentences_of(piece, options, tokenise, tally)]
-    return sentences, tally.report()
+    options = ReadingOptions(**settings)
+    report = Report(max_tokens=options.max_tokens)
+    inputs = find_inputs([str(source) for source in sources], report)
+    report.files, tokenise = len(inputs), word_splitter(options.segment)
+    units = read_units(inputs, paragraphs=options.paragraphs)
+    sentences = [tokens for unit in units for tokens in sentences_of(unit, options, tokenise, report)]
+    return sentences, report
 
 
 def skipped(report):
-    return {entry.kind: (entry.count, entry.first.rpartition("/")[2]) for entry in report.skipped}
+    return {reason: (count, first.rpartition("/")[2]) for reason, (count, first) in report.skipped.items()}
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
@@ -156,36 +156,29 @@ text_files = st.lists(st.sampled_from([b"a", b"b c", b"", b" ", b"\n", b"\r\n", 
 )
 
 
-def parts(path, size, how):
-    """All sentences and the report of a file that is read in pieces of a size."""
-    tally = Tally()
-    pieces = read_pieces(find_inputs([str(path)], tally), paragraphs=how.paragraphs, size=size)
-    tokenise = word_splitter(how.segment)
-    sentences = [tokens for piece in pieces for tokens in sentences_of(piece, how, tokenise, tally)]
-    return sentences, tally.report()
-
-
-@example(b"aaaaaaa\na", "paragraph", 1, 3)  # a piece ends where a line of a paragraph that is too large ends
-@example(b"aaaa\n   \na", "paragraph", 1, 3)
-@example(b"aaaa\n   ", "paragraph", 1, 3)
-@example(b"aaaa\naaa", "paragraph", 1, 3)
+@example(b"aaaaaaa\na", "paragraph", 3)
+@example(b"aaaa\n   \na", "paragraph", 3)
+@example(b"aaaa\n   ", "paragraph", 3)
+@example(b"aaaa\naaa", "paragraph", 3)
 @settings(max_examples=300)
-@given(text_files, st.sampled_from(["none", "line", "paragraph"]), st.integers(1, 9), st.sampled_from([3, 5, 1 << 24]))
-def test_pieces_of_any_size_give_the_same(tmp_path_factory, data, split, size, largest):
-    path = tmp_path_factory.getbasetemp() / "pieces.txt"
+@given(text_files, st.sampled_from(["none", "line", "paragraph"]), st.sampled_from([3, 5, 1 << 24]))
+def test_every_line_and_byte_is_counted_and_large_units_are_skipped(tmp_path_factory, data, split, largest):
+    path = tmp_path_factory.getbasetemp() / "units.txt"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "LARGEST_UNIT", largest)
-        whole = parts(path, 1 << 20, ReadingOptions(split=split))
-        assert parts(path, size, ReadingOptions(split=split)) == whole
-    assert whole[1].n_lines == data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
-    assert whole[1].bytes == len(data)
+        _, report = read(path, split=split)
+    assert report.n_lines == data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
+    assert report.bytes == len(data)
+    if largest > len(data):
+        assert "too_large" not in report.skipped
+    elif split != "paragraph":
+        assert report.skipped.get("too_large", (0, ""))[0] == sum(len(line) > largest for line in data.split(b"\n"))
 
 
 @pytest.mark.parametrize("split", ["none", "paragraph"])
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch, split):
     monkeypatch.setattr(reading, "LARGEST_UNIT", 1 << 18)
-    monkeypatch.setattr(reading.read_pieces, "__kwdefaults__", {"size": 1 << 16, "on_bytes": None})
     (tmp_path / "t").write_bytes(b"first\n\n" + b"x y " * (1 << 20) + b"\n\nlast\n")
     tracemalloc.start()
     try:

@@ -9,8 +9,8 @@ import pytest
 from elmokit.cli import main
 from elmokit.model.context import State
 from elmokit.pretrain import run as train
-from elmokit.pretrain.loop import Training
 from elmokit.pretrain.network import LanguageModelNetwork
+from elmokit.pretrain.updates import Updates
 from support.training_runs import Command, Ended, write_text
 
 
@@ -58,12 +58,12 @@ def poison(monkeypatch):
     """Make the loss and the states of some updates NaN, so many times, in the last of their micro-batches alone."""
 
     def into(steps, times: int = 1000) -> None:
-        update, forward, current = Training._update, LanguageModelNetwork.forward, []
+        update, forward, current = Updates.update, LanguageModelNetwork.forward, []
         left = iter(range(times))
 
-        def update_with(training: Training, batches, rate: float) -> None:
-            current[:] = [training.progress.step + 1, len(batches)]
-            update(training, batches, rate)
+        def update_with(updates: Updates, step: int, batches, rate: float) -> None:
+            current[:] = [step + 1, len(batches)]
+            update(updates, step, batches, rate)
 
         def forward_with(network: LanguageModelNetwork, *arguments):
             loss, each, after = forward(network, *arguments)
@@ -74,7 +74,7 @@ def poison(monkeypatch):
                     return loss * nan, each * nan, State(after.h * nan, after.c * nan)
             return loss, each, after
 
-        monkeypatch.setattr(Training, "_update", update_with)
+        monkeypatch.setattr(Updates, "update", update_with)
         monkeypatch.setattr(LanguageModelNetwork, "forward", forward_with)
 
     return into

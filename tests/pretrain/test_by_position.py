@@ -77,14 +77,15 @@ def read_on(network, model, stretch):
 def test_carried_it_is_a_text_read_on(tmp_path, monkeypatch, rows):
     model, sentences, network, table, reading = evaluation_parts(tmp_path, LENGTHS["in every bin"])
     monkeypatch.setattr(evaluating, "LEAST_STRETCH", 1)
-    found = by_position(network, table, reading, state="carry", rows=rows)
+    monkeypatch.setattr(evaluating, "ROWS", rows)
+    found = by_position(network, table, reading, state="carry")
     stretches = [sentences] if rows == 1 else stretches_of(sentences, rows)
     each = [ways for stretch in stretches for ways in read_on(network, model, stretch)]
     losses, counts = summed(each, 2)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-4)
     np.testing.assert_array_equal(found.counts, counts)
     assert abs(found.losses - by_position(network, table, reading).losses).max() > 0.1
-    assert found.all().mean == pytest.approx(evaluate(network, table, reading, state="carry", rows=rows).mean, rel=1e-9)
+    assert found.all().mean == pytest.approx(evaluate(network, table, reading, state="carry").mean, rel=1e-9)
 
 
 def stretches_of(sentences, rows):

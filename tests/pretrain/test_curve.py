@@ -35,7 +35,7 @@ def drawn(tmp_path, monkeypatch):
         draw_curve(tmp_path / folder / "metrics.jsonl", tmp_path / "curve.png")
         data = (tmp_path / "curve.png").read_bytes()
         assert data.startswith(b"\x89PNG\r\n\x1a\n")
-        assert struct.unpack(">II", data[16:24]) == (960, 624)
+        assert struct.unpack(">II", data[16:24]) == (1200, 780)
         assert {path.name for path in tmp_path.iterdir()} == {folder, "curve.png"}
         return figures[-1]
 

@@ -1,38 +1,22 @@
-"""TrainingProgress is one line on a terminal, log lines elsewhere, and never a reason for a run to stop."""
+"""How far a run is, in the shared progress display: total, rate, time left and the last numbers."""
 
 import doctest
 import io
-import os
 
 import pytest
 
 from elmokit import messages
-from elmokit import progress as progress_module
-from elmokit.pretrain.progress import TrainingProgress
+from elmokit.pretrain.checkpoints import RunFolder, RunProgress
+from elmokit.pretrain.metrics import RunRecorder, read_metrics
+from elmokit.progress import ProgressDisplay
 
 NUMBERS = {
+    "perplexity": 200.0,
     "forward_perplexity": 61.234,
     "backward_perplexity": 1234.5,
     "learning_rate": 0.00123,
     "gradient_norm": 2.5,
 }
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal, of so many columns."""
-
-    def isatty(self):
-        return True
-
-    def screen(self):
-        """What stands on it: each line as the last carriage return left it."""
-        lines = []
-        for line in self.getvalue().split("\n"):
-            cells = ""
-            for piece in line.split("\r"):
-                cells = piece + cells[len(piece) :]
-            lines.append(cells.rstrip())
-        return lines
 
 
 class Clock:
@@ -42,118 +26,92 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def run(tmp_path, clock):
+    """A recorder whose run has had so many updates of 500 tokens a second each, and the stream it writes to."""
+    streams = []
+
+    def record(since=0, total=100):
+        stream = io.StringIO()
+        streams.append(stream)
+        display = ProgressDisplay("training", "tokens", stream=stream, clock=clock)
+        recorder = RunRecorder(RunFolder(tmp_path), at(since), display=display)
+
+        def advance(step, **numbers):
+            clock.now = float(step - since)
+            if numbers:
+                recorder.measured({"step": step, "tokens": 500 * step, "seconds": float(step), **numbers})
+            recorder.advanced(at(step), step / total)
+
+        return recorder, advance, stream
+
+    return record
+
+
+def at(step):
+    return RunProgress(step=step, predictions=500 * step, seconds=float(step))
+
+
 def test_examples_in_the_docstrings():
-    assert doctest.testmod(messages).attempted >= 2
+    assert doctest.testmod(messages).attempted >= 3
     assert doctest.testmod(messages).failed == 0
 
 
-def test_log_lines_at_intervals_the_first_and_the_last():
-    stream, clock = io.StringIO(), Clock()
-    with TrainingProgress(stream=stream, clock=clock, every=10) as progress:
-        for step in range(1, 26):
-            clock.now = step
-            progress.update(step, step / 100, step, step * 500, NUMBERS)
-    assert stream.getvalue().splitlines() == [
-        f"{step} %, step {step}, 500 tokens/s, {left} left, perplexity 61.23 forward 1,234 backward, rate 0.00123, "
-        "gradient 2.5"
-        for step, left in ((1, "1 min 39 s"), (11, "1 min 29 s"), (21, "1 min 19 s"), (25, "1 min 15 s"))
-    ]
-
-
-def test_a_resumed_run_counts_its_own_time_only():
-    stream = io.StringIO()
-    progress = TrainingProgress(stream=stream, start_fraction=0.5, start_seconds=7200, start_tokens=10**9)
-    progress.update(1000, 0.5, 7200, 10**9, {})
-    progress.update(1100, 0.6, 7260, 10**9 + 12_345 * 60, {})
-    progress.close()
-    assert stream.getvalue().splitlines() == ["50 %, step 1,000", "60 %, step 1,100, 12.3k tokens/s, 4 min 00 s left"]
-
-
-def test_heldout_perplexity_stays_until_the_next():
-    stream, clock = io.StringIO(), Clock()
-    progress = TrainingProgress(stream=stream, clock=clock, every=0)
-    for step, metrics in enumerate(
-        ({}, {"heldout_perplexity": 80.0}, {"heldout_perplexity": None}, {"perplexity": 7.0})
-    ):
-        progress.update(step, 0.0, 0.0, 0, metrics)
-    assert [line.split(", ")[2:] for line in stream.getvalue().splitlines()] == [
-        [], ["held-out 80.00"], ["held-out 80.00"], ["perplexity 7.00", "held-out 80.00"],
-    ]  # fmt: skip
-
-
-def test_a_terminal_has_one_line_in_place_and_notes_above(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    stream, clock = Terminal(), Clock()
-    with TrainingProgress(stream=stream, clock=clock) as progress:
-        progress.update(1, 0.01, 1, 1000, {"perplexity": 50_000.0, "gradient_norm": 1.0})
-        progress.note("step 1: saved")
-        clock.now = 1
-        progress.update(2, 0.02, 2, 2000, {"perplexity": 7.0, "forward_perplexity": 6.5, "backward_perplexity": 7.5})
-        progress.update(3, 0.03, 3, 3000, {"perplexity": 6.0})
-        assert stream.screen()[-1] == "  2 %, step 2, 1k tokens/s, 1 min 38 s left, perplexity 6.50/7.50"
-    assert stream.screen() == ["step 1: saved", "  3 %, step 3, 1k tokens/s, 1 min 37 s left, perplexity 6.00", ""]
-
-
-@pytest.mark.parametrize("columns", [10, 40, 79])
-def test_a_narrow_terminal_does_not_wrap(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = Terminal()
-    with TrainingProgress(stream=stream) as progress:
-        progress.update(123_456, 0.5, 100, 10_000, NUMBERS)
-        progress.note("n")
-    assert stream.screen()[0] == "n"
-    assert stream.screen()[1].startswith(" 50 %, st")
-    assert all(len(piece) < columns for line in stream.getvalue().split("\n") for piece in line.split("\r"))
-
-
-def test_the_width_is_that_of_the_terminal_itself(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    stream = Terminal()
-    stream.fileno = lambda: 2
-    monkeypatch.setattr(progress_module.os, "get_terminal_size", lambda handle: os.terminal_size((20, handle)))
-    with TrainingProgress(stream=stream) as progress:
-        progress.update(123_456, 0.5, 100, 10_000, NUMBERS)
-    assert stream.screen() == [" 50 %, step 123,456", ""]
-
-
-def test_after_an_exception_the_cursor_is_on_a_new_line():
-    stream = Terminal()
-    progress = TrainingProgress(stream=stream)
-    progress.update(1, 0.5, 1, 10, {})
-    with pytest.raises(KeyboardInterrupt), progress:
-        raise KeyboardInterrupt
-    assert stream.screen() == [" 50 %, step 1, 10.0 tokens/s, 1 s left", ""]
-    progress.close()
-    progress.update(2, 0.5, 1, 10, {})
-    progress.note("late")
-    assert len(stream.screen()) == 2
-
-
-def test_nothing_before_the_first_numbers_and_nothing_when_quiet():
-    stream = Terminal()
-    TrainingProgress(stream=stream).close()
-    with TrainingProgress(stream=stream, quiet=True) as progress:
-        progress.update(1, 0.5, 1, 10, NUMBERS)
-        progress.note("n")
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_a_stream_that_breaks_does_not_stop_the_run(kind):
-    stream, clock = kind(), Clock()
-    with TrainingProgress(stream=stream, clock=clock, every=0) as progress:
-        progress.update(1, 0.5, 1, 10, NUMBERS)
-        stream.close()
-        for step in (2, 3):
-            clock.now += 1
-            progress.update(step, 0.5, step, 20, NUMBERS)
-            progress.note("n")
-    TrainingProgress(stream=stream).close()
-
-
-def test_numbers_that_are_not_finite_show():
-    stream = io.StringIO()
-    TrainingProgress(stream=stream).update(
-        1, 2.0, 1, 10, {"forward_perplexity": float("nan"), "gradient_norm": float("inf")}
+def test_a_log_has_total_rate_time_left_and_the_last_numbers(run, tmp_path):
+    recorder, advance, stream = run()
+    with recorder:
+        advance(1, **NUMBERS)
+        for step in range(2, 16):
+            advance(step)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == (
+        "training: 2 %, 1,000 of 50,000 tokens, 500 tokens/s, 1 min 38 s left, step 2, perplexity forward 61.23, "
+        "backward 1,234, rate 0.00123, gradient 2.5"
     )
-    assert stream.getvalue() == "100 %, step 1, 10.0 tokens/s, 0 s left, perplexity nan forward, gradient inf\n"
+    assert [line.split(", ")[4] for line in lines] == ["1 min 38 s left", "1 min 28 s left", "1 min 25 s left"]
+    assert [line["tokens_per_second"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [500.0]
+
+
+def test_a_resumed_run_counts_its_own_time_only(run):
+    recorder, advance, stream = run(since=50)
+    with recorder:
+        advance(51)
+        advance(60)
+    assert (
+        stream.getvalue().splitlines()[-1]
+        == "training: 60 %, 30,000 of 50,000 tokens, 500 tokens/s, 40 s left, step 60"
+    )
+
+
+def test_a_held_out_perplexity_is_a_line_and_stays_in_those_after_it(run):
+    recorder, advance, stream = run()
+    with recorder:
+        advance(3)
+        recorder.held_out(
+            {"step": 3, "tokens": 1500, "seconds": 3.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0}, best=True
+        )
+        advance(20)
+    assert "step 3: held-out perplexity 80.00 (forward 80.00), the best so far" in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1].endswith("step 20, held-out 80.00")
+
+
+def test_without_a_folder_nothing_is_shown_and_nothing_written(capsys):
+    with RunRecorder() as recorder:
+        recorder.measured({"step": 1, "tokens": 1, "seconds": 1.0, **NUMBERS})
+        recorder.advanced(at(1), 0.5)
+        recorder.note(1, "n")
+    assert capsys.readouterr().err == ""
+
+
+def test_numbers_that_are_not_finite_show(run):
+    recorder, advance, stream = run()
+    with recorder:
+        numbers = {**NUMBERS, "forward_perplexity": float("nan"), "gradient_norm": float("inf")}
+        advance(1, **numbers)
+        advance(4)
+    assert "perplexity forward nan, backward 1,234, rate 0.00123, gradient inf" in stream.getvalue()

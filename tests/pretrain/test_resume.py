@@ -12,7 +12,7 @@ import safetensors.torch
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder
-from elmokit.pretrain.loop import Training
+from elmokit.pretrain.updates import Updates
 from support.training_runs import (
     SHAPE,
     TINY,
@@ -140,7 +140,7 @@ CHILD = """
 import sys, time
 import safetensors.torch
 from elmokit.corpus.prepared import CorpusBuilder
-from elmokit.pretrain.loop import Training
+from elmokit.pretrain.updates import Updates
 from elmokit.cli import main
 
 def mark(text):
@@ -154,15 +154,15 @@ def slow_save(tensors, path, metadata, save=safetensors.torch.save_file):
     mark("half of a checkpoint")
     path.write_bytes(whole)
 
-def slow_update(self, *arguments, update=Training._update):
-    update(self, *arguments)
-    mark(f"update {self.progress.step}")
+def slow_update(self, step, *arguments, update=Updates.update):
+    update(self, step, *arguments)
+    mark(f"update {step}")
 
 def slow_finish(self, *arguments, finish=CorpusBuilder.finish):
     mark("corpus")
     return finish(self, *arguments)
 
-safetensors.torch.save_file, Training._update, CorpusBuilder.finish = slow_save, slow_update, slow_finish
+safetensors.torch.save_file, Updates.update, CorpusBuilder.finish = slow_save, slow_update, slow_finish
 mark("start")
 main(sys.argv[1:])
 """
@@ -198,16 +198,16 @@ def test_killed_at_random_moments(elmo, text, tmp_path) -> None:
 def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number, status) -> None:
     command = ("train", text, *TINY, *LENGTH)
     elmo(*command, "--output", tmp_path / "whole")
-    update = Training._update
+    update = Updates.update
 
-    def signalled(training: Training, *arguments) -> None:
-        if training.progress.step == 5:
+    def signalled(updates: Updates, step: int, *arguments) -> None:
+        if step == 5:
             signal.raise_signal(number)
-        update(training, *arguments)
+        update(updates, step, *arguments)
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_update", signalled)
+        patch.setattr(Updates, "update", signalled)
         ended = elmo(*command, "--output", tmp_path / "run")
     assert ended.status == status
     assert "stopped at step 6; resume to continue from here" in ended.err
@@ -217,17 +217,17 @@ def test_a_signal_lets_the_update_end(elmo, text, tmp_path, monkeypatch, number,
 
 
 def test_a_second_interrupt_does_not_wait(elmo, text, tmp_path, monkeypatch) -> None:
-    update = Training._update
+    update = Updates.update
 
-    def signalled(training: Training, *arguments) -> None:
-        if training.progress.step == 5:
+    def signalled(updates: Updates, step: int, *arguments) -> None:
+        if step == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        update(training, *arguments)
+        update(updates, step, *arguments)
 
     command = ("train", text, *TINY, *LENGTH, "--output", tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_update", signalled)
+        patch.setattr(Updates, "update", signalled)
         ended = elmo(*command)
     assert ended.status == 130
     assert RunFolder(tmp_path / "run").steps() == [4], "nothing was saved after the second"
@@ -307,15 +307,15 @@ def test_metrics_of_a_lost_stretch_are_written_once(elmo, text, tmp_path, monkey
     """Updates after the last checkpoint are done again; their lines are not there twice."""
     command = ("train", text, *TINY, *LENGTH, "--log-every", "1")
     elmo(*command, "--output", tmp_path / "whole")
-    update = Training._update
+    update = Updates.update
 
-    def dies(training: Training, *arguments) -> None:
-        if training.progress.step == 7:
+    def dies(updates: Updates, step: int, *arguments) -> None:
+        if step == 7:
             raise KeyboardInterrupt
-        update(training, *arguments)
+        update(updates, step, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_update", dies)
+        patch.setattr(Updates, "update", dies)
         elmo(*command, "--output", tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["step"] == 7
     assert RunFolder(tmp_path / "run").steps() == [4]

@@ -24,7 +24,7 @@ from elmokit.analyse.choice import Choice, WordJoiner, corpus_parts, word_test
 from elmokit.analyse.index import DESCRIPTION, Floats, Int8Vectors, OccurrenceIndex, Projection, Rows
 from elmokit.corpus.encoding import EncodedSentences
 from elmokit.corpus.prepared import CorpusBuilder, PreparedCorpus
-from elmokit.corpus.report import Tally
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage import atomic
@@ -195,9 +195,8 @@ def _write_text(
     types = list(corpus.type_texts())
     tokens_of_rows = np.empty(int(counts.sum()), dtype=np.int64)
     written = 0
-    total = Tally()
     folder.mkdir()
-    with CorpusBuilder(folder, shown=shown, max_types=1 << 32) as builder:
+    with CorpusBuilder(folder, shown=shown) as builder:
         for part in corpus_parts(corpus, counts):
             lengths = np.diff(part.ends, prepend=0)
             sentence = np.repeat(np.arange(len(lengths)), lengths)
@@ -208,11 +207,10 @@ def _write_text(
             tokens_of_rows[rows[places]] = written + places
             written += len(tokens)
             distinct, ids, counted_tokens = np.unique(tokens, return_inverse=True, return_counts=True)
-            tally = Tally()
-            tally.sentences, tally.tokens = int(wanted.sum()), len(tokens)
+            report = Report(sentences=int(wanted.sum()), tokens=len(tokens))
             texts = [types[number] for number in distinct.tolist()]
-            builder.add(EncodedSentences(texts, counted_tokens, ids.astype(np.uint32), lengths[wanted], tally), total)
-        builder.finish(total.report(types=builder.n_types), corpus.settings, None)
+            builder.add(EncodedSentences(texts, counted_tokens, ids.astype(np.uint32), lengths[wanted], report))
+        builder.finish(corpus.settings, None)
     number_of = {text: number for number, text in enumerate(types)}
     numbers = [number_of[text] for text in PreparedCorpus.open(folder).type_texts()]
     return np.array(numbers, dtype=np.int64), tokens_of_rows

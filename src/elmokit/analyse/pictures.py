@@ -14,7 +14,7 @@ from elmokit.analyse.index import Floats, Occurrence, OccurrenceIndex, normalise
 from elmokit.analyse.senses import Sense, Senses
 from elmokit.analyse.sentence_display import display_width, join_tokens
 from elmokit.errors import ElmoError
-from elmokit.messages import counted
+from elmokit.messages import counted, perplexity
 from elmokit.plots.labels import Box, label_points
 from elmokit.plots.style import (
     LEGEND,
@@ -28,7 +28,6 @@ from elmokit.plots.style import (
 )
 from elmokit.pretrain.curve import perplexity_axis
 from elmokit.pretrain.evaluate import ByPosition, StateUse
-from elmokit.pretrain.progress import perplexity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,6 +25,7 @@ from elmokit.cli.shared import (
     say,
 )
 from elmokit.errors import ElmoError
+from elmokit.messages import perplexity
 from elmokit.options import argument, option
 from elmokit.progress import ProgressDisplay
 from elmokit.text.tokens import SegmenterName
@@ -198,8 +199,6 @@ def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
 
 def _position_lines(positions: Mapping[StateUse, ByPosition]) -> list[str]:
     """A table: perplexity at the start of a sentence and further on, counted from where each direction starts."""
-    from elmokit.pretrain.progress import perplexity
-
     ways = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
     table = [["position", *(f"{way}, {_SHORT[state]}" for way in ways for state in positions), "predictions"]]
     for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, None), ("all", 1, None)):
@@ -270,12 +269,10 @@ def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable
     ):
         table = csv.writer(file, dialect="excel-tab", lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
         table.writerow(["sentence", "tokens", "forward", "backward", "mean", "text"])
-        begin = 0
-        for row in display.count(sentence_losses(network, types, Sentences(types.corpus))):
-            end = int(corpus.ends[row.index])
+        spans = pairwise(chain([0], corpus.ends.tolist()))
+        found = zip(spans, sentence_losses(network, types, Sentences(types.corpus)), strict=True)
+        for number, ((begin, end), losses) in enumerate(display.count(found), 1):
             text = " ".join(corpus.type_text(int(index)) for index in corpus.tokens[begin:end])
-            tokens, begin = end - begin, end
-            losses = [row.forward] if row.backward is None else [row.forward, row.backward]
-            shown = [f"{perplexity_of(loss / (tokens + 1)):.2f}" for loss in losses]
-            mean = f"{perplexity_of(sum(losses) / len(losses) / (tokens + 1)):.2f}"
-            table.writerow([row.index + 1, tokens, shown[0], shown[1] if len(shown) > 1 else "", mean, text])
+            shown = [f"{perplexity_of(loss / (end - begin + 1)):.2f}" for loss in losses]
+            mean = f"{perplexity_of(sum(losses) / len(losses) / (end - begin + 1)):.2f}"
+            table.writerow([number, end - begin, *shown, *[""] * (2 - len(shown)), mean, text])

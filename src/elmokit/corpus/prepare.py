@@ -28,9 +28,9 @@ from elmokit.corpus.reading import (
     find_inputs,
     first_few,
     is_prepared,
-    read_pieces,
+    read_units,
 )
-from elmokit.corpus.report import Progress, Tally
+from elmokit.corpus.report import Progress, Report
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage.atomic import atomic_folder, sync
@@ -74,10 +74,9 @@ def prepare(
         return PreparedCorpus.open(prepared)
     options = ReadingOptions(cast(SegmenterName, segment), cast(SplitMode, split), max_tokens)
     settings = {**asdict(options), "max_types": max_types}
-    tally = Tally()
-    tally.max_tokens = max_tokens
-    inputs = find_inputs(sources, tally)
-    tally.files = len(inputs)
+    report = Report(max_tokens=max_tokens)
+    inputs = find_inputs(sources, report)
+    report.files = len(inputs)
     fingerprint, origin = _fingerprint(inputs, settings), _origin(sources, settings)
     if folder is None and fingerprint is None:
         raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder", "folder")
@@ -92,12 +91,12 @@ def prepare(
         try:
             with (
                 atomic_folder(target, corpus_errors, alone=lock.supported) as temporary,
-                CorpusBuilder(temporary, shown=target, max_types=max_types) as builder,
+                CorpusBuilder(temporary, shown=target, max_types=max_types, report=report) as builder,
             ):
-                _build(inputs, options, builder, tally, workers, on_progress)
-                _refuse_empty(sources, tally)
+                _build(inputs, options, builder, workers, on_progress)
+                _refuse_empty(sources, report)
                 _refuse_changed(inputs)
-                builder.finish(tally.report(types=builder.n_types), settings, fingerprint, origin)
+                builder.finish(settings, fingerprint, origin)
             corpus = PreparedCorpus.open(target if fingerprint else _name_after_content(target))
         except ElmoError:
             # Without locks, another process may have built the same corpus at the same time.
@@ -133,7 +132,6 @@ def _build(
     inputs: Sequence[Input],
     options: ReadingOptions,
     builder: CorpusBuilder,
-    tally: Tally,
     workers: int | None,
     on_progress: Callable[[Progress], None] | None,
 ) -> None:
@@ -147,13 +145,13 @@ def _build(
     total = sum(each.size for each in inputs) if known else None
     if workers is None:
         workers = 1 if total is not None and total < _WORTH_WORKERS else _processors()
-    chunks = chunks_of(read_pieces(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
+    chunks = chunks_of(read_units(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
     # Closed at once, not when an error's traceback is collected: this stops the worker processes.
     with closing(encode_all(chunks, options, workers)) as parts:
         for part in parts:
-            builder.add(part, tally)
+            builder.add(part)
             if on_progress is not None:
-                on_progress(Progress(read, total, tally.sentences, tally.tokens))
+                on_progress(Progress(read, total, builder.report.sentences, builder.report.tokens))
 
 
 def _processors() -> int:
@@ -187,9 +185,9 @@ def _name_after_content(target: Path) -> Path:
     return named
 
 
-def _refuse_empty(sources: Sequence[str], tally: Tally) -> None:
-    if not tally.sentences:
-        skipped = "; ".join(tally.report().lines()[2:])
+def _refuse_empty(sources: Sequence[str], report: Report) -> None:
+    if not report.sentences:
+        skipped = "; ".join(report.lines()[2:])
         raise ElmoError(
             f"the corpus {first_few(sources)} has no sentence to read" + (f" ({skipped})" if skipped else "")
         )

@@ -14,10 +14,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from elmokit.corpus.encoding import EncodedSentences, encode_sentences
 from elmokit.corpus.reading import DESCRIPTION
-from elmokit.corpus.report import Report, Tally
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError
 from elmokit.storage import atomic
 from elmokit.storage.array_file import OffsetFile, map_array
@@ -102,34 +101,41 @@ class PreparedCorpus:
         except UnicodeDecodeError as error:
             raise ElmoError(f"{self.folder / 'types.bin'} is damaged ({error}): prepare the corpus again") from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files itself."""
+        return PreparedCorpus.open, (self.folder, self.content)
+
     @classmethod
-    def open(cls, folder: Path) -> PreparedCorpus:
-        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read."""
+    def open(cls, folder: Path, content: str | None = None) -> PreparedCorpus:
+        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read.
+
+        With `content`, it must have these sentences.
+        """
         folder = Path(folder)
         description = read_description(folder)
+        if content not in (None, description.get("content")):
+            raise ElmoError(f"{folder} was prepared again from another text while it was read: start again")
+
+        def mapped(name: str, dtype: str, length: str) -> NDArray[Any]:
+            return map_array(folder / name, dtype, (description[length],), _ADVICE)
+
         try:
-            return cls._opened(folder, description)
+            return cls(
+                folder=folder,
+                report=Report.from_dict(description["report"]),
+                settings=description["settings"],
+                fingerprint=description["fingerprint"],
+                content=description["content"],
+                tokens=mapped("tokens.bin", "<u4", "tokens"),
+                ends=mapped("ends.bin", "<i8", "sentences"),
+                counts=mapped("counts.bin", "<i8", "types"),
+                type_bytes=mapped("types.bin", "u1", "type_bytes"),
+                type_ends=mapped("type_ends.bin", "<i8", "types"),
+            )
         except ElmoError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-            path = folder / DESCRIPTION
-            raise ElmoError(f"{path} is damaged ({error!r}): remove the folder and prepare the corpus again") from error
-
-    @classmethod
-    def _opened(cls, folder: Path, description: dict[str, Any]) -> PreparedCorpus:
-        sentences, tokens, types = (description[name] for name in ("sentences", "tokens", "types"))
-        return cls(
-            folder=folder,
-            report=Report.from_dict(description["report"]),
-            settings=description["settings"],
-            fingerprint=description["fingerprint"],
-            content=description["content"],
-            tokens=_mapped(folder / "tokens.bin", "<u4", tokens),
-            ends=_mapped(folder / "ends.bin", "<i8", sentences),
-            counts=_mapped(folder / "counts.bin", "<i8", types),
-            type_bytes=_mapped(folder / "types.bin", "u1", description["type_bytes"]),
-            type_ends=_mapped(folder / "type_ends.bin", "<i8", types),
-        )
+            raise ElmoError(f"{folder / DESCRIPTION} is damaged ({error!r}): {_ADVICE}") from error
 
     @classmethod
     def from_sentences(cls, sentences: Iterable[Sequence[str]], folder: Path) -> PreparedCorpus:
@@ -137,35 +143,30 @@ class PreparedCorpus:
 
         corpus = PreparedCorpus.from_sentences([["a", "river", "bank"]], Path("corpus"))
         """
-        tally = Tally()
+        report = Report()
 
         def counted_sentences() -> Iterator[Sequence[str]]:
             for number, tokens in enumerate(sentences, 1):
                 if not tokens:
-                    tally.skip("empty", f"sentence {number}")
+                    report.skip("empty", f"sentence {number}")
                     continue
-                tally.sentences += 1
-                tally.tokens += len(tokens)
+                report.sentences += 1
+                report.tokens += len(tokens)
                 yield tokens
 
         folder = Path(folder).resolve()
-        total = Tally()
         with (
             atomic_folder(folder, corpus_errors) as temporary,
-            CorpusBuilder(temporary, shown=folder, max_types=1 << 32) as builder,
+            CorpusBuilder(temporary, shown=folder) as builder,
         ):
-            builder.add(encode_sentences(counted_sentences(), tally), total)
-            builder.finish(total.report(types=builder.n_types), {}, None)
+            builder.add(encode_sentences(counted_sentences(), report))
+            builder.finish({}, None)
         return cls.open(folder)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """The contents of corpus.json; it must be that of a prepared corpus of this version."""
     return atomic.read_description(folder / DESCRIPTION, FORMAT, VERSION, "a prepared corpus", _ADVICE)
-
-
-def _mapped(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    return map_array(path, dtype, (length,), _ADVICE)
 
 
 def corpus_errors(folder: Path) -> AbstractContextManager[None]:
@@ -178,27 +179,22 @@ def corpus_errors(folder: Path) -> AbstractContextManager[None]:
 class CorpusBuilder:
     """Appends encoded sentences to the files of a new folder; only the list of types is in memory.
 
-    Messages about the disk name `shown`, the folder that the new one will replace.
+    Messages about the disk name `shown`, the folder that the new one will replace. `report` counts what is added.
     """
 
-    def __init__(self, folder: Path, *, shown: Path, max_types: int) -> None:
+    def __init__(self, folder: Path, *, shown: Path, max_types: int = 1 << 32, report: Report | None = None) -> None:
         if max_types < len(SPECIALS):
             rule = f"at least {len(SPECIALS)}, the special types"
             raise ElmoError(f"max_types must be {rule}, got {max_types}", "max_types")
-        self._folder, self._shown = folder, shown
-        self._max_types = min(max_types, 1 << 32)
+        self._folder, self._shown, self._max_types = folder, shown, max_types
+        self.report = report or Report()
         self._types = {special: number for number, special in enumerate(SPECIALS)}
         self._counts = np.zeros(1 << 16, dtype=np.int64)
         self._n_tokens = self._n_sentences = 0
         self._files: dict[str, _AppendedFile] = {}
 
-    @property
-    def n_types(self) -> int:
-        """The number of types by now, including the special ones."""
-        return len(self._types)
-
-    def add(self, part: EncodedSentences, tally: Tally) -> None:
-        """Append sentences and add their counts to the tally."""
+    def add(self, part: EncodedSentences) -> None:
+        """Append sentences."""
         ids = self._type_ids(part)
         if len(self._types) > len(self._counts):
             self._counts = np.concatenate([self._counts, np.zeros(len(self._types), dtype=np.int64)])
@@ -207,7 +203,7 @@ class CorpusBuilder:
         self._append("ends.bin", (self._n_tokens + np.cumsum(part.lengths)).astype("<i8"))
         self._n_tokens += len(part.ids)
         self._n_sentences += len(part.lengths)
-        tally.add(part.tally)
+        self.report.add(part.report)
 
     def _type_ids(self, part: EncodedSentences) -> NDArray[np.uint32]:
         """The id in the whole corpus of each type of the part."""
@@ -220,18 +216,17 @@ class CorpusBuilder:
                     type_id = known[word] = len(known)
                 else:
                     type_id = _UNKNOWN_ID
-                    part.tally.unlisted += int(part.counts[number])
+                    part.report.unlisted += int(part.counts[number])
             ids[number] = type_id
         return ids
 
-    def finish(
-        self, report: Report, settings: dict[str, Any], fingerprint: str | None, origin: str | None = None
-    ) -> None:
+    def finish(self, settings: dict[str, Any], fingerprint: str | None, origin: str | None = None) -> None:
         """Write the types and counts, flush all files to the disk, then write corpus.json.
 
         The arguments become the entries of the same names there; fingerprint and origin: prepare.py.
         """
         # A corpus without sentences has all files, too.
+        self.report.types = len(self._types)
         self._append("tokens.bin", np.empty(0, dtype="<u4"))
         self._append("ends.bin", np.empty(0, dtype="<i8"))
         self._append("counts.bin", self._counts[: len(self._types)].astype("<i8"))
@@ -250,7 +245,7 @@ class CorpusBuilder:
             "fingerprint": fingerprint or content.hexdigest(),
             "origin": origin,
             "settings": settings,
-            "report": report.to_dict(),
+            "report": asdict(self.report),
         }
         with corpus_errors(self._shown):
             for file in self._files.values():
@@ -292,9 +287,7 @@ class CorpusBuilder:
     def __enter__(self) -> CorpusBuilder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

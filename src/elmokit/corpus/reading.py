@@ -1,12 +1,12 @@
 """Sources → text files → sentences of tokens, with a count of what was skipped.
 
-Sources are files, folders, patterns and standard input; their order is fixed. At most one piece of a file is in memory.
+Sources are files, folders, patterns and standard input; their order is fixed. At most one line or
+paragraph of a file is in memory.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from elmokit.corpus.report import Tally
+from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.text.packed import BOM, DAMAGE, PACKED_ENDINGS, name_of, open_packed
 from elmokit.text.splitting import split_sentences
@@ -56,18 +56,18 @@ class Input:
         return (now.st_size, now.st_mtime_ns) == (self.size, self.changed)
 
 
-def find_inputs(sources: Sequence[str], tally: Tally) -> list[Input]:
+def find_inputs(sources: Sequence[str], report: Report) -> list[Input]:
     """The files that the sources name, each once, those of folders and patterns sorted by name.
 
-    The tally counts what was left out.
+    The report counts what was left out.
     """
     if isinstance(sources, str) or not sources:
         raise ElmoError(f"a list of sources is needed, got {sources!r}: {_ADVICE}")
-    search = _FileSearch(tally)
+    search = _FileSearch(report)
     for source in sources:
         search.add(str(source))
     if not search.inputs:
-        left_out = "; ".join(tally.report().lines()[2:])
+        left_out = "; ".join(report.lines()[2:])
         raise ElmoError(
             f"no text was found in {first_few(sources)}" + (f" ({left_out})" if left_out else f": {_ADVICE}")
         )
@@ -91,9 +91,9 @@ def is_prepared(folder: str | Path) -> bool:
 class _FileSearch:
     """The files found by now, and the identities of files and folders that were seen."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, report: Report) -> None:
         self.inputs: list[Input] = []
-        self._tally = tally
+        self._report = report
         self._files: set[tuple[int, int]] = set()
         self._folders: set[tuple[int, int]] = set()
 
@@ -144,15 +144,15 @@ class _FileSearch:
         except OSError as error:
             raise _unreadable(folder, error) from error
         if (facts.st_dev, facts.st_ino) in self._folders:
-            self._tally.skip("loop", str(folder))
+            self._report.skip("loop", str(folder))
             return
         self._folders.add((facts.st_dev, facts.st_ino))
         if is_prepared(folder):
-            self._tally.skip("prepared", str(folder))
+            self._report.skip("prepared", str(folder))
             return
         for path in entries:
             if path.name.startswith("."):
-                self._tally.skip("hidden", str(path))
+                self._report.skip("hidden", str(path))
             elif path.is_dir():
                 self._add_folder(path)
             else:
@@ -168,17 +168,17 @@ class _FileSearch:
                 raise ElmoError(
                     f"the corpus {path} is neither a file nor a folder: pipe it into -, or copy it to a file"
                 )
-            self._tally.skip("special", str(path))
+            self._report.skip("special", str(path))
             return
         if (facts.st_dev, facts.st_ino) in self._files:
-            self._tally.skip("again", str(path))
+            self._report.skip("again", str(path))
             return
         self._files.add((facts.st_dev, facts.st_ino))
         _check_readable(path)
         if named or _is_text(path):
             self.inputs.append(Input(str(path), facts.st_size, facts.st_mtime_ns))
         else:
-            self._tally.skip("not_text", str(path))
+            self._report.skip("not_text", str(path))
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
@@ -235,11 +235,8 @@ def _unreadable(path: Path, error: OSError) -> ElmoError:
 SplitMode = Literal["none", "line", "paragraph"]
 """none: a line is a sentence. line, paragraph: a line, or the lines between blank lines, is split into sentences."""
 
-PIECE_BYTES = 1 << 20
 LARGEST_UNIT = 1 << 24
 """A line, or a paragraph, of more bytes is skipped: a file without line ends must not fill the memory."""
-
-_BLANK_LINE = re.compile(rb"^[ \t\r\f\v]*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -267,167 +264,105 @@ class ReadingOptions:
         return self.split == "paragraph"
 
 
-class Piece(NamedTuple):
-    """Whole lines, or whole paragraphs, of one input."""
+class Unit(NamedTuple):
+    """A line of an input, or a paragraph with a blank line after it."""
 
     name: str
-    first_line: int
+    line: int
     """The number of its first line, from 1."""
-    data: bytes
-    dropped_lines: int = 0
-    """Lines of a unit that was too large; data is then empty."""
-    dropped_bytes: int = 0
+    data: bytes | None
+    """None if it is too large."""
+    size: int
+    """The number of its bytes."""
+    lines: int
 
 
-def read_pieces(
-    inputs: Sequence[Input],
-    *,
-    paragraphs: bool,
-    size: int = PIECE_BYTES,
-    on_bytes: Callable[[int], None] | None = None,
-) -> Iterator[Piece]:
-    """The inputs in pieces of about `size` bytes; a file's units do not depend on the size.
-
-    on_bytes is called with the number of bytes that each read took from the disk.
-    """
+def read_units(
+    inputs: Sequence[Input], *, paragraphs: bool, on_bytes: Callable[[int], None] | None = None
+) -> Iterator[Unit]:
+    """The lines or paragraphs of all inputs; on_bytes is called with the bytes that each read took from the disk."""
     for source in inputs:
-        yield from _pieces_of(source, paragraphs, size, on_bytes)
+        name, line = name_of(source.name), 1
+        for data, size, lines in _units_of(source.name, paragraphs, on_bytes):
+            yield Unit(name, line, data, size, lines)
+            line += lines
 
 
-def _pieces_of(source: Input, paragraphs: bool, size: int, on_bytes: Callable[[int], None] | None) -> Iterator[Piece]:
-    name = name_of(source.name)
-    line = 1
-    carry = b""  # the start of a unit whose end has not been read yet
-    dropped: tuple[int, int] | None = None  # the first line and the bytes of a unit that is too large
-    for block in _blocks(source.name, size, on_bytes):
-        data = carry + block
-        if dropped is not None:
-            end = _first_end(data, paragraphs)
-            line += data.count(b"\n", 0, end or len(data))
-            if not end:
-                carry = _last_line_stub(data)
-                dropped = dropped[0], dropped[1] + len(data) - len(carry)
-                continue
-            yield Piece(name, dropped[0], b"", line - dropped[0], dropped[1] + end)
-            data, dropped = data[end:], None
-        end = _last_end(data, paragraphs)
-        if end:
-            yield Piece(name, line, data[:end])
-            line += data.count(b"\n", 0, end)
-        carry = data[end:]
-        if len(carry) > LARGEST_UNIT and _unit_size(carry, paragraphs) > LARGEST_UNIT:
-            unit, carry = carry, _last_line_stub(carry)
-            dropped = line, len(unit) - len(carry)
-            line += unit.count(b"\n")
-    if dropped is not None:
-        last = line + bool(carry)
-        yield Piece(name, dropped[0], b"", max(last - dropped[0], 1), dropped[1] + len(carry))
-    elif carry:
-        yield Piece(name, line, carry)
+def _units_of(
+    source: str, paragraphs: bool, on_bytes: Callable[[int], None] | None
+) -> Iterator[tuple[bytes | None, int, int]]:
+    """Of each unit: its bytes, or None if it is too large, white space after it left aside; their number; its lines."""
+    unit: list[bytes] = []
+    size = text = lines = 0
+    for line, length in _lines_read(source, on_bytes):
+        complete = length == len(line)
+        blank = paragraphs and complete and not line.strip()
+        if not blank:
+            shown = line.rstrip() if paragraphs else line.removesuffix(b"\n")
+            text = size + (len(shown) if complete else length)
+        size, lines = size + length, lines + 1
+        if text <= LARGEST_UNIT:
+            unit.append(line)
+        else:
+            unit.clear()
+        if blank or not paragraphs:
+            yield (b"".join(unit) if text <= LARGEST_UNIT else None), size, lines
+            unit, size, text, lines = [], 0, 0, 0
+    if lines:
+        yield (b"".join(unit) if text <= LARGEST_UNIT else None), size, lines
 
 
-def _last_line_stub(data: bytes) -> bytes:
-    """One byte of the incomplete last line: enough to decide later whether it is the blank line after a paragraph."""
-    line = data[data.rfind(b"\n") + 1 :]
-    return line.strip()[:1] or line[:1]
-
-
-def _unit_size(unit: bytes, paragraphs: bool) -> int:
-    """The bytes of a line, or of a paragraph without the white space after it."""
-    return len(unit.rstrip()) if paragraphs else len(unit)
-
-
-def _blocks(source: str, size: int, on_bytes: Callable[[int], None] | None) -> Iterator[bytes]:
+def _lines_read(source: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[bytes, int]]:
+    """Each line with its end, and the number of its bytes; of a line that is too large only the start is read."""
     lines = 0
     with ExitStack() as stack:
         file = open_packed(source, stack, on_bytes)
-        first = True
         while True:
             try:
-                block = file.read(size)
+                line = part = file.readline(LARGEST_UNIT + 1)
+                length = len(line)
+                while len(part) > LARGEST_UNIT and not part.endswith(b"\n"):
+                    part = file.readline(LARGEST_UNIT + 1)
+                    length += len(part)
             except DAMAGE as error:
                 raise ElmoError(
                     f"{name_of(source)} of the corpus is damaged after line {lines:,} ({error}): get it again, "
                     "or leave it out"
                 ) from error
-            if not block:
+            if not lines and line.startswith(BOM):
+                line, length = line.removeprefix(BOM), length - len(BOM)
+            if not line:
                 return
-            lines += block.count(b"\n")
-            yield block.removeprefix(BOM) if first else block
-            first = False
+            lines += 1
+            yield line, length
 
 
-def _last_end(data: bytes, paragraphs: bool) -> int:
-    """The end of the last complete unit in the data; 0 if there is none."""
-    end = data.rfind(b"\n")
-    while paragraphs and end >= 0:
-        before = data.rfind(b"\n", 0, end)
-        if not data[before + 1 : end].strip():
-            break
-        end = before
-    return end + 1
-
-
-def _first_end(data: bytes, paragraphs: bool) -> int:
-    """The end of the unit at the start of the data; 0 if it is incomplete."""
-    if not paragraphs:
-        return data.find(b"\n") + 1
-    blank = _BLANK_LINE.search(data)
-    return blank.end() if blank else 0
-
-
-def sentences_of(piece: Piece, options: ReadingOptions, tokenise: WordSplitter, tally: Tally) -> Iterator[list[str]]:
-    """The sentences of one piece; the tally counts them and what was skipped."""
-    tally.bytes += len(piece.data) + piece.dropped_bytes
-    tally.lines += piece.data.count(b"\n") + (not piece.data.endswith(b"\n") and bool(piece.data)) + piece.dropped_lines
-    if piece.dropped_lines:
-        tally.skip("too_large", f"{piece.name}:{piece.first_line}")
-    split = options.split != "none"
-    for line, text in _units(piece, options, tally):
-        has_tokens = False
-        for sentence in split_sentences(text) if split else (text,):
-            tokens = tokenise(sentence)
-            if not tokens:
-                continue
-            has_tokens = True
-            if len(tokens) > options.max_tokens:
-                tally.skip("too_long", f"{piece.name}:{line}")
-                continue
-            tally.sentences += 1
-            tally.tokens += len(tokens)
+def sentences_of(unit: Unit, options: ReadingOptions, split_words: WordSplitter, report: Report) -> Iterator[list[str]]:
+    """The sentences of a line or paragraph; the report counts them and what was skipped."""
+    report.bytes += unit.size
+    report.n_lines += unit.lines
+    place = f"{unit.name}:{unit.line}"
+    if unit.data is None:
+        report.skip("too_large", place)
+        return
+    data = unit.data.rstrip() if options.paragraphs else unit.data.removesuffix(b"\n")
+    if b"\0" in data:
+        report.skip("nul", place)
+        return
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        report.skip("not_utf8", place)
+        return
+    has_tokens = not data and options.paragraphs  # only white space between paragraphs
+    for sentence in (text,) if options.split == "none" else split_sentences(text):
+        tokens = split_words(sentence)
+        has_tokens = has_tokens or bool(tokens)
+        if len(tokens) > options.max_tokens:
+            report.skip("too_long", place)
+        elif tokens:
+            report.sentences += 1
+            report.tokens += len(tokens)
             yield tokens
-        if not has_tokens:
-            tally.skip("empty", f"{piece.name}:{line}")
-
-
-def _units(piece: Piece, options: ReadingOptions, tally: Tally) -> Iterator[tuple[int, str]]:
-    """The lines or paragraphs of a piece that are text, each with the number of its first line."""
-    for line, data in _paragraphs(piece) if options.paragraphs else _lines(piece):
-        if len(data) > LARGEST_UNIT and _unit_size(data, options.paragraphs) > LARGEST_UNIT:
-            tally.skip("too_large", f"{piece.name}:{line}")
-        elif b"\0" in data:
-            tally.skip("nul", f"{piece.name}:{line}")
-        else:
-            try:
-                yield line, data.decode("utf-8")
-            except UnicodeDecodeError:
-                tally.skip("not_utf8", f"{piece.name}:{line}")
-
-
-def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    data = piece.data.removesuffix(b"\n")
-    if piece.data:
-        yield from enumerate(data.split(b"\n"), piece.first_line)
-
-
-def _paragraphs(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    first, lines = 0, list[bytes]()
-    for number, line in _lines(piece):
-        if line.strip():
-            first = first if lines else number
-            lines.append(line)
-        elif lines:
-            yield first, b"\n".join(lines)
-            lines = []
-    if lines:
-        yield first, b"\n".join(lines)
+    if not has_tokens:
+        report.skip("empty", place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from elmokit.messages import counted
@@ -28,20 +28,9 @@ _LEFT_OUT = {
 }
 
 
-@dataclass(frozen=True)
-class SkippedItems:
-    """Lines, sentences, files or folders that were left out for one reason."""
-
-    kind: str
-    """The reason: a key of `_SKIPPED` or `_LEFT_OUT`."""
-    count: int
-    first: str
-    """The first one: a file, or a file and a line number from 1."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    """The size of a corpus, and what of it was left out."""
+    """The size of a corpus, and what of it was left out; it is filled while text is read."""
 
     files: int = 0
     bytes: int = 0
@@ -55,7 +44,20 @@ class Report:
     """Tokens stored as `<UNK>` because the list of types was full."""
     max_tokens: int = 0
     """Sentences with more tokens were skipped."""
-    skipped: tuple[SkippedItems, ...] = ()
+    skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By reason, a key of `_SKIPPED` or `_LEFT_OUT`: how many, and the first one, as a file or a file and a line."""
+
+    def skip(self, reason: str, first: str, count: int = 1) -> None:
+        """Count items that were skipped; of several calls, the first one's place is stored."""
+        before, place = self.skipped.get(reason, (0, first))
+        self.skipped[reason] = (before + count, place)
+
+    def add(self, other: Report) -> None:
+        """Add the counts of the text that follows; files, types and max_tokens stay."""
+        for name in ("bytes", "n_lines", "sentences", "tokens", "unlisted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, (count, first) in other.skipped.items():
+            self.skip(reason, first, count)
 
     def lines(self) -> list[str]:
         """The report as text, one line per fact."""
@@ -63,11 +65,10 @@ class Report:
         read = f"read {counted(self.files, 'file')}, {text}"
         stored = f"stored {counted(self.sentences, 'sentence')}, {counted(self.tokens, 'token')}"
         lines = [read, stored + (f", {counted(self.types, 'type')}" if self.types else "")]
-        for entry in self.skipped:
-            verb, words, at = ("skipped", _SKIPPED, "at") if entry.kind in _SKIPPED else ("left out", _LEFT_OUT, "is")
-            what = words[entry.kind][entry.count != 1].format(limit=self.max_tokens)
-            first = f": {entry.first}" if entry.count == 1 else f", the first {at} {entry.first}"
-            lines.append(f"{verb} {entry.count:,} {what}{first}")
+        for reason, (count, place) in self.skipped.items():
+            verb, words, at = ("skipped", _SKIPPED, "at") if reason in _SKIPPED else ("left out", _LEFT_OUT, "is")
+            what = words[reason][count != 1].format(limit=self.max_tokens)
+            lines.append(f"{verb} {count:,} {what}" + (f": {place}" if count == 1 else f", the first {at} {place}"))
         if self.unlisted:
             lines.append(
                 f"wrote {counted(self.unlisted, 'token')} as <UNK>: the list of {self.types:,} types was full, and "
@@ -75,50 +76,11 @@ class Report:
             )
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """The report that `to_dict` was called on."""
-        return cls(**{**values, "skipped": tuple(SkippedItems(**entry) for entry in values["skipped"])})
-
-
-class Tally:
-    """The counts of a report while text is read."""
-
-    def __init__(self) -> None:
-        self.files = self.bytes = self.lines = self.sentences = self.tokens = self.unlisted = self.max_tokens = 0
-        self._skipped: dict[str, list[Any]] = {}
-
-    def skip(self, kind: str, first: str, count: int = 1) -> None:
-        """Count items that were skipped; of several calls, the first one's place is stored."""
-        self._skipped.setdefault(kind, [0, first])[0] += count
-
-    def add(self, other: Tally) -> None:
-        """Add the counts of the text that follows; the number of files and max_tokens stay."""
-        self.bytes += other.bytes
-        self.lines += other.lines
-        self.sentences += other.sentences
-        self.tokens += other.tokens
-        self.unlisted += other.unlisted
-        for kind, (count, first) in other._skipped.items():
-            self.skip(kind, first, count)
-
-    def report(self, *, types: int = 0) -> Report:
-        """The counts by now."""
-        return Report(
-            files=self.files,
-            bytes=self.bytes,
-            n_lines=self.lines,
-            sentences=self.sentences,
-            tokens=self.tokens,
-            types=types,
-            unlisted=self.unlisted,
-            max_tokens=self.max_tokens,
-            skipped=tuple(SkippedItems(kind, count, first) for kind, (count, first) in self._skipped.items()),
-        )
+        """The report that `asdict` gave."""
+        skipped = {reason: (int(count), str(first)) for reason, (count, first) in values["skipped"].items()}
+        return cls(**{**values, "skipped": skipped})
 
 
 class Progress(NamedTuple):

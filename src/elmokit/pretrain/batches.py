@@ -8,7 +8,6 @@ takes 0.3 ms (8,192 tokens, before pinning), and its worker forks a process with
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import pickle
@@ -19,14 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.corpus.worker_process import ParentProcess, WorkerProcess
-from elmokit.errors import ElmoError
 from elmokit.pretrain.sentences import Arrays
 
 if TYPE_CHECKING:  # a process that only makes batches does not need torch, which takes seconds to start
@@ -197,7 +193,7 @@ def made_elsewhere(batches: Batches, *, pinned: bool) -> Generator[UpdateBatches
     try:
         purpose, advice = "the process that reads the corpus", "resume from the last checkpoint"
         with closing(WorkerProcess(__name__, purpose, advice, descriptors=[memory])) as worker:
-            worker.send(pickle.dumps(memory) + _pickled(batches))
+            worker.send(pickle.dumps((memory, batches), pickle.HIGHEST_PROTOCOL))
             mapped: mmap.mmap | None = None
             while True:
                 position, layout, start, size = worker.receive()
@@ -207,21 +203,16 @@ def made_elsewhere(batches: Batches, *, pinned: bool) -> Generator[UpdateBatches
                 copy = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
                 copy.copy_(torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start))
                 worker.send(b"+")
-                yield (
-                    [
-                        batches.batch_type.of({name: _part(copy, *place) for name, place in each.items()})
-                        for each in layout
-                    ],
-                    position,
-                )
+                parts = [
+                    {
+                        name: copy[first : first + length].view(getattr(torch, dtype)).view(shape)
+                        for name, (dtype, shape, first, length) in each.items()
+                    }
+                    for each in layout
+                ]
+                yield [batches.batch_type.of(each) for each in parts], position
     finally:
         os.close(memory)
-
-
-def _part(memory: Tensor, dtype: str, shape: tuple[int, ...], start: int, size: int) -> Tensor:
-    import torch
-
-    return memory[start : start + size].view(getattr(torch, dtype)).view(shape)
 
 
 def serve() -> None:
@@ -229,8 +220,8 @@ def serve() -> None:
     parent = ParentProcess()
     with suppress(BrokenPipeError):
         try:
-            slots = _Slots(pickle.load(parent.messages))
-            batches: Batches = pickle.load(parent.messages)
+            memory, batches = pickle.load(parent.messages)
+            slots = _Slots(memory)
             for number, (parts, position) in enumerate(batches.arrays()):
                 # The slots are used in turn: the parent must have read the oldest.
                 if number >= AHEAD and not parent.messages.read(1):
@@ -270,24 +261,3 @@ class _Slots:
             for name, (dtype, shape, at, _) in places.items():
                 np.ndarray(shape, dtype, self._mapped, start + at)[...] = arrays[name]
         return layout, start, size
-
-
-def _pickled(batches: Batches) -> bytes:
-    """The batches with the folder of the corpus in place of its contents: the process maps the files itself."""
-    written = io.BytesIO()
-    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(batches)
-    return written.getvalue()
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401
-        if isinstance(value, PreparedCorpus):
-            return _open_corpus, (value.folder, value.content)
-        return NotImplemented
-
-
-def _open_corpus(folder: Path, content: str) -> PreparedCorpus:
-    corpus = PreparedCorpus.open(folder)
-    if corpus.content != content:
-        raise ElmoError(f"{folder} was prepared again from another text while the run read it: start a new run")
-    return corpus

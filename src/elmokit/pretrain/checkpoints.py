@@ -12,11 +12,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.storage.atomic import disk_errors, sync, temporary_name, write_tensors, write_text
+from elmokit.storage.atomic import atomic_file, disk_errors, write_tensors, write_text
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.locks import try_lock
 
@@ -45,11 +46,15 @@ class Snapshot:
     facts: dict[str, Any] = field(default_factory=dict)
     """The step and all other numbers."""
 
+    @property
+    def step(self) -> int:
+        """The number of updates before it."""
+        return int(self.facts["progressed"]["step"])
+
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors whose names begin with `name.`, without that beginning."""
-        return {
-            key.removeprefix(f"{name}."): value for key, value in self.tensors.items() if key.startswith(f"{name}.")
-        }
+        start = f"{name}."
+        return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
 
 @dataclass
@@ -136,30 +141,26 @@ class RunFolder:
 
         If the disk is full, the earlier ones stay.
         """
-        path = self.checkpoints / f"step-{step:010d}.safetensors"
+        path = self._path(step)
         if best:
             # The best first: a run killed between the two resumes before it and finds it again. In the other order it
             # would resume from a checkpoint that is the best by its own account, and the file would stay missing.
-            write_snapshot(self.checkpoints / "best.safetensors", snapshot)
-            self._name_again(self.checkpoints / "best.safetensors", path, snapshot)
+            write_snapshot(self._best, snapshot)
+            with atomic_file(path, _errors) as temporary:  # a copy: damage to one file leaves the other whole
+                shutil.copyfile(self._best, temporary)
         else:
             write_snapshot(path, snapshot)
         steps = self.steps()
         later, earlier = [n for n in steps if n > step], [n for n in steps if n <= step]
         for dropped in (*later, *earlier[:-keep]):
-            (self.checkpoints / f"step-{dropped:010d}.safetensors").unlink(missing_ok=True)
+            self._path(dropped).unlink(missing_ok=True)
 
-    def _name_again(self, written: Path, path: Path, snapshot: Snapshot) -> None:
-        """Give a file a second name: nothing more to write, and nothing that could be incomplete."""
-        link = temporary_name(path)
-        try:
-            os.link(written, link)
-            link.replace(path)
-            sync(self.checkpoints)
-        except OSError:  # a file system without hard links
-            write_snapshot(path, snapshot)
-        finally:
-            link.unlink(missing_ok=True)
+    @property
+    def _best(self) -> Path:
+        return self.checkpoints / "best.safetensors"
+
+    def _path(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:010d}.safetensors"
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, rising."""
@@ -168,37 +169,66 @@ class RunFolder:
         found = (_STEP.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def latest(self) -> Snapshot | None:
-        """The last checkpoint, or None where there is none yet."""
-        steps = self.steps()
-        return read_snapshot(self.checkpoints / f"step-{steps[-1]:010d}.safetensors") if steps else None
+    def latest(self, report: Callable[[str], None] | None = None) -> Snapshot | None:
+        """The last checkpoint that is whole, or None where there is none yet; `report` gets a sentence about damage."""
+        snapshot, damage = None, ""
+        for step in reversed(self.steps()):
+            try:
+                snapshot = read_snapshot(self._path(step))
+                break
+            except ElmoError as error:
+                damage = damage or str(error)
+        if not damage:
+            return snapshot
+        with suppress(ElmoError):
+            best = self.best()
+            if best is not None and (snapshot is None or best.step > snapshot.step):
+                snapshot = best
+        if snapshot is None:
+            raise ElmoError(f"{damage}, and no other checkpoint is whole: start a new run in another folder")
+        if report is not None:
+            report(f"{damage}: the run continues from the one of step {snapshot.step:,}")
+        return snapshot
 
     def best(self) -> Snapshot | None:
         """The checkpoint with the lowest held-out perplexity, or None where none was measured."""
-        path = self.checkpoints / "best.safetensors"
-        return read_snapshot(path) if path.is_file() else None
+        return read_snapshot(self._best) if self._best.is_file() else None
+
+
+_errors = partial(disk_errors, advice="the checkpoints before it are complete, so free some space and resume")
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write one safetensors file, completely or not at all."""
-    facts = {"format": FORMAT, "version": VERSION, **snapshot.facts}
-    errors = partial(disk_errors, advice="the checkpoints before it are complete, so free some space and resume")
-    write_tensors(path, snapshot.tensors, {"elmokit": json.dumps(facts)}, errors)
+    """Write one safetensors file with a checksum of its contents, completely or not at all."""
+    facts = json.dumps({"format": FORMAT, "version": VERSION, **snapshot.facts})
+    tensors = {name: value.detach().cpu().contiguous() for name, value in snapshot.tensors.items()}
+    write_tensors(path, tensors, {"elmokit": facts, "sha256": _checksum(facts, tensors)}, _errors)
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """A checkpoint of a run."""
+    """A checkpoint of a run, if all of it is as it was written."""
     try:
         with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("elmokit", "null"))
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        facts = json.loads(metadata.get("elmokit", "null"))
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise ElmoError(
-            f"{path} is not a complete checkpoint ({error}): remove it to resume from the one before"
-        ) from error
+        raise ElmoError(f"the checkpoint {path} is damaged ({error})") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("version") != VERSION:
         raise ElmoError(f"{path} is not a training checkpoint of this version of elmokit")
+    if metadata.get("sha256") != _checksum(metadata["elmokit"], tensors):
+        raise ElmoError(f"the checkpoint {path} is damaged (its checksum is another)")
     return Snapshot(tensors, facts)
+
+
+def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
+    """A digest of everything in a checkpoint."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def state_dict_of(module: torch.nn.Module, prefix: str) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.errors import ElmoError
+from elmokit.messages import perplexity, quantity
+from elmokit.plots.style import drawing, open_panel, require_matplotlib
 from elmokit.pretrain.metrics import read_metrics
-from elmokit.pretrain.progress import perplexity, quantity
-from elmokit.storage.atomic import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,35 +25,16 @@ _TRAINING, _HELDOUT, _RATE = "#6f9fd8", "#16324f", "#666666"
 _FORWARD, _BACKWARD, _MASKED = "-", (0, (4, 1.6)), (0, (1, 1.2))
 _SMOOTHED_FROM = 40
 """Fewer points than this are drawn as they are."""
-_TICKS = (
-    (1.0,),
-    (1.0, 2.0, 5.0),
-    (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0),
-    tuple(n / 10 for n in range(10, 100, 2)),
-)
-"""Figures before a power of ten that the perplexity axis may show, from sparse to dense."""
-_FEWEST_TICKS = 4
-_MOST_TICKS = 10
 
 
 def draw_curve(metrics_path: Path, png_path: Path) -> None:
     """Draw a run's perplexity and learning rate over the tokens seen; the title is the name of the metrics' folder."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot", "the curve of a training run") from error
-    lines = read_metrics(metrics_path)
-    curves = _curves(lines)
+    require_matplotlib("the curve of a training run")
+    curves, title = _curves(read_metrics(metrics_path)), metrics_path.absolute().parent.name
     if not any(np.isfinite(curve).any() for _, curve in curves.values()):
         raise ElmoError(f"{metrics_path} has no perplexity to draw: continue the run for longer")
-    figure = Figure(figsize=(8, 5.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    _draw(figure, curves, metrics_path.absolute().parent.name)
-    with atomic_file(png_path) as temporary, warnings.catch_warnings():
-        # A folder may be named in a script that the font has no shapes for.
-        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
-        figure.savefig(temporary, format="png")
+    with drawing(png_path, (8, 5.2), [title], layout="constrained", skip_missing=True) as figure:
+        _draw(figure, curves, title)
 
 
 def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]:
@@ -94,8 +74,7 @@ def _draw(figure: Figure, curves: dict[str, tuple[Values, Values]], title: str) 
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value) if value >= 1 else "0"))
     axes[-1].set_xlabel("tokens seen")
     for panel in axes:
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
+        open_panel(panel)
     figure.align_ylabels(axes)
 
 
@@ -158,12 +137,10 @@ def _smoothed(values: Values) -> Values:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between low and high that are few enough to read and enough to read off."""
-    powers = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.floor(np.log10(high))) + 1)]
-    for figures in _TICKS:
-        ticks = [power * figure for power in powers for figure in figures if low <= power * figure <= high]
-        if _FEWEST_TICKS <= len(ticks) <= _MOST_TICKS:
-            return ticks
-    from matplotlib.ticker import MaxNLocator
+    """Round numbers between low and high: 1, 2 and 5 times powers of ten over a wide range, otherwise equal steps."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
-    return [float(tick) for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
+    wide = high > 30 * low
+    digits = [1.0] if high > 3000 * low else [1.0, 2.0, 5.0]
+    locator = LogLocator(subs=digits, numticks=12) if wide else MaxNLocator(6)
+    return [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]

@@ -37,7 +37,10 @@ WINDOW = 32
 WINDOW_SENTENCES = 4096
 """Sentences that are sorted by length together where each starts from zero."""
 
+ALONE = Processes()
 StateUse = Literal["zero", "carry"]
+OnProgress = Callable[[int], None]
+"""Is called with the number of predictions that this process has made."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,6 @@ class HeldOut:
         return HeldOut(again(self.mean), again(self.forward), backward, predictions)
 
 
-@dataclass(frozen=True)
-class SentenceLoss:
-    """A sentence's summed −log p."""
-
-    index: int
-    """Its number in the corpus, from 0."""
-    tokens: int
-    forward: float
-    backward: float | None
-
-
 class ScoredPredictions(NamedTuple):
     """Some predictions of a text with their losses; D directions, N predictions in each."""
 
@@ -89,18 +81,15 @@ def evaluate(
     sentences: Sentences,
     *,
     state: StateUse = "zero",
-    processes: Processes | None = None,
-    rows: int = ROWS,
-    on_progress: Callable[[int], None] | None = None,
+    processes: Processes = ALONE,
+    on_progress: OnProgress | None = None,
 ) -> HeldOut:
     """The perplexity over sentences, each read from a zero state or, with "carry", from where the one before ended.
 
-    With "carry" the text is read in `rows` parts next to each other, each of which starts from zero. `on_progress` is
-    called with the number of predictions that this process has made.
+    With "carry" the text is read in `ROWS` parts next to each other, each of which starts from zero.
     """
-    processes = processes or Processes()
     sums: dict[int, NDArray[np.float64]] = {}
-    for found in scored(network, types, sentences, state, processes=processes, rows=rows, on_progress=on_progress):
+    for found in scored(network, types, sentences, state, processes, on_progress):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
@@ -114,10 +103,9 @@ def evaluate(
 
 
 def masked_perplexity(
-    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes | None = None
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes = ALONE
 ) -> float | None:
     """The perplexity of 15 % of the words, all of a sentence masked at the same time; None where there is no word."""
-    processes = processes or Processes()
     sums: dict[int, NDArray[np.float64]] = {}
     with _evaluating(network), torch.no_grad():
         for part, _, batch in _sentence_batches(network, types, sentences, processes):
@@ -142,24 +130,19 @@ def _totals(sums: Mapping[int, NDArray[np.float64]], size: int, processes: Proce
 def held_out(losses: Sequence[float], predictions: int) -> HeldOut:
     """Perplexities from the summed −log p of each direction."""
     means = [loss / predictions for loss in losses]
-    perplexities = [perplexity_of(mean) for mean in means]
-    return HeldOut(
-        perplexity_of(sum(means) / len(means)),
-        perplexities[0],
-        perplexities[1] if len(means) > 1 else None,
-        predictions,
-    )
+    forward, backward, *_ = [*map(perplexity_of, means), None]
+    assert forward is not None
+    return HeldOut(perplexity_of(sum(means) / len(means)), forward, backward, predictions)
 
 
-def sentence_losses(network: LanguageModelNetwork, types: TypeTable, sentences: Sentences) -> Iterator[SentenceLoss]:
-    """The loss of each sentence, in their order, from a zero state; few of them are in memory at a time."""
-    waiting: dict[int, SentenceLoss] = {}
+def sentence_losses(network: LanguageModelNetwork, types: TypeTable, sentences: Sentences) -> Iterator[list[float]]:
+    """The summed −log p of each sentence, in their order, in each direction; few of them are in memory at a time."""
+    waiting: dict[int, list[float]] = {}
     following = 0
     for found in scored(network, types, sentences):
         places, inverse = np.unique(found.places, return_inverse=True)
-        sums = [np.bincount(inverse, column).tolist() for column in (np.ones(len(inverse)), *found.losses)]
-        for place, count, forward, *backward in zip(places.tolist(), *sums, strict=True):
-            waiting[place] = SentenceLoss(place, int(count) - 1, forward, backward[0] if backward else None)
+        sums = np.stack([np.bincount(inverse, column) for column in found.losses], axis=1)
+        waiting |= zip(places.tolist(), sums.tolist(), strict=True)
         while following in waiting:
             yield waiting.pop(following)
             following += 1
@@ -170,21 +153,14 @@ def scored(
     types: TypeTable,
     sentences: Sentences,
     state: StateUse = "zero",
-    *,
-    processes: Processes | None = None,
-    rows: int = ROWS,
-    on_progress: Callable[[int], None] | None = None,
+    processes: Processes = ALONE,
+    on_progress: OnProgress | None = None,
 ) -> Iterator[ScoredPredictions]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
     sentences.refuse_empty()
-    processes = processes or Processes()
     done = 0
     with _evaluating(network):
-        if state == "carry":
-            parts = _carried(network, types, sentences, processes, rows)
-        else:
-            parts = _from_zero(network, types, sentences, processes)
-        for found in parts:
+        for found in (_carried if state == "carry" else _from_zero)(network, types, sentences, processes):
             done += len(found.places)
             if on_progress is not None:
                 on_progress(done)
@@ -205,18 +181,13 @@ def _from_zero(
         yield ScoredPredictions(losses, np.repeat(places, counts), positions, np.full(len(number), part))
 
 
-class _SentenceBatch(NamedTuple):
-    """What the scorers take: token vectors [B, T, P], lengths [B] and rows of the softmax [B, T]."""
-
-    tokens: Tensor
-    lengths: Tensor
-    words: Tensor
-
-
 def _sentence_batches(
     network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
-) -> Iterator[tuple[int, Ints, _SentenceBatch]]:
-    """This process's batches: their numbers, the places of their sentences in the reading, and what is scored."""
+) -> Iterator[tuple[int, Ints, tuple[Tensor, Tensor, Tensor]]]:
+    """This process's batches: their numbers, the places of their sentences in the reading, and what is scored.
+
+    That is token vectors [B, T, P], lengths [B] and rows of the softmax [B, T].
+    """
     bilm = network.bilm
     budget = BATCH_TOKENS if bilm.device.type == "cpu" else GPU_BATCH_TOKENS
     part = 0
@@ -229,16 +200,16 @@ def _sentence_batches(
                 ids = {name: torch.from_numpy(array) for name, array in arrays.items()}
                 table = bilm.encode_types(ids.get("characters"), ids.get("words"))
                 tokens = nn.functional.embedding(moved(ids["inputs"], bilm.device), table)
-                yield part, places[numbers], _SentenceBatch(tokens, torch.from_numpy(lengths), torch.from_numpy(words))
+                yield part, places[numbers], (tokens, torch.from_numpy(lengths), torch.from_numpy(words))
             part += 1
 
 
 @torch.no_grad()
 def _carried(
-    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes, rows: int
+    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes
 ) -> Iterator[ScoredPredictions]:
     """Windows of running text as in training: a sentence's state is that in which the one before left it."""
-    rows = max(1, min(rows, sentences.n_predictions // LEAST_STRETCH))
+    rows = max(1, min(ROWS, sentences.n_predictions // LEAST_STRETCH))
     own = range(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
     if not own:
         return
@@ -283,22 +254,20 @@ class ByPosition:
     losses: NDArray[np.float64]  # [D, K] −log p, summed
     counts: Ints  # [K] predictions of each direction
 
-    def between(self, first: int, last: int | None = None) -> HeldOut | None:
-        """Perplexities over the positions first to last, which begin and end with bins; None where no text has them."""
-        stop = len(STARTS) if last is None else STARTS.index(last + 1)
-        bins = slice(STARTS.index(first), stop)
-        count = int(self.counts[bins].sum())
-        return held_out(self.losses[:, bins].sum(axis=1).tolist(), count) if count else None
-
     def all(self) -> HeldOut:
         """Perplexities over the whole text."""
         return held_out(self.losses.sum(axis=1).tolist(), int(self.counts.sum()))
 
+    def between(self, first: int, last: int | None = None) -> HeldOut | None:
+        """Perplexities over the positions first to last, which begin and end with bins; None where no text has them."""
+        bins = slice(STARTS.index(first), None if last is None else STARTS.index(last + 1))
+        count = int(self.counts[bins].sum())
+        return held_out(self.losses[:, bins].sum(axis=1).tolist(), count) if count else None
+
     def bins(self) -> list[tuple[str, HeldOut]]:
         """The bins that the text reaches, by their names: 1, 2, … 31-40, 41-60, 61+."""
-        lasts = [start - 1 for start in STARTS[1:]]
         found = []
-        for first, last in zip(STARTS, [*lasts, None], strict=True):
+        for first, last in zip(STARTS, [*(start - 1 for start in STARTS[1:]), None], strict=True):
             name = f"{first}+" if last is None else f"{first}" if first == last else f"{first}-{last}"
             if (here := self.between(first, last)) is not None:
                 found.append((name, here))
@@ -311,12 +280,11 @@ def by_position(
     sentences: Sentences,
     *,
     state: StateUse = "zero",
-    rows: int = ROWS,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ByPosition:
     """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
     losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
-    for found in scored(network, types, sentences, state, rows=rows, on_progress=on_progress):
+    for found in scored(network, types, sentences, state, on_progress=on_progress):
         bins = np.searchsorted(STARTS, found.positions, side="right") - 1
         counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
         for direction, part in enumerate(found.losses):

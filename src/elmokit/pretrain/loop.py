@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.pretrain.batches import Batch, UpdateBatches, batches_ahead
+from elmokit.pretrain.batches import batches_ahead
 from elmokit.pretrain.checkpoints import RunFolder, RunProgress, Snapshot
 from elmokit.pretrain.distributed import Processes, Stopping
 from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
-from elmokit.pretrain.metrics import RunObserver
+from elmokit.pretrain.metrics import RunRecorder
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import OBJECTIVES
 from elmokit.pretrain.recipe import Recipe
@@ -56,15 +56,15 @@ class Training:
         network: LanguageModelNetwork,
         data: Data,
         folder: RunFolder,
-        observer: RunObserver,
         *,
         device: torch.device,
         processes: Processes,
         slots: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
-        self.recipe, self.data, self.folder, self.observer = recipe, data, folder, observer
+        self.recipe, self.data, self.folder = recipe, data, folder
         self.device, self.processes = device, processes
+        self.recorder = RunRecorder()
         self.objective = OBJECTIVES[network.bilm.config.context.objective](
             recipe, data.types, data.sentences, processes, device
         )
@@ -96,7 +96,7 @@ class Training:
         saved_at, saved_step = progress.seconds, progress.step
         done = evaluated = self.done()
         with self.stopping.listening():
-            batches = self._batches()
+            batches = batches_ahead(self.objective.batches(), self.device)
             try:
                 while (
                     done < 1
@@ -107,12 +107,12 @@ class Training:
                     if self._reason_to_go_back:
                         batches.close()
                         progress = self._fall_back()
-                        batches = self._batches()
+                        batches = batches_ahead(self.objective.batches(), self.device)
                         saved_at, saved_step = progress.seconds, progress.step
                         done = evaluated = self.done()
                     micro_batches, position = next(batches)
                     rate = self.objective.rate(progress.step, progress.predictions, done)
-                    self._update(micro_batches, progress.rate_share * rate)
+                    self.updates.update(progress.step, micro_batches, progress.rate_share * rate)
                     self.objective.position = position
                     progress.step += 1
                     progress.predictions += self.objective.size(progress.predictions)
@@ -121,14 +121,15 @@ class Training:
                         self._report_left_out()
                     before, done = done, self.done()
                     if self._due(recipe.log_every, _LOG_LINES, before, done) or progress.step == 1:
-                        self._log(done)
+                        self._log()
+                    self.recorder.advanced(progress, done)
                     better = False
                     if due := self._evaluation_due(before, done, evaluated):
                         better, evaluated = self._evaluate(), done
                     if recipe.checkpoint_every:
                         due = progress.step % recipe.checkpoint_every == 0 or done >= 1
                     late = recipe.checkpoint_minutes and progress.seconds - saved_at > 60 * recipe.checkpoint_minutes
-                    if self.observer.failed:
+                    if self.recorder.failed:
                         self.stopping.ask()
                     # Agreed on first: a process that went back by its own clock would wait for the others forever.
                     due = self.stopping.agreed(bool(late)) or due or better
@@ -142,8 +143,8 @@ class Training:
         self.ended, self.share = done >= 1 or progress.stopped_early, done
         if saved_step != progress.step and not self._reason_to_go_back:
             self.save(best=False)
-        if self.observer.failed:
-            raise self.observer.failed
+        if self.recorder.failed:
+            raise self.recorder.failed
         return self.stopping.signal
 
     def _tick(self) -> None:
@@ -171,19 +172,13 @@ class Training:
             return self.progress.step % every == 0 or done >= 1
         return math.floor(before * in_all) < math.floor(done * in_all)
 
-    def _batches(self) -> Generator[UpdateBatches]:
-        return batches_ahead(self.objective.batches(), self.device)
-
-    def _update(self, batches: list[Batch], rate: float) -> None:
-        self.updates.update(self.progress.step, batches, rate)
-
     def _report_left_out(self) -> None:
         """Count updates that were left out, say so, and give up where there are too many in a row."""
         in_a_row, since = self.updates.left_out()
         self.progress.skipped += since
         if since:
             text = f"{counted(since, 'update')} left out: the loss or a gradient was not a finite number"
-            self.observer.note(self.progress.step, text)
+            self.recorder.note(self.progress.step, text)
         if in_a_row >= MOST_SKIPPED:
             self._diverged(f"{in_a_row} updates in a row gave no finite gradient")
 
@@ -206,18 +201,16 @@ class Training:
         self.processes.wait()  # the first may still be writing it
         best = self.folder.best()
         if best is None:
-            raise ElmoError(
-                f"{reason}, and {self.folder.checkpoints} has no best checkpoint to go back to: start a new run"
-            )
+            raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint: start a new run")
         self.restore(best)
         self.progress.seconds, self.progress.fall_backs = seconds, fall_backs
-        self.observer.went_back(
+        self.recorder.went_back(
             self._where(), f"{reason}: back to the best checkpoint, with {self.progress.rate_share:g} of the rate"
         )
         self.save(best=False)
         return self.progress
 
-    def _log(self, done: float) -> None:
+    def _log(self) -> None:
         if self.device.type != "cpu":
             self._report_left_out()
         found = zip(self.objective.ways, self.updates.losses(), strict=False)
@@ -233,7 +226,7 @@ class Training:
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
         }
-        self.observer.measured(values, done=done)
+        self.recorder.measured(values)
 
     def _where(self) -> dict[str, Any]:
         progress = self.progress
@@ -266,7 +259,7 @@ class Training:
         else:
             progress.since_best += 1
             progress.stopped_early = bool(self.recipe.patience) and progress.since_best >= self.recipe.patience
-        self.observer.held_out(
+        self.recorder.held_out(
             {
                 **self._where(),
                 "heldout_perplexity": result.mean,
@@ -294,7 +287,7 @@ class Training:
                 "progressed": asdict(self.progress),
                 "learning_rate": self.recipe.learning_rate,
                 "heldout": asdict(self.last) if self.last else None,
-                "unwritten": self.observer.unwritten,
+                "unwritten": self.recorder.unwritten,
             }
             self.folder.save(snapshot, step=self.progress.step, keep=self.recipe.keep, best=best)
         self.processes.wait()

@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.messages import perplexity
 from elmokit.pretrain.checkpoints import RunFolder, RunProgress
-from elmokit.pretrain.progress import TrainingProgress, perplexity
+from elmokit.progress import ProgressDisplay
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
 
@@ -46,8 +50,7 @@ class MetricsLog:
             with atomic_file(path) as temporary:
                 temporary.write_bytes(before)
         with _errors(path):
-            # Without a buffer: a run may be killed at any time.
-            self._file = OffsetFile(path)
+            self._file = OffsetFile(path)  # without a buffer: a run may be killed at any time
         self._end = len(before)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -136,63 +139,58 @@ class TensorBoardLog:
     """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
 
     A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
-    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and
-    nothing is written after that: the run has its metrics.jsonl.
+    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and nothing is written after that:
+    the run has its metrics.jsonl. It writes at once: torch's SummaryWriter has a thread, whose errors come late.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            events: Any = import_module("tensorboard.compat.proto.event_pb2")
+            records: Any = import_module("tensorboard.summary.writer.record_writer")
+            summary: Any = import_module("torch.utils.tensorboard.summary")
         except ImportError as error:
             raise MissingExtraError("tensorboard", "train", "a TensorBoard log") from error
-        self.folder = folder
+        self.folder, self._event, self._summary = folder, events.Event, summary
         self._writer: Any = None
-        self._hook_before = threading.excepthook
-        # The writer's thread fails with a traceback of its own besides the error that it hands over to us.
-        threading.excepthook = self._hook = self._without_disk_errors
-        try:
-            with self._failing_once():
-                self._writer = SummaryWriter(str(folder), purge_step=0 if resume_step is None else resume_step + 1)
-        except BaseException:
-            self._let_go()
-            raise
+        first = 0 if resume_step is None else resume_step + 1
+        with self._errors():
+            folder.mkdir(parents=True, exist_ok=True)
+            number = len(list(folder.glob("events.out.tfevents.*")))
+            path = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
+            self._writer = records.RecordWriter(path.open("xb"))
+            self._add(0, file_version="brain.Event:2")
+            self._add(first, session_log=events.SessionLog(status=events.SessionLog.START))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add the numbers and the event of a line; those that are missing or not finite are left out."""
-        if self._writer is None:
-            return
-        with self._failing_once():
-            for name, tag in _TAGS.items():
-                value = line.get(name)
-                if value is not None and math.isfinite(value):
-                    self._writer.add_scalar(tag, float(value), line["step"])
-            if "event" in line:
-                self._writer.add_text("events", str(line["event"]), line["step"])
+        for name, tag in _TAGS.items():
+            value = line.get(name)
+            if value is not None and math.isfinite(value):
+                self._add(line["step"], summary=self._summary.scalar(tag, float(value)))
+        if "event" in line:
+            self._add(line["step"], summary=self._summary.text("events", str(line["event"])))
 
-    def close(self) -> None:
-        """Write out what is waiting and close the files; a second call does nothing."""
+    def _add(self, step: int, **content: Any) -> None:  # noqa: ANN401 - protocol buffers
         if self._writer is not None:
-            with self._failing_once():
-                self._writer.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._writer = None
-        if threading.excepthook is self._hook:
-            threading.excepthook = self._hook_before
-
-    def _without_disk_errors(self, failure: threading.ExceptHookArgs) -> None:
-        if not (issubclass(failure.exc_type, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
-            self._hook_before(failure)
+            with self._errors():
+                self._writer.write(self._event(wall_time=time.time(), step=step, **content).SerializeToString())
+                self._writer.flush()
 
     @contextmanager
-    def _failing_once(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         with disk_errors(f"the TensorBoard log {self.folder}", "resume without it"):
             try:
                 yield
             except OSError:
-                self._writer = None  # its thread may still be about to report the error
+                with suppress(OSError):
+                    self.close()
                 raise
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def __enter__(self) -> TensorBoardLog:
         return self
@@ -201,90 +199,89 @@ class TensorBoardLog:
         self.close()
 
 
-class RunObserver:
-    """Is called with what happens in a run, and does nothing: for all processes but the first."""
+class RunRecorder:
+    """Shows a run on stderr and records it in its folder; without a folder, as in all processes but the first, nothing.
 
-    failed: ElmoError | None = None
-    """Why nothing can be recorded any more; the run is saved and ends."""
-    unwritten: Sequence[dict[str, Any]] = ()
-    """Lines that could not be recorded, for a checkpoint to store."""
+    A context manager. `display` shows the progress; tests give their own.
+    """
 
-    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
-        """Numbers of the updates since the last call."""
-
-    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
-        """A held-out perplexity."""
-
-    def note(self, step: int, text: str) -> None:
-        """A message for the user."""
-
-    def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run continues from an earlier update, and why."""
-
-
-class RunRecorder(RunObserver):
-    """Shows a run on stderr and records it in its folder; a context manager."""
-
-    def __init__(self, folder: RunFolder, since: RunProgress, done: float, *, tensorboard: bool) -> None:
-        resume_step = since.step or None
-        with ExitStack() as stack:
-            self._log = stack.enter_context(MetricsLog(folder.metrics, resume_step))
-            self._board = None
-            if tensorboard:
-                self._board = stack.enter_context(TensorBoardLog(folder.folder / "tensorboard", resume_step))
-            self._progress = stack.enter_context(
-                TrainingProgress(start_fraction=done, start_seconds=since.seconds, start_tokens=since.predictions)
-            )
-            self._stack = stack.pop_all()
+    def __init__(
+        self,
+        folder: RunFolder | None = None,
+        since: RunProgress | None = None,
+        *,
+        tensorboard: bool = False,
+        display: ProgressDisplay | None = None,
+    ) -> None:
+        since = since or RunProgress()
+        self.failed: ElmoError | None = None  # why nothing can be recorded any more; the run is saved and ends
+        self.unwritten: list[dict[str, Any]] = []  # lines that could not be recorded, for a checkpoint to store
+        self._logs: list[MetricsLog | TensorBoardLog] = []
         self._last = (since.seconds, since.predictions)
-        self.unwritten: list[dict[str, Any]] = []
+        self._shown = self._heldout = ""
+        with ExitStack() as stack:
+            if folder is not None:
+                self._logs.append(stack.enter_context(MetricsLog(folder.metrics, since.step or None)))
+            if folder is not None and tensorboard:
+                board = TensorBoardLog(folder.folder / "tensorboard", since.step or None)
+                self._logs.append(stack.enter_context(board))
+            shown = ("training", "tokens") if folder is not None else ()
+            self._display = stack.enter_context(display or ProgressDisplay(*shown, quiet=folder is None))
+            self._stack = stack.pop_all()
 
-    def measured(self, values: Mapping[str, Any], *, done: float) -> None:
-        """Numbers of the updates since the last call."""
+    def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:
+        """Show how far the run is, its last numbers, and what it is doing besides updates."""
+        total = round(progress.predictions / done) if done else None
+        parts = [f"step {progress.step:,}", self._shown, self._heldout, doing]
+        self._display.update(progress.predictions, total, ", ".join(filter(None, parts)))
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """Record numbers of the updates since the last call."""
         seconds, tokens = values["seconds"], values["tokens"]
         speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
         self._last = (seconds, tokens)
-        line = {**values, "tokens_per_second": round(speed, 1)}
-        self.record(line)
-        self._progress.update(values["step"], done, seconds, tokens, line)
+        self.record({**values, "tokens_per_second": round(speed, 1)})
+        ways = _by_way(values, "{}_perplexity")
+        rate, gradient = values["learning_rate"], values["gradient_norm"]
+        self._shown = f"perplexity {ways or perplexity(values['perplexity'])}, rate {rate:.3g}, gradient {gradient:.3g}"
 
     def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
-        """A held-out perplexity."""
+        """Record a held-out perplexity."""
         self.record(values)
         self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
-        ways = {way: values.get(f"heldout_{way}") for way in ("masked", "forward", "backward")}
-        apart = ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value)
-        mark = ", the best so far" if best else ""
-        self._progress.note(
-            f"step {values['step']:,}: held-out perplexity {perplexity(values['heldout_perplexity'])} ({apart}){mark}"
-        )
+        mean, mark = perplexity(values["heldout_perplexity"]), ", the best so far" if best else ""
+        self._heldout = f"held-out {mean}"
+        ways = _by_way(values, "heldout_{}")
+        self._display.note(f"step {values['step']:,}: held-out perplexity {mean} ({ways}){mark}")
 
     def note(self, step: int, text: str) -> None:
-        """A message for the user."""
+        """Record a message for the user."""
         self.record({"step": step, "event": text})
-        self._progress.note(f"step {step:,}: {text}")
+        self._display.note(f"step {step:,}: {text}")
 
     def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """The run continues from an earlier update, and why."""
+        """Record that the run continues from an earlier update, and why."""
         self.note(values["step"], text)
         self._last = (values["seconds"], values["tokens"])
 
     def record(self, line: Mapping[str, Any]) -> None:
-        """Write a line to metrics.jsonl and TensorBoard."""
-        # The loop saves its state before it ends with the error.
-        try:
-            self._log.write(line)
-        except ElmoError as error:
-            self.failed = self.failed or error
-            self.unwritten.append(dict(line))
-        try:
-            if self._board is not None:
-                self._board.write(line)
-        except ElmoError as error:
-            self.failed = self.failed or error
+        """Write a line to metrics.jsonl and TensorBoard; after an error the loop saves its state before it ends."""
+        for log in self._logs:
+            try:
+                log.write(line)
+            except ElmoError as error:
+                self.failed = self.failed or error
+                if isinstance(log, MetricsLog):
+                    self.unwritten.append(dict(line))
 
     def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _by_way(values: Mapping[str, Any], names: str) -> str:
+    """The perplexity of each way in words, as far as it was measured."""
+    ways = {way: values.get(names.format(way)) for way in ("masked", "forward", "backward")}
+    return ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value is not None)

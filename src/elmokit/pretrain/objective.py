@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches, Position
@@ -31,20 +30,19 @@ _REWARM, _REWARM_SHARE = 200, 0.05
 """Updates in which the rate of a leg that starts from weights alone rises, and their largest share of the run."""
 
 
+@dataclass
 class Objective(ABC):
     """The reading of one run, from its first update or from a checkpoint to its end."""
 
-    kind: ClassVar[str]
-    ways: tuple[str, ...]
+    recipe: Recipe
+    types: TypeTable
+    sentences: Sentences
+    processes: Processes
+    device: torch.device
+    ways: tuple[str, ...] = field(init=False)
     """The parts of the loss."""
-    position: Position
+    position: Position = field(init=False)
     """Where the reading is."""
-
-    def __init__(
-        self, recipe: Recipe, types: TypeTable, sentences: Sentences, processes: Processes, device: torch.device
-    ) -> None:
-        self.recipe, self.types, self.sentences = recipe, types, sentences
-        self.processes, self.device = processes, device
 
     @property
     @abstractmethod
@@ -95,23 +93,16 @@ class Objective(ABC):
         """The held-out perplexity by which the best checkpoint is chosen."""
         return result.mean
 
-    def _seconds(self, seconds: float) -> float:
-        """The first process's time, so that all decide the same."""
-        return self.processes.agree(seconds)
 
-
+@dataclass
 class WindowObjective(Objective):
     """Windows of running text, row by row; each direction predicts every token."""
 
-    kind = "windows"
-    position: WindowPosition
+    position: WindowPosition = field(init=False)
 
-    def __init__(
-        self, recipe: Recipe, types: TypeTable, sentences: Sentences, processes: Processes, device: torch.device
-    ) -> None:
-        super().__init__(recipe, types, sentences, processes, device)
-        self.ways = ("forward", "backward")[: types.directions]
-        self.rows = recipe.batch_size * processes.count * recipe.accumulate
+    def __post_init__(self) -> None:
+        self.ways = ("forward", "backward")[: self.types.directions]
+        self.rows = self.recipe.batch_size * self.processes.count * self.recipe.accumulate
         self.position = WindowPosition.start(self.rows)
 
     @property
@@ -135,7 +126,7 @@ class WindowObjective(Objective):
         Otherwise a slow machine would train with other learning rates than a fast one.
         """
         n_steps, minutes = self.n_steps, self.recipe.minutes
-        passed = self._seconds(seconds) / (60 * minutes) if minutes else 0.0
+        passed = self.processes.agree(seconds) / (60 * minutes) if minutes else 0.0
         return min(1.0, passed if n_steps is None or passed >= 1 else step / n_steps)
 
     def rate(self, step: int, tokens: int, done: float) -> float:
@@ -161,7 +152,7 @@ class WindowObjective(Objective):
 
     def restore_position(self, snapshot: Snapshot) -> None:
         """Continue from the position of a checkpoint."""
-        data: dict[str, Tensor] = snapshot.part("data")
+        data = snapshot.part("data")
         if len(data["row_place"]) != self.rows:
             raise ElmoError(
                 f"the checkpoint has {len(data['row_place'])} rows of text and this run {self.rows}: keep batch_size x "
@@ -179,25 +170,22 @@ class WindowObjective(Objective):
         return {"state": f"{self.recipe.reset:.0%} of the sentences started from a zero state in training"}
 
 
+@dataclass
 class SegmentObjective(Objective):
     """Flat batches of segments; every schedule follows the share of the run's tokens, never the clock."""
 
-    kind = "segments"
-    ways = WAY_NAMES
-    position: SegmentPosition
+    position: SegmentPosition = field(init=False)
 
-    def __init__(
-        self, recipe: Recipe, types: TypeTable, sentences: Sentences, processes: Processes, device: torch.device
-    ) -> None:
-        super().__init__(recipe, types, sentences, processes, device)
-        update, epoch = recipe.batch_tokens * processes.count * recipe.accumulate, sentences.n_predictions
+    def __post_init__(self) -> None:
+        recipe, self.ways, epoch = self.recipe, WAY_NAMES, self.sentences.n_predictions
+        update = recipe.batch_tokens * self.processes.count * recipe.accumulate
         paces = [Pace(total, update, recipe.grow) for total in (recipe.tokens, recipe.epochs * epoch) if total]
         if recipe.steps:
             paces.append(Pace.for_steps(recipe.steps, update, recipe.grow))
         self.pace = min(paces, key=lambda pace: pace.total)
         # A pass that was not read before: each has an order of its own.
         passes = math.ceil(self.tokens_before() / epoch)
-        self.position = SegmentPosition(passes * len(sentences), self.tokens_before())
+        self.position = SegmentPosition(passes * len(self.sentences), self.tokens_before())
 
     @property
     def n_steps(self) -> int:
@@ -229,7 +217,7 @@ class SegmentObjective(Objective):
     def leg_ended(self, done: float, seconds: float) -> bool:
         """Whether the leg has had its share of the run or its minutes."""
         minutes = self.recipe.minutes
-        return done >= self.recipe.until or (bool(minutes) and self._seconds(seconds) >= 60 * minutes)
+        return done >= self.recipe.until or (bool(minutes) and self.processes.agree(seconds) >= 60 * minutes)
 
     def merit(self, result: HeldOut) -> float:
         """The geometric mean of masked words and of forward and backward; one alone where only that is learnt."""
@@ -266,7 +254,7 @@ class SegmentObjective(Objective):
 
     def restore_position(self, snapshot: Snapshot) -> None:
         """Continue from the position of a checkpoint."""
-        facts: dict[str, Any] = snapshot.facts
+        facts = snapshot.facts
         if facts["update_tokens"] != self.pace.update:
             raise ElmoError(
                 f"the checkpoint has updates of {facts['update_tokens']:,} tokens and this run {self.pace.update:,}: "
@@ -290,5 +278,5 @@ class SegmentObjective(Objective):
         }
 
 
-OBJECTIVES: dict[str, type[Objective]] = {each.kind: each for each in (WindowObjective, SegmentObjective)}
+OBJECTIVES: dict[str, type[Objective]] = {"windows": WindowObjective, "segments": SegmentObjective}
 """The objectives by the name that `ContextConfig.objective` has."""

@@ -47,12 +47,8 @@ def make_optimizers(
             optimizers.append(Muon(blocks, momentum=recipe.momentum, weight_decay=decay, precision=precision))
         trained = [parameter for parameter in trained if parameter not in blocks]
         decay = 0.0  # a rare word's row would fade away
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if groups:
+    kinds = (([p for p in trained if p.dim() > 1], decay), ([p for p in trained if p.dim() <= 1], 0.0))
+    if groups := [{"params": params, "weight_decay": share} for params, share in kinds if params]:
         betas = (recipe.beta1, recipe.beta2)
         optimizers.append(torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=1e-9, fused=True))
     return optimizers
@@ -135,11 +131,8 @@ class Muon(torch.optim.Optimizer):
         """The momenta in one memory; a momentum that was put in a weight's state is copied into it."""
         before = {weight: self.state[weight].get("momentum") for weight in blocks}
         momenta = self._momenta
-        if (
-            momenta is None
-            or before.keys() != momenta.parts.keys()
-            or any(before[weight] is not momenta.parts[weight] for weight in before)
-        ):
+        known = {} if momenta is None else momenta.parts
+        if momenta is None or known.keys() != before.keys() or any(before[key] is not known[key] for key in before):
             momenta = self._momenta = _JoinedMomenta(blocks)
             for weight, part in momenta.parts.items():
                 if (momentum := before[weight]) is not None:

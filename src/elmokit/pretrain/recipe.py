@@ -245,20 +245,15 @@ def make_recipe(
     changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Make a recipe from the presets, then the user's file, then the changes from the command line."""
-    given = read_config(config) if config is not None else {}
-    size = preset or given.pop("preset", None) or "small"
-    way = recipe or given.pop("recipe", None) or "modern"
-    given.pop("preset", None)
-    given.pop("recipe", None)
-    presets = _presets()
-    if not isinstance(size, str) or size not in presets["preset"]:
-        raise ElmoError(f"preset must be one of {', '.join(presets['preset'])}, got {size!r}", "preset")
-    if not isinstance(way, str) or way not in presets["recipe"]:
-        raise ElmoError(f"recipe must be one of {', '.join(presets['recipe'])}, got {way!r}", "recipe")
-    named = {**given, **(changes or {})}
+    named = {**(read_config(config) if config is not None else {}), **(changes or {})}
+    in_file = {name: named.pop(name, None) for name in ("preset", "recipe")}
+    size, way = preset or in_file["preset"] or "small", recipe or in_file["recipe"] or "modern"
     context = named.get("context", "lstm")
-    if not isinstance(context, str) or context not in CONTEXTS:
-        raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {context!r}", "context")
+    presets = tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))
+    known = {"preset": (size, presets["preset"]), "recipe": (way, presets["recipe"]), "context": (context, CONTEXTS)}
+    for name, (value, choices) in known.items():
+        if not isinstance(value, str) or value not in choices:
+            raise ElmoError(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)
     objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
     for item in fields(Recipe):
         elsewhere = item.metadata.get("only") not in (None, objective)
@@ -339,7 +334,3 @@ _BILM_NAMES = {
     "share_embedding_softmax": "tie_softmax",
     "n_tokens_vocab": "vocab_size",
 }
-
-
-def _presets() -> dict[str, Any]:
-    return tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))

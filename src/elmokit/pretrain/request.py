@@ -29,6 +29,7 @@ _RESUMABLE = _LENGTHS | {
     *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product stays
 }
 """Options that may change when a run is resumed."""
+_FILES = ("word_vectors", "init", "init_options")
 _MODEL_FILES = ("config.json", "options.json", "encoder.pkl", "checkpoint")
 """Files of models, of ours or of an older system: a run in their folder would overwrite their vocab.txt."""
 
@@ -59,20 +60,16 @@ class TrainRequest:
     def stored(self) -> dict[str, Any]:
         """What run.json stores, with the full names of files."""
 
-        def full(path: Path | None) -> str | None:
-            return None if path is None else str(path.resolve())
-
         def sources(names: Sequence[str]) -> list[str]:
             return [name if name == "-" else str(Path(name).expanduser().absolute()) for name in names]
 
+        files = {name: getattr(self, name) for name in _FILES}
         return {
             "corpus": sources(self.corpus),
             "heldout": sources(self.heldout),
-            "word_vectors": full(self.word_vectors),
-            "init": full(self.init),
-            "init_options": full(self.init_options),
+            **{name: None if path is None else str(path.resolve()) for name, path in files.items()},
             "preset": self.preset,
-            "way": self.recipe,
+            "recipe_name": self.recipe,
         }
 
     def given_options(self) -> dict[str, Any]:
@@ -97,9 +94,8 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError("a corpus is needed: name files, folders or patterns, or - for standard input")
     if any((folder.folder / name).exists() for name in _MODEL_FILES):
         raise ElmoError(f"{folder.folder} contains a model: choose another output", "output")
-    recipe = make_recipe(
-        preset=request.preset, recipe=request.recipe, config=request.config, changes=_with_context(request)
-    )
+    changes = _with_context(request)
+    recipe = make_recipe(preset=request.preset, recipe=request.recipe, config=request.config, changes=changes)
     _check_together(request, recipe)
     clock = recipe.minutes if recipe.objective == "windows" else 0  # the schedules of segments never follow it
     if not (recipe.tokens or recipe.epochs or recipe.steps or clock):
@@ -158,11 +154,11 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
     recipe = Recipe(**stored["recipe"])
     vocab = None if stored["vocab"] is None else folder.checkpoints / stored["vocab"]
     now, given = request.stored(), request.given_options()
-    now |= {"preset": given.pop("preset", None), "way": given.pop("recipe", None)}
+    now |= {"preset": given.pop("preset", None), "recipe_name": given.pop("recipe", None)}
     for name, value in now.items():
         moved = name in ("corpus", "heldout") and stored[name]  # the text may be in another place on another machine
         if value and value != stored[name] and not moved:
-            shown = "recipe" if name == "way" else name
+            shown = name.removesuffix("_name")
             raise ElmoError(f"{shown} was {stored[name]} when the run began and cannot change now", shown)
     if request.vocab is not None and (vocab is None or read_vocab_file(request.vocab) != read_vocab_file(vocab)):
         raise ElmoError(f"vocab {request.vocab} has other words than the run began with: leave it out", "vocab")
@@ -185,15 +181,14 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
         changed = replace(changed, **{name: getattr(recipe, name) for name in lengths})
     if recipe.objective != "windows":
         changed = replace(changed, minutes=given.get("minutes", 0.0), until=given.get("until", 1.0))
-    files = ("word_vectors", "init", "init_options")
-    paths: dict[str, Any] = {name: stored[name] and Path(stored[name]) for name in files}
+    paths: dict[str, Any] = {name: stored[name] and Path(stored[name]) for name in _FILES}
     return replace(
         request,
         corpus=now["corpus"] or stored["corpus"],
         heldout=now["heldout"] or stored["heldout"],
         vocab=vocab,
         preset=stored["preset"],
-        recipe=stored["way"],
+        recipe=stored["recipe_name"],
         **paths,
     ), changed
 
@@ -214,27 +209,21 @@ def store_request(
     request: TrainRequest,
     recipe: Recipe,
     folder: RunFolder,
-    corpus: PreparedCorpus,
-    heldout: PreparedCorpus | None,
+    prepared: Mapping[str, PreparedCorpus | None],
     vocab: Vocabulary,
 ) -> None:
     """Store what a resumed run needs; run.json comes last, and has the command that began the run."""
-    command = folder.read_request()["command"] if folder.started else request.command
     own = vocab.specials == (BEGIN, END, UNKNOWN)  # an existing model with other boundaries has its words itself
     if own:
         write_text(folder.checkpoints / "vocab.txt", vocab.to_text())
-    prepared = {
-        name: {"folder": str(part.folder.resolve()), "content": part.content}
-        for name, part in (("corpus", corpus), ("heldout", heldout))
-        if part is not None
-    }
+    found = {name: part for name, part in prepared.items() if part is not None}
     folder.write_request(
         {
             "version": VERSION,
-            "command": command,
+            "command": folder.read_request()["command"] if folder.started else request.command,
             **request.stored(),
             "vocab": "vocab.txt" if own else None,
-            "prepared": prepared,
+            "prepared": {name: {"folder": str(p.folder.resolve()), "content": p.content} for name, p in found.items()},
             "recipe": recipe.to_dict(),
         }
     )

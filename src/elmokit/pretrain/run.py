@@ -20,23 +20,19 @@ from elmokit.formats import bilm
 from elmokit.formats.card import earlier_section, training_section
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.save import write_checkpoint
+from elmokit.messages import counted, duration, perplexity
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
 from elmokit.pretrain.distributed import Processes, joined
 from elmokit.pretrain.loop import Training, held_out_state
-from elmokit.pretrain.metrics import RunObserver, RunRecorder
-from elmokit.pretrain.progress import duration, perplexity
+from elmokit.pretrain.metrics import RunRecorder
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
 from elmokit.pretrain.request import TrainRequest, resolve_request, store_request
 from elmokit.pretrain.setup import Say, Start, completed_recipe, corpora, data_of, start_of
 
 
-def _no_report(text: str) -> None:
-    """Report nothing."""
-
-
-def run_training(request: TrainRequest, report: Say = _no_report) -> int:
+def run_training(request: TrainRequest, report: Say = lambda _: None) -> int:
     """Train to the end, export the model, and return the exit status: 0, or 128 + the signal that stopped it.
 
     `report` is called with each line of text that a user should see.
@@ -45,7 +41,7 @@ def run_training(request: TrainRequest, report: Say = _no_report) -> int:
         folder = RunFolder(request.output)
         if processes.first:
             stack.enter_context(folder.locked())
-        say = report if processes.first else _no_report
+        say = report if processes.first else lambda _: None
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = resolve_request(request, folder)
         if not before:
@@ -84,10 +80,8 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         say(line)
     recipe = completed_recipe(recipe, start, corpus, device, processes.count)
     data = data_of(recipe, start, corpus, heldout)
-    training = Training(
-        recipe, start.network, data, folder, RunObserver(), device=device, processes=processes, slots=start.slots
-    )
-    snapshot = folder.latest()
+    training = Training(recipe, start.network, data, folder, device=device, processes=processes, slots=start.slots)
+    snapshot = folder.latest(say)
     if snapshot is not None:
         training.restore(snapshot)
         say(f"continuing from step {training.progress.step:,}")
@@ -101,16 +95,13 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     if processes.agree(training.progress.step) != training.progress.step:
         raise ElmoError(f"output {folder.folder} must be one folder that all machines share", "output")
     if processes.first:
-        store_request(request, recipe, folder, corpus, heldout, start.vocab)
+        store_request(request, recipe, folder, {"corpus": corpus, "heldout": heldout}, start.vocab)
     _describe(training, say)
-    done = training.done()  # which all processes agree on
-    if processes.first:
-        with RunRecorder(folder, training.progress, done, tensorboard=request.tensorboard) as recorder:
-            training.observer = recorder
-            for missed in training.unwritten:
-                recorder.record(missed)
-            stopped = training.run()
-    else:
+    with RunRecorder(
+        folder if processes.first else None, training.progress, tensorboard=request.tensorboard
+    ) as training.recorder:
+        for missed in training.unwritten:
+            training.recorder.record(missed)
         stopped = training.run()
     if stopped:
         say(f"stopped at step {training.progress.step:,}; resume to continue from here")
@@ -134,9 +125,8 @@ def _describe(training: Training, say: Say) -> None:
     parameters = sum(parameter.numel() for parameter in network.parameters())
     softmax = f"sampled softmax ({recipe.negatives:,} of " if training.updates.sampled else "full softmax ("
     steps = training.n_steps
-    length = f"{steps:,} updates" if steps else ""
-    if recipe.minutes:
-        length += (" or " if length else "") + f"{recipe.minutes:g} minute{'' if recipe.minutes == 1 else 's'}"
+    minutes = f"{recipe.minutes:g} minute{'' if recipe.minutes == 1 else 's'}" if recipe.minutes else ""
+    length = " or ".join(filter(None, [counted(steps, "update") if steps else "", minutes]))
     say(
         f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
         f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
@@ -156,7 +146,12 @@ def _finish(
 ) -> None:
     """Export the best weights, after a leg the last ones; draw the curve, say where everything is."""
     folder, progress = training.folder, training.progress
-    best = folder.best() if training.ended else None
+    best = None
+    if training.ended:
+        try:
+            best = folder.best()
+        except ElmoError as error:
+            say(f"{error}: the model has the last weights")
     weights = best.part("network") if best else training.updates.network.state_dict()
     measured = best.facts["heldout"] if best else None
     facts = _facts(request, training, start, corpus, heldout, measured)
@@ -198,8 +193,7 @@ def _export(
 
 def _machine(device: torch.device, processes: int) -> str:
     """What a run ran on, for its card."""
-    threads = torch.get_num_threads()
-    cpu = f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+    cpu = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     many = f", {processes} processes" if processes > 1 else ""
     return f"{name}{many}; elmokit {__version__}, torch {torch.__version__}, Python {platform.python_version()}"

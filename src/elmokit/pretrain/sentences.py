@@ -135,19 +135,12 @@ class TypeTable:
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
         """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""
+        counts = self.corpus.counts
         if sentences is not None and sentences.chosen is not None:
-            return self._unknown_rate_of(sentences)
-        unknown = self.vocab_index == self._unknown
-        return float(self.corpus.counts[unknown].sum() / max(1, self.corpus.counts.sum()))
-
-    def _unknown_rate_of(self, sentences: Sentences) -> float:
-        begins, lengths = sentences.spans(Sentences(sentences.corpus, sentences.chosen).at(np.arange(len(sentences))))
-        tokens = np.asarray(self.corpus.tokens)
-        unknown = sum(
-            int((self.vocab_index[tokens[begin : begin + length]] == self._unknown).sum())
-            for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
-        )
-        return unknown / max(1, int(lengths.sum()))
+            begins, lengths = sentences.spans(sentences.at(np.arange(len(sentences))))
+            inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            counts = np.bincount(self.corpus.tokens[np.repeat(begins, lengths) + inside], minlength=len(counts))
+        return float(counts[self.vocab_index == self._unknown].sum() / max(1, counts.sum()))
 
     def _distinct(self, inputs: Ints) -> tuple[Ints, Ints]:
         """Inputs of any shape → their distinct types [U] and, in the inputs' shape, which of them each is.

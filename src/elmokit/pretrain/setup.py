@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,25 +79,19 @@ def corpora(
     for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
         if not sources:
             continue
-        before = stored["prepared"].get(name)
-        same = before and list(sources) == stored[name]
-        corpus = _open_again(Path(before["folder"]), before["content"]) if same else None
+        before, corpus = stored["prepared"].get(name), None
+        if before and list(sources) == stored[name]:
+            with suppress(ElmoError):  # it is no longer there
+                corpus = PreparedCorpus.open(Path(before["folder"]), before["content"])
         if corpus is None:
             if "-" in sources and processes.count > 1:
                 raise ElmoError("standard input cannot be shared by several processes: write the corpus to a file")
             into = request.cache
             if "-" in sources and into is None:
                 into = folder.folder / f"{name}-from-stdin"
+            reading: Any = {"segment": recipe.segment, "split": recipe.split, "max_tokens": recipe.max_tokens}
             with progress_display(name, quiet=not processes.first) as on_progress:
-                corpus = prepare(
-                    sources,
-                    segment=recipe.segment,
-                    split=recipe.split,
-                    max_tokens=recipe.max_tokens,
-                    folder=into,
-                    workers=request.workers,
-                    on_progress=on_progress,
-                )
+                corpus = prepare(sources, **reading, folder=into, workers=request.workers, on_progress=on_progress)
             if before and corpus.content != before["content"]:
                 raise ElmoError(f"the {name} is no longer the text the run began with: start a new run")
         for line in corpus.report.lines():
@@ -104,15 +99,6 @@ def corpora(
         found[name] = corpus
     assert found["corpus"] is not None
     return found["corpus"], found["heldout"]
-
-
-def _open_again(folder: Path, content: str) -> PreparedCorpus | None:
-    """A corpus that was prepared before, if it is still there."""
-    try:
-        corpus = PreparedCorpus.open(folder)
-    except ElmoError:
-        return None
-    return corpus if corpus.content == content else None
 
 
 def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> Start:
@@ -129,23 +115,12 @@ def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> S
         usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
         # A model that neither reads words nor predicts them can take any vocabulary.
         if vocab is None and not (usable and (model.head or model.config.words)):
-            vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
-        return _with_frequencies(start_from(model, recipe, vocab), recipe, corpus)
-    if vocab is None:
-        vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
-        if len(vocab) == len(vocab.specials):
-            raise ElmoError(
-                f"no word of the corpus occurs {recipe.min_count} times (min_count), so there is nothing to predict: "
-                "give more text or a smaller number",
-                "min_count",
-            )
-    start = new_start(recipe, vocab)
+            vocab = _vocabulary_of(corpus, recipe)
+        start = start_from(model, recipe, vocab)
+    else:
+        start = new_start(recipe, vocab or _vocabulary_of(corpus, recipe))
     if request.word_vectors is not None:
         _set_word_vectors(request.word_vectors, recipe, start, corpus)
-    return _with_frequencies(start, recipe, corpus)
-
-
-def _with_frequencies(start: Start, recipe: Recipe, corpus: PreparedCorpus) -> Start:
     if start.new_softmax and recipe.unigram_bias:
         start_from_frequencies(start.network.head, start.vocab, corpus)
     share = f"{coverage(corpus, start.vocab):.2%}"
@@ -153,18 +128,24 @@ def _with_frequencies(start: Start, recipe: Recipe, corpus: PreparedCorpus) -> S
     return start
 
 
+def _vocabulary_of(corpus: PreparedCorpus, recipe: Recipe) -> Vocabulary:
+    vocab = build_vocabulary(corpus, max_size=recipe.vocab_size, min_count=recipe.min_count)
+    if len(vocab) == len(vocab.specials):
+        raise ElmoError(
+            f"no word of the corpus occurs {recipe.min_count} times (min_count), so there is nothing to predict: "
+            "give more text or a smaller number",
+            "min_count",
+        )
+    return vocab
+
+
 def _set_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: PreparedCorpus) -> None:
     """Copy static vectors into the word table; those that must not change get no gradient."""
     words = start.network.bilm.token_encoder.words
     assert words is not None
     counts = dict(zip(corpus.type_texts(), corpus.counts.tolist(), strict=True))
-    found = align(
-        start.vocab,
-        path,
-        size=words.embedding_dim,
-        counts=[counts.get(word, 0) for word in start.vocab],
-        size_option="word_size",
-    )
+    in_order = [counts.get(word, 0) for word in start.vocab]
+    found = align(start.vocab, path, size=words.embedding_dim, counts=in_order, size_option="word_size")
     rows, vectors = torch.from_numpy(found.found), torch.from_numpy(found.matrix)
     with torch.no_grad():
         words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the others get the same size
@@ -228,17 +209,12 @@ def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: Prepa
     if heldout is not None:
         read = Sentences(corpus, None, recipe.shuffle, recipe.seed)
         return Data(types, read, table(heldout), Sentences(heldout))
-    every = held_out_every(corpus.n_sentences, recipe.heldout_fraction)
-    if not every:
+    count = min(_MOST_HELD_OUT, int(corpus.n_sentences * recipe.heldout_fraction))
+    if not count:  # the text has too few sentences
         return Data(types, Sentences(corpus, None, recipe.shuffle, recipe.seed), None, None)
+    every = max(2, -(-corpus.n_sentences // count))
     read = Sentences(corpus, (every, 0), recipe.shuffle, recipe.seed)
     return Data(types, read, types, Sentences(corpus, (every, 1)))
-
-
-def held_out_every(n_sentences: int, fraction: float) -> int:
-    """One in how many sentences is held out; 0: none, because the text has too few."""
-    count = min(_MOST_HELD_OUT, int(n_sentences * fraction))
-    return max(2, -(-n_sentences // count)) if count else 0
 
 
 def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:

@@ -104,7 +104,10 @@ class Updates:
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
                 optimizer.grad_scale = None  # type: ignore[attr-defined]
                 optimizer.step()
-            self.states = [_chosen(finite, new, old) for new, old in zip(after, self.states, strict=True)]
+            self.states = [
+                State(torch.where(finite, new.h, old.h), torch.where(finite, new.c, old.c))
+                for new, old in zip(after, self.states, strict=True)
+            ]
             self._losses += losses.masked_fill(~finite, 0.0)
         elif bool(finite):
             for optimizer in self.optimizers:
@@ -142,14 +145,11 @@ class Updates:
         if not self._counted:
             return []
         losses, counts = self.processes.total(torch.stack([self._losses.cpu(), self._counts]))
-        self._forget_losses()
-        means: list[float] = (losses / counts).tolist()
-        return means
-
-    def _forget_losses(self) -> None:
         self._losses.zero_()
         self._counts.zero_()
         self._counted = 0
+        means: list[float] = (losses / counts).tolist()
+        return means
 
     def snapshot(self) -> Snapshot:
         """All of it, of all processes."""
@@ -173,30 +173,22 @@ class Updates:
         """Continue from a snapshot; the rows may be divided among another number of processes than wrote it."""
         self.network.load_state_dict(snapshot.part("network"))
         restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
-        self.states = self._divided(snapshot.part("state"))
-        self._forget_losses()
-        if self.processes.first and "metrics.counts" in snapshot.tensors:  # the others add nothing to its sums
-            self._losses.copy_(snapshot.tensors["metrics.losses"])
-            self._counts.copy_(snapshot.tensors["metrics.counts"])
+        if saved := snapshot.part("state"):
+            self.states = [self._own_rows(saved, number) for number in range(self.recipe.accumulate)]
+        share = float(self.processes.first)  # the others add nothing to its sums
+        self._losses.copy_(share * snapshot.tensors["metrics.losses"])
+        self._counts.copy_(share * snapshot.tensors["metrics.counts"])
         self._counted = snapshot.facts["counted"]
         self._since.zero_()
         self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
-    def _divided(self, saved: Mapping[str, Tensor]) -> list[State]:
-        if not saved:
-            return []
-        size, count = self.recipe.batch_size, self.processes.count
-        rows = {part: _rows(saved[part]) for part in ("h", "c")}  # [D, L, rows, …]
-        states: list[State] = []
-        for number in range(self.recipe.accumulate):
-            first = (number * count + self.processes.rank) * size
-            h, c = (rows[part][:, :, first : first + size].to(self.device).contiguous() for part in ("h", "c"))
-            states.append(State(h, c))
-        return states
-
-
-def _chosen(first: Tensor, new: State, old: State) -> State:
-    return State(torch.where(first, new.h, old.h), torch.where(first, new.c, old.c))
+    def _own_rows(self, saved: Mapping[str, Tensor], number: int) -> State:
+        """This process's rows of one of the batches of an update, from those of all processes."""
+        first = (number * self.processes.count + self.processes.rank) * self.recipe.batch_size
+        # [micro-batches, processes, D, L, B, S] → [D, L, rows, S]
+        rows = [saved[part].permute(2, 3, 0, 1, 4, 5).flatten(2, 4) for part in ("h", "c")]
+        h, c = (part[:, :, first : first + self.recipe.batch_size].to(self.device).contiguous() for part in rows)
+        return State(h, c)
 
 
 def choose_precision(recipe: Recipe, device: torch.device) -> torch.dtype:
@@ -212,11 +204,6 @@ def choose_sampled(recipe: Recipe, n_words: int, device: torch.device) -> bool:
     if recipe.loss == "auto":
         return device.type == "cpu" and n_words > 4 * recipe.negatives
     return recipe.loss == "sampled" and recipe.negatives < n_words
-
-
-def _rows(saved: Tensor) -> Tensor:
-    """[micro-batches, processes, D, L, B, S] → [D, L, rows, S]."""
-    return saved.permute(2, 3, 0, 1, 4, 5).flatten(2, 4)
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

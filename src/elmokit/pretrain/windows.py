@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,43 +86,43 @@ class WindowReader:
         self.sentences.refuse_empty()
 
     def plans(self) -> Iterator[WindowPlan]:
-        """The plans of all windows.
-
-        Sentences are taken in order, so those of a window are one run of the reading; only how many each row takes must
-        be found row by row.
-        """
-        position, rows = self.position or WindowPosition.start(self.rows), np.arange(self.rows)
-        row_begin, row_length = self.sentences.spans(self.sentences.at(np.maximum(position.row_place, 0)))
-        upcoming = _UpcomingSentences(self.sentences, position.next_place, endless=self.endless)
+        """The plan of each window, row by row."""
+        position = self.position or WindowPosition.start(self.rows)
+        begins, lengths = self.sentences.spans(self.sentences.at(np.maximum(position.row_place, 0)))
+        columns = (position.row_place, position.row_offset, begins, lengths)
+        current = list(zip(*(column.tolist() for column in columns), strict=True))  # the sentence that each row is in
+        next_place = position.next_place
+        queues = self._queues(next_place)
         while True:
-            before = position
-            rest = np.where(before.row_place == NO_TARGET, 0, np.maximum(row_length + 1 - before.row_offset, 0))
-            upcoming.start_at(before.next_place)
-            ends, at = [], 0
-            for need in (self.window - rest).tolist():
-                if need > 0:
-                    at = upcoming.after(at, need)
-                ends.append(at)
-            stops = np.array(ends, np.int64)
-            firsts = np.concatenate([[0], stops[:-1]])
-            begins, lengths, starts = upcoming.first(at)  # [at] sentences, and the inputs before each
-            row = np.repeat(rows, stops - firsts)
-            column = rest[row] + starts - (starts[firsts[row]] if at else 0)
-            taken = np.minimum(lengths + 1, self.window - column)
-            left, rest_taken = rest > 0, np.minimum(rest, self.window)
-            old = [rows, 0 * rows, rest_taken, before.row_place, before.row_offset, row_begin, row_length]
-            new = [row, column, taken, before.next_place + np.arange(at), 0 * row, begins, lengths]
-            pieces = np.concatenate([np.stack(old, axis=1)[left], np.stack(new, axis=1)])
-            if not len(pieces):
+            pieces: list[tuple[int, ...]] = []
+            for row, queue in enumerate(queues):
+                column, (place, offset, begin, length) = 0, current[row]
+                while column < self.window:
+                    if place == NO_TARGET or offset > length:
+                        place, begin, length = next(queue, (NO_TARGET, begin, length))
+                        if place == NO_TARGET:
+                            break
+                        offset, next_place = 0, place + 1
+                    taken = min(length + 1 - offset, self.window - column)
+                    pieces.append((row, column, taken, place, offset, begin, length))
+                    column, offset = column + taken, offset + taken
+                current[row] = place, offset, begin, length
+            if not pieces:
                 return
-            place = np.where(left, before.row_place, NO_TARGET)
-            offset = np.where(left, before.row_offset + rest_taken, before.row_offset)
-            fresh = stops > firsts
-            last = stops[fresh] - 1
-            place[fresh], offset[fresh] = before.next_place + last, taken[last]
-            row_begin[fresh], row_length[fresh] = begins[last], lengths[last]
-            position = WindowPosition(before.next_place + at, place, offset)
-            yield WindowPlan(pieces[np.argsort(pieces[:, 0], kind="stable")], position)
+            places, offsets = np.array(current, np.int64).T[:2]
+            yield WindowPlan(np.array(pieces, np.int64), WindowPosition(next_place, places.copy(), offsets.copy()))
+
+    def _queues(self, place: int) -> list[Iterator[tuple[int, int, int]]]:
+        """For each row the sentences that it takes: here the next unread one of all, from `place` on."""
+        return [self._sentences(place, None if self.endless else len(self.sentences))] * self.rows
+
+    def _sentences(self, place: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
+        """Each sentence from a place of the reading on: its place, where it begins in the corpus, its length."""
+        while stop is None or place < stop:
+            places = np.arange(place, place + _LOOK_AHEAD if stop is None else min(place + _LOOK_AHEAD, stop))
+            begins, lengths = self.sentences.spans(self.sentences.at(places))
+            yield from zip(places.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+            place += len(places)
 
     def fill(self, plan: WindowPlan, rows: range) -> Windows:
         """The tokens of a contiguous range of rows."""
@@ -159,33 +160,14 @@ class InOrderReader(WindowReader):
 
     reset: float = 0.0
 
-    def plans(self) -> Iterator[WindowPlan]:
-        """The plans of all windows, until all rows have ended."""
+    def _queues(self, place: int) -> list[Iterator[tuple[int, int, int]]]:
+        """For each row the sentences of its own part."""
         assert not self.sentences.shuffle
-        cuts, rows = _cuts(self.sentences, self.rows), np.arange(self.rows)
-        place, offset = cuts[:-1], np.zeros(self.rows, np.int64)
-        # Sentences of a row in a window: each has two inputs or more, but for the rest of the first.
-        most = self.window // 2 + 2
-        while True:
-            places = place[:, None] + np.arange(most)
-            there = places < cuts[1:, None]
-            begins, lengths = self.sentences.spans(self.sentences.at(np.minimum(places, len(self.sentences) - 1)))
-            offsets = np.zeros_like(places)
-            offsets[:, 0] = offset
-            left = np.where(there, lengths + 1 - offsets, 0)
-            columns = np.cumsum(left, axis=1) - left
-            taken = np.clip(self.window - columns, 0, left)
-            if not taken.any():
-                return
-            row = np.broadcast_to(rows[:, None], places.shape)
-            pieces = np.stack([row, columns, taken, places, offsets, begins, lengths], axis=-1)[taken > 0]
-            ended = (there & (taken == left)).sum(axis=1)
-            place, offset = place + ended, (offsets + taken)[rows, ended]
-            yield WindowPlan(pieces, WindowPosition(len(self.sentences), place, offset))
+        return [self._sentences(first, stop) for first, stop in pairwise(_cuts(self.sentences, self.rows))]
 
 
-def _cuts(sentences: Sentences, rows: int) -> Ints:
-    """[rows + 1]: where stretches of about the same number of tokens begin and end, in sentences."""
+def _cuts(sentences: Sentences, rows: int) -> list[int]:
+    """Where `rows` stretches of about the same number of tokens begin and end, in sentences."""
     count = len(sentences)
 
     def inputs_to(place: int) -> int:
@@ -194,48 +176,7 @@ def _cuts(sentences: Sentences, rows: int) -> Ints:
 
     total = inputs_to(count - 1)
     inside = [bisect_left(range(count), total * row // rows, key=inputs_to) for row in range(1, rows)]
-    return np.array([0, *inside, count], np.int64)
-
-
-class _UpcomingSentences:
-    """The sentences that come next: where they begin, their lengths, the inputs before each; read in blocks."""
-
-    def __init__(self, sentences: Sentences, place: int, *, endless: bool) -> None:
-        self.sentences, self.endless = sentences, endless
-        self._from = self._start = place
-        self._begins, self._lengths = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._sums = [0]  # inputs before each sentence of the block, and after its last
-
-    def start_at(self, place: int) -> None:
-        """Count sentences from this place of the reading on."""
-        self._start = place
-
-    def after(self, first: int, need: int) -> int:
-        """The sentence after those that give `need` inputs from sentence `first` on, or after the last there is."""
-        while True:
-            at = self._start + first - self._from
-            target = self._sums[at] + need
-            if target <= self._sums[-1] or not self._more():
-                return min(bisect_left(self._sums, target, at), len(self._sums) - 1) + self._from - self._start
-
-    def first(self, count: int) -> tuple[Ints, Ints, Ints]:
-        """Of the next `count` sentences: begins, lengths, inputs before each."""
-        at = slice(self._start - self._from, self._start - self._from + count)
-        return self._begins[at], self._lengths[at], np.array(self._sums[at], np.int64)
-
-    def _more(self) -> bool:
-        """Read one more block and drop the sentences before the start; False where there are no more."""
-        place = self._from + len(self._begins)
-        stop = place + _LOOK_AHEAD if self.endless else min(place + _LOOK_AHEAD, len(self.sentences))
-        if stop <= place:
-            return False
-        begins, lengths = self.sentences.spans(self.sentences.at(np.arange(place, stop)))
-        read = self._start - self._from
-        self._begins = np.concatenate([self._begins[read:], begins])
-        self._lengths = np.concatenate([self._lengths[read:], lengths])
-        self._from = self._start
-        self._sums = [0, *np.cumsum(self._lengths + 1).tolist()]
-        return True
+    return [0, *inside, count]
 
 
 @dataclass(frozen=True, eq=False)
