@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder, Snapshot, read_snapshot, state_dict_of, write_snapshot
 from support.refusals import refusal
 
