@@ -12,6 +12,8 @@ from elmokit.compat.bilm import (
     Batcher,
     BidirectionalLanguageModel,
     TokenBatcher,
+    UnicodeCharsVocabulary,
+    Vocabulary,
     dump_bilm_embeddings,
     dump_token_embeddings,
     weight_layers,
@@ -79,6 +81,20 @@ def test_a_token_that_is_not_in_the_vocabulary(tmp_path):
         TokenBatcher(tmp_path / "v.txt").batch_sentences([["money"]])
     (tmp_path / "v.txt").write_text("<S>\n</S>\n<UNK>\nthe\n")
     assert TokenBatcher(tmp_path / "v.txt").batch_sentences([["money"]]).tolist() == [[1, 3, 2]]
+
+
+def test_vocabularies(folder, ids):
+    words = Vocabulary(folder / "vocab.txt")
+    assert (words.bos, words.eos, words.unk, words.size) == (2, 0, -1, 7)
+    assert words.encode("the bank").tolist() == [2, 4, 1, 0]
+    assert words.encode(["bank", "the"], reverse=True, split=False).tolist() == [0, 1, 4, 2]
+    assert words.decode([4, 1]) == "the bank"
+    with pytest.raises(ElmoError, match="<UNK>"):
+        Vocabulary(folder / "vocab.txt", validate_file=True)
+    characters = UnicodeCharsVocabulary(folder / "vocab.txt", 50)
+    assert (characters.encode_chars("the river bank .") == ids[0] - 1).all()
+    assert (characters.encode_chars(". bank", reverse=True)[[0, -1]] == ids[0, [-1, 0]] - 1).all()
+    assert (characters.word_to_char_ids("river") == ids[0, 2] - 1).all()
 
 
 @pytest.mark.parametrize("text", ["the\n", "<S>\nthe\n"])

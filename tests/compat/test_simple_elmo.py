@@ -1,12 +1,22 @@
 """simple_elmo's model over elmokit: shapes, padding, layers, state and substitutes."""
 
+import gzip
+import shutil
 import zipfile
 
 import numpy as np
 import pytest
 
 from elmokit import Elmo
-from elmokit.compat.simple_elmo import BidirectionalLanguageModel, ElmoModel, divide_chunks, tokenize, weight_layers
+from elmokit.compat.simple_elmo import (
+    BidirectionalLanguageModel,
+    ElmoModel,
+    divide_chunks,
+    get_elmo_vectors,
+    load_elmo_embeddings,
+    tokenize,
+    weight_layers,
+)
 from elmokit.errors import ElmoError
 from support.model_files import make_bilm, write_bilm, write_tensorflow
 
@@ -113,6 +123,33 @@ def test_substitutes_of_each_word_in_both_directions(checkpoint):
             assert entry[side]["candidate_words"] == kept[:2]
 
 
+def test_a_packed_vocabulary_beside_the_checkpoint(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "full")
+    words = (tmp_path / "full" / "vocab.txt").read_bytes()
+    (tmp_path / "full" / "vocab.txt").unlink()
+    with pytest.raises(ElmoError, match=r"vocab\.txt"):
+        ElmoModel().load(tmp_path / "full", full=True)
+    for text in (words, words + b"more\n"):
+        (tmp_path / "full" / "vocab.txt.gz").write_bytes(gzip.compress(text))
+        model = ElmoModel()
+        if text == words:
+            model.load(tmp_path / "full", full=True)
+            assert model.get_elmo_substitutes(["the bank"])[0][1]["word"] == "bank"
+        else:
+            with pytest.raises(ElmoError, match="belong together"):
+                model.load(tmp_path / "full", full=True)
+
+
+def test_the_functions_of_the_scripts_before_the_package(folder):
+    for top in (False, True):
+        loaded = load_elmo_embeddings(folder, top=top)
+        vectors = get_elmo_vectors(None, SENTENCES, *loaded)
+        model = ElmoModel()
+        model.load(folder)
+        expected = model.get_elmo_vectors(SENTENCES, warmup=False, layers="top" if top else "average")
+        np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+
+
 def test_what_substitutes_need(model, folder, checkpoint):
     with pytest.raises(ElmoError, match="softmax"):
         model.get_elmo_substitutes(["the bank"])
@@ -121,7 +158,9 @@ def test_what_substitutes_need(model, folder, checkpoint):
     full = ElmoModel()
     full.load(checkpoint, full=True)
     with pytest.raises(ElmoError, match="topn"):
-        full.get_elmo_substitutes(["the bank"], topn=8)
+        full.get_elmo_substitutes(["the bank"], topn=0)
+    everything = full.get_elmo_substitutes(["the bank"], topn=full.vocab.size)[0][0]["forward"]
+    assert len(everything["candidates"]) == full.vocab.size - 2
     with pytest.raises(ElmoError, match="the bank"):
         full.get_elmo_substitutes("the bank")
     full.load("en")

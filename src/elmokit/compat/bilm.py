@@ -24,7 +24,6 @@ from elmokit.compat.load import load_elmo, model_path, token_lists
 from elmokit.corpus.lines import InputLines
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.bilm_options import read_vocabulary
 from elmokit.formats.hdf5 import Hdf5Tensors, write_datasets
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.source import FolderSource
@@ -35,12 +34,15 @@ from elmokit.model.scalar_mix import ScalarMix
 from elmokit.output.writers.hdf5 import create_hdf5
 from elmokit.storage.atomic import atomic_file
 from elmokit.text.chars import PADDING, SENTENCE_BEGIN, ByteIndexer
-from elmokit.text.vocab import Vocabulary
+from elmokit.text.vocab import BEGIN, END
+from elmokit.text.vocab import Vocabulary as WordList
 
 __all__ = [
     "Batcher",
     "BidirectionalLanguageModel",
     "TokenBatcher",
+    "UnicodeCharsVocabulary",
+    "Vocabulary",
     "dump_bilm_embeddings",
     "dump_token_embeddings",
     "weight_layers",
@@ -78,20 +80,76 @@ class TokenBatcher:
     """Sentences → token ids [N, T + 2], the place of a word in the vocabulary + 1, with the boundaries in."""
 
     def __init__(self, lm_vocab_file: str | Path) -> None:
-        self._where, self._vocab = str(lm_vocab_file), _read_vocabulary(lm_vocab_file, "lm_vocab_file")
-        if min(self._vocab.begin, self._vocab.end) < 0:
+        self._where, self._vocab = str(lm_vocab_file), Vocabulary(lm_vocab_file)
+        if min(self._vocab.bos, self._vocab.eos) < 0:
             raise ElmoError(f"{lm_vocab_file} must have the lines <S> and </S>: add them", "lm_vocab_file")
 
     def batch_sentences(self, sentences: Iterable[Sequence[str]]) -> Ids:
         """The ids of a batch; a word outside the vocabulary is `<UNK>`."""
-        begin, end, rows = self._vocab.begin + 1, self._vocab.end + 1, token_lists(sentences, "sentences")
-        return _padded([np.array([begin, *map(self._id, row), end], np.int64) for row in rows])
+        rows = token_lists(sentences, "sentences")
+        ids = [self._vocab.encode(row, split=False).astype(np.int64) + 1 for row in rows]
+        for row, found in zip(rows, ids, strict=True):
+            if not found.all():  # 0 would be padding
+                word = row[int(found.argmin()) - 1]
+                raise ElmoError(f"{self._where} has neither {word!r} nor <UNK>: add one of the two", "lm_vocab_file")
+        return _padded(ids)
 
-    def _id(self, word: str) -> int:
-        place = self._vocab.index(word)
-        if place < 0:  # its id would be 0, which is padding
-            raise ElmoError(f"{self._where} has neither {word!r} nor <UNK>: add one of the two", "lm_vocab_file")
-        return place + 1
+
+class Vocabulary:
+    """The words of a file, one per line; the id of a word is its place from 0, and -1 if it is not there."""
+
+    def __init__(self, filename: str | Path | WordList, validate_file: bool = False) -> None:
+        self._words = filename if isinstance(filename, WordList) else read_words(filename, "filename")
+        if validate_file:
+            self._words.require_specials()
+        self.bos, self.eos, self.unk = self._words.begin, self._words.end, self._words.unknown
+        self.size = len(self._words)
+
+    def word_to_id(self, word: str) -> int:
+        """The id of a word, or that of `<UNK>`."""
+        return self._words.index(word)
+
+    def id_to_word(self, cur_id: int) -> str:
+        """The word of an id."""
+        return self._words[cur_id]
+
+    def decode(self, cur_ids: Iterable[int]) -> str:
+        """Words with spaces between them."""
+        return " ".join(map(self.id_to_word, cur_ids))
+
+    def encode(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> NDArray[np.int32]:
+        """The ids of a sentence with its boundaries; `reverse` is for a sentence whose words are reversed."""
+        ids = map(self.word_to_id, _words(sentence, split=split))
+        begin, end = (self.eos, self.bos) if reverse else (self.bos, self.eos)
+        return np.array([begin, *ids, end], np.int32)
+
+
+class UnicodeCharsVocabulary(Vocabulary):
+    """A vocabulary that also gives characters: the UTF-8 bytes of a word and markers, without the + 1 of `Batcher`."""
+
+    def __init__(self, filename: str | Path | WordList, max_word_length: int, validate_file: bool = False) -> None:
+        super().__init__(filename, validate_file)
+        self.max_word_length = max_word_length
+
+    def word_to_char_ids(self, word: str) -> NDArray[np.int32]:
+        """The ids of a word [M]."""
+        return self._characters([word]).reshape(-1)
+
+    def encode_chars(
+        self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True
+    ) -> NDArray[np.int32]:
+        """The ids of a sentence with its boundaries [T + 2, M]."""
+        begin, end = (END, BEGIN) if reverse else (BEGIN, END)
+        return self._characters([begin, *_words(sentence, split=split), end])
+
+    def _characters(self, words: Sequence[str]) -> NDArray[np.int32]:
+        ids = ByteIndexer(self.max_word_length)(words).characters
+        assert ids is not None
+        return (ids - 1).astype(np.int32)
+
+
+def _words(sentence: str | Sequence[str], *, split: bool) -> Sequence[str]:
+    return sentence.split() if split and isinstance(sentence, str) else sentence
 
 
 def _padded(rows: Sequence[Ids]) -> Ids:
@@ -272,7 +330,7 @@ def dump_token_embeddings(
     vocab_file: str | Path, options_file: str | Path | None, weight_file: str | Path, outfile: str | Path
 ) -> None:
     """Write the vector without context of each word of a vocabulary: `embedding` [V, P] in an HDF5 file."""
-    words = list(_read_vocabulary(vocab_file, "vocab_file"))
+    words = list(read_words(vocab_file, "vocab_file"))
     with torch.no_grad():
         rows = load_elmo(weight_file, options_file).encode_types(words)
     write_datasets(Path(outfile), {"embedding": rows.float().cpu().numpy()}, {})
@@ -290,9 +348,10 @@ def _read_table(path: str | Path, size: int) -> Tensor:
     return torch.cat([rows.new_zeros(1, size), rows])
 
 
-def _read_vocabulary(path: str | Path, argument: str) -> Vocabulary:
-    path = _existing(path, argument)
-    return read_vocabulary(FolderSource(path.parent), path.name)
+def read_words(path: str | Path, argument: str) -> WordList:
+    """The words of a file, plain or packed."""
+    with InputLines(_existing(path, argument)) as lines:
+        return WordList.from_text("".join(f"{line}\n" for line in lines))
 
 
 def _existing(path: str | Path, argument: str) -> Path:

@@ -12,7 +12,7 @@ are different on purpose: averages do not count padding, and substitutes are pre
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,12 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.compat import bilm
-from elmokit.compat.bilm import Batcher, BidirectionalLanguageModel
+from elmokit.compat.bilm import Batcher, BidirectionalLanguageModel, Vocabulary, read_words
 from elmokit.compat.load import load_elmo, token_lists
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 
-__all__ = ["Batcher", "BidirectionalLanguageModel", "ElmoModel", "divide_chunks", "tokenize", "weight_layers"]
+__all__ = [
+    "Batcher",
+    "BidirectionalLanguageModel",
+    "ElmoModel",
+    "divide_chunks",
+    "get_elmo_vectors",
+    "load_elmo_embeddings",
+    "tokenize",
+    "weight_layers",
+]
 
 LayerChoice = Literal["average", "top", "all"]
 Array = NDArray[np.float64]
@@ -44,6 +53,8 @@ class ElmoModel:
         self.max_chars: int | None = None
         self.vector_size: int | None = None
         self.n_layers: int | None = None
+        self.vocab: Vocabulary | None = None
+        """The words that the model predicts, with `full=True`."""
 
     def load(
         self,
@@ -64,11 +75,18 @@ class ElmoModel:
         if max_batch_size < 1:
             raise ElmoError(f"max_batch_size must be at least 1, got {max_batch_size}", "max_batch_size")
         elmo = load_elmo(directory, stateful=stateful, device=device)
-        if full and elmo.head is None:
+        packed = Path(directory) / "vocab.txt.gz"
+        if full and elmo.vocab is None and packed.is_file():
+            checkpoint = elmo.checkpoint()
+            checkpoint.use_vocabulary(read_words(packed, "directory"))  # refused if it is of another model
+            elmo.vocab = checkpoint.vocab
+        if full and (elmo.head is None or elmo.vocab is None):
             raise ElmoError(
-                f"full=True needs a model with its softmax, and {directory} has none: load the folder of the checkpoint"
+                f"full=True needs a model with its softmax and vocab.txt, and {directory} lacks one of them: load the "
+                "folder of the checkpoint"
             )
         self.elmo, self.batch_size = elmo, max_batch_size
+        self.vocab = Vocabulary(elmo.vocab) if full and elmo.vocab is not None else None
         self.vector_size, self.n_layers = elmo.config.vector_size, elmo.config.n_outputs
         self.max_chars = elmo.config.characters.max_characters if elmo.config.characters else None
         self.batcher = Batcher(None, self.max_chars) if self.max_chars else None
@@ -121,8 +139,9 @@ class ElmoModel:
         """Sentences as strings, split at white space → for each word, what the language models predict in its place.
 
         A word's entry is {"word", "forward", "backward"}; a direction has "candidates" (ids of the vocabulary),
-        "candidate_words" and "logp" (natural logarithms of their probabilities), the best first. `nodelimiters` leaves
-        `<S>` and `</S>` out. The model must have its softmax, and both directions.
+        "candidate_words" and "logp" (natural logarithms of their probabilities), the best first. `topn` may be as large
+        as the vocabulary. `nodelimiters` leaves `<S>` and `</S>` out. The model must have its softmax, and both
+        directions.
         """
         elmo = self._loaded
         if elmo.head is None or elmo.vocab is None:
@@ -131,11 +150,11 @@ class ElmoModel:
             raise ElmoError(f"{elmo.where} has no forward and backward model: use Elmo.substitutes instead")
         if isinstance(data, str):
             raise ElmoError(f"data must be a list of sentences, got the string {data[:40]!r}", "data")
-        most = len(elmo.vocab) - 2 * nodelimiters
-        if not 1 <= topn <= most:
-            raise ElmoError(f"topn must be from 1 to {most}, got {topn}", "topn")
+        if topn < 1:
+            raise ElmoError(f"topn must be at least 1, got {topn}", "topn")
         hidden = [elmo.vocab.begin, elmo.vocab.end] if nodelimiters else []
-        return [_substitutes(elmo, sentence.split(), topn, hidden) for sentence in data]
+        most = min(topn, len(elmo.vocab) - len(hidden))
+        return [_substitutes(elmo, sentence.split(), most, hidden) for sentence in data]
 
     @property
     def _loaded(self) -> Elmo:
@@ -192,6 +211,32 @@ def _substitutes(elmo: Elmo, words: list[str], topn: int, hidden: list[int]) -> 
                 "logp": [round(value, 4) for value in values],
             }
     return known
+
+
+def load_elmo_embeddings(
+    directory: str | Path, top: bool = False
+) -> tuple[Batcher, None, Callable[[NDArray[np.int64]], Tensor]]:
+    """What `elmo_helpers.py`, the scripts before the package, loaded: a batcher, a placeholder, and the vectors' op.
+
+    The last one is here a function of ids. Give all three to `get_elmo_vectors`.
+    """
+    model = BidirectionalLanguageModel(None, directory)
+    characters = model.network.config.characters
+    batcher = Batcher(None, characters.max_characters if characters else 50)
+    layers: LayerChoice = "top" if top else "average"
+    return batcher, None, lambda ids: weight_layers("input", model(ids), use_layers=layers)["weighted_op"]
+
+
+def get_elmo_vectors(
+    sess: object,
+    texts: Iterable[Sequence[str]],
+    batcher: Batcher,
+    sentence_character_ids: None,
+    elmo_sentence_input: Callable[[NDArray[np.int64]], Tensor],
+) -> NDArray[np.float32]:
+    """The vectors of one batch, float32 [N, T, D], by what `load_elmo_embeddings` returned; `sess` may be None."""
+    vectors: NDArray[np.float32] = elmo_sentence_input(batcher.batch_sentences(texts)).detach().cpu().numpy()
+    return vectors
 
 
 def divide_chunks(data: Sequence[Item], n: int) -> Iterator[Sequence[Item]]:
