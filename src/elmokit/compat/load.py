@@ -32,7 +32,7 @@ def load_elmo(
 
 def model_path(path: str | Path) -> str | Path:
     """What `Elmo.load` takes; the file at an http(s) address is downloaded once."""
-    return local_path(path) if "://" in str(path) else path
+    return local_path(path) if str(path).lower().startswith(("http://", "https://")) else path
 
 
 def token_lists(sentences: Iterable[Sequence[str]], argument: str) -> list[list[str]]:
@@ -43,7 +43,8 @@ def token_lists(sentences: Iterable[Sequence[str]], argument: str) -> list[list[
     for sentence in sentences:
         if isinstance(sentence, str):
             raise ElmoError(
-                f"{argument} must be lists of words, got the string {sentence[:40]!r}: split it into words first",
+                f"{argument} must be lists of words, got the string {sentence[:40]!r}: split it into words, or into "
+                "characters with list(…)",
                 argument,
             )
         rows.append(list(sentence))
