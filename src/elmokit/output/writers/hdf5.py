@@ -117,20 +117,6 @@ def write_allennlp(stored: SentenceVectors, target: Path) -> None:
     write_bilm(stored, target, index=True)
 
 
-def write_manylangs(stored: SentenceVectors, target: Path) -> None:
-    """Write a dataset for each distinct sentence, named by its tokens."""
-    with create_hdf5(target) as (file, check):
-        _describe(file, stored)
-        file.attrs[SENTENCE_KEYS] = True
-        for _, tokens, rows in stored.items():
-            key = without_nul("\t".join(tokens))
-            for written, sign in _SIGNS.items():
-                key = key.replace(sign, written)
-            if key and key not in file:
-                file.create_dataset(key, data=stored.shape.from_rows(rows))
-                check()
-
-
 def _describe(file: h5py.File, stored: SentenceVectors) -> None:
     file.attrs["pooled"] = stored.shape.pooled
     file.attrs["settings"] = json.dumps(stored.settings)
@@ -202,6 +188,20 @@ def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:
         words = sentences.get(str(number), "").split()
         known = vectors.ndim == 1 or pooled or len(words) == vectors.shape[-2]
         yield (words if known else []), vectors
+
+
+def write_manylangs(stored: SentenceVectors, target: Path) -> None:
+    """Write a dataset for each distinct sentence, named by its tokens."""
+    with create_hdf5(target) as (file, check):
+        _describe(file, stored)
+        file.attrs[SENTENCE_KEYS] = True
+        for _, tokens, rows in stored.items():
+            key = without_nul("\t".join(tokens))
+            for written, sign in _SIGNS.items():
+                key = key.replace(sign, written)
+            if key and key not in file:
+                file.create_dataset(key, data=stored.shape.from_rows(rows))
+                check()
 
 
 def _read_sentence_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
@@ -311,6 +311,7 @@ def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
         check()
 
 
-_LAYOUTS = {"elmokit": write_elmokit, "bilm": write_bilm, "allennlp": write_allennlp, "manylangs": write_manylangs}
-for _layout, _write in _LAYOUTS.items():
+for _layout, _write in (("elmokit", write_elmokit), ("bilm", write_bilm), ("allennlp", write_allennlp)):
     register_writer(".h5", ".hdf5", write=_write, read=read, magic=b"\x89HDF\r\n\x1a\n", layout=_layout)
+
+register_writer(".h5", ".hdf5", write=write_manylangs, read=read, magic=b"\x89HDF\r\n\x1a\n", layout="manylangs")
