@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from elmokit import Elmo
-from support.command_line import call
+from support.command_line import call, elmo
 from support.model_files import make_manylangs, write_manylangs
 
 CONLL = "# text = Sue likes tea.\n1\tSue\tSue\n2\tlikes\tlike\n3\ttea.\ttea\n\n1\tice cream\t_\n"
@@ -57,6 +57,12 @@ def test_words_with_tabs_between_them(capsys, tmp_path, model):
     )
     assert status in (0, None)
     assert [line.split("]")[0] for line in shown.splitlines()] == ["[3 x 10", "[0 x 10", "[1 x 10"]
+
+
+def test_columns_from_standard_input(model):
+    done = elmo("embed", "-", "--model", model, "--input-format", "conll", stdin=CONLL.encode())
+    assert done.returncode == 0, done.stderr
+    assert [line.split(b"]")[0] for line in done.stdout.splitlines()] == [b"[3 x 10", b"[1 x 10"]
 
 
 @pytest.mark.parametrize(

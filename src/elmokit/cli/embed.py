@@ -132,7 +132,7 @@ class EmbedCommand(ModelOptions):
 
         if self.texts and self.input:
             raise ElmoError("give sentences as arguments or with --input, not both")
-        if self.input_format != "lines" and (self.texts or self.segment):
+        if self.input_format != "lines" and (self.segment or tuple(self.texts) not in ((), ("-",))):
             other = "--segment, which splits text" if self.segment else "sentences as arguments: give --input"
             raise ElmoError(f"input_format {self.input_format} does not go with {other}", "input_format")
         if self.resume and not self.output:
