@@ -20,7 +20,7 @@ from elmokit.formats import formats, unregister_format
 from elmokit.model.context import unregister_context
 from elmokit.output import unregister_writer
 from elmokit.tasks import task_names, unregister_task
-from support.model_files import make_manylangs, write_manylangs
+from support.model_files import make_bilm, make_manylangs, write_manylangs, write_tensorflow
 from support.tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +51,8 @@ def user_folder(tmp_path, monkeypatch) -> Path:
         archive.write(tmp_path / "weights.hdf5", "model.hdf5")
         archive.write(tmp_path / "options.json", "options.json")
     write_manylangs(tmp_path / "manylangs", make_manylangs())
+    write_tensorflow(tmp_path / "checkpoint-folder", make_bilm(softmax=True))
+    (tmp_path / "text.conllu").write_text("1\tSue\t_\n2\tdrinks\t_\n3\ttea.\t_\n", encoding="utf-8")
     (tmp_path / "sentences.txt").write_text("The bank raised rates .\nA river bank .\n", encoding="utf-8")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "text.txt").write_text("The bank raised rates. A river bank.\n" * 150, encoding="utf-8")

@@ -200,7 +200,7 @@ def test_jsonl_is_plain_json(tmp_path, kind, key):
 
 
 def test_an_ending_must_be_known(tmp_path):
-    with pytest.raises(ElmoError, match=r"\.h5, \.hdf5, \.jsonl, \.npz, \.parquet, got .*out\.csv"):
+    with pytest.raises(ElmoError, match=r"\.h5, \.hdf5, \.jsonl, \.npz, \.parquet, \.txt, got .*out\.csv"):
         writer_for(tmp_path / "out.csv")
     with pytest.raises(ElmoError, match=r"got out$"):
         writer_for((tmp_path / "out").relative_to(tmp_path))
@@ -208,7 +208,7 @@ def test_an_ending_must_be_known(tmp_path):
 
 
 def test_a_layout_must_be_known_and_fit_the_ending(tmp_path):
-    with pytest.raises(ElmoError, match="one of allennlp, bilm, elmokit, got keys"):
+    with pytest.raises(ElmoError, match="one of allennlp, bilm, elmokit, manylangs, got keys"):
         writer_for(tmp_path / "out.h5", "keys")
     for name in ("out.npz", "out.parquet", "out.jsonl"):
         with pytest.raises(ElmoError, match=r"output must end in \.h5, \.hdf5 for the layout bilm"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, ModelOptions, is_same_file, say
+from elmokit.corpus.sentence_formats import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.options import argument, option
@@ -44,8 +45,14 @@ class EmbedCommand(ModelOptions):
     input: str | None = option(
         None, "Text with one sentence per line, plain or compressed; - is standard input.", metavar="FILE"
     )
+    input_format: SentenceFormat = option(
+        "lines", "What --input contains: text, words with tabs between them, or CoNLL columns."
+    )
     output: str | None = option(
-        None, "File to write: .h5, .npz, .parquet or .jsonl.", metavar="FILE", shown="one line per sentence on screen"
+        None,
+        "File to write: .h5, .npz, .parquet, .jsonl or .txt.",
+        metavar="FILE",
+        shown="one line per sentence on screen",
     )
     layer: str | None = option(
         None,
@@ -56,7 +63,7 @@ class EmbedCommand(ModelOptions):
     pool: Literal["none", "mean", "max", "first", "last"] = option(
         "none", "How to make one vector per sentence from its tokens; none gives one vector per token."
     )
-    format: Literal["elmokit", "bilm", "allennlp"] = option("elmokit", "Layout of an HDF5 output.")
+    format: Literal["elmokit", "bilm", "allennlp", "manylangs"] = option("elmokit", "Layout of an HDF5 output.")
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     resume: bool = option(False, "Continue an output that was interrupted.")
     batch_tokens: int | None = option(None, "Number of tokens per batch.", least=1, shown="chosen for the device")
@@ -97,17 +104,18 @@ class EmbedCommand(ModelOptions):
             pool = None if self.pool == "none" else self.pool
 
             def tokenise(line: str) -> list[str]:
-                tokens = elmo.text_policy.split(line)
+                tokens = elmo.text_policy.split(line) if self.input_format == "lines" else given_words(line)
                 unknown.add(tokens)
                 return tokens
 
             def encode(sentences: Iterable[list[str]]) -> Iterator[Vectors]:
                 return elmo.stream(sentences, layer=layer, pool=pool, batch_tokens=self.batch_tokens)
 
+            sentences = sentence_lines(lines, self.input_format)
             if self.output:
-                self._write_file(elmo, lines, tokenise, encode)
+                self._write_file(elmo, sentences, tokenise, encode)
             else:
-                _print_lines(lines, tokenise, encode)
+                _print_lines(sentences, tokenise, encode)
             if message := unknown.message():
                 say(f"elmo: {message}")
             if isinstance(lines, InputLines) and lines.bad_lines:
@@ -117,13 +125,16 @@ class EmbedCommand(ModelOptions):
 
     @property
     def _layer(self) -> str:
-        return self.layer or ("all" if self.output is not None and self.format != "elmokit" else "mix")
+        return self.layer or ("all" if self.output is not None and self.format in ("bilm", "allennlp") else "mix")
 
     def _check(self) -> None:
         from elmokit.output import check_output, writer_for
 
         if self.texts and self.input:
             raise ElmoError("give sentences as arguments or with --input, not both")
+        if self.input_format != "lines" and (self.segment or tuple(self.texts) not in ((), ("-",))):
+            other = "--segment, which splits text" if self.segment else "sentences as arguments: give --input"
+            raise ElmoError(f"input_format {self.input_format} does not go with {other}", "input_format")
         if self.resume and not self.output:
             raise ElmoError("--resume needs --output FILE: it continues the file of an interrupted run")
         if self.output:
@@ -166,7 +177,8 @@ class EmbedCommand(ModelOptions):
         if lines is self.texts:
             return len(self.texts)
         path = Path(self.input or "-")
-        if self.input in (None, "-") or not path.is_file() or path.suffix in PACKED_ENDINGS:
+        conll = self.input_format.startswith("conll")
+        if conll or self.input in (None, "-") or not path.is_file() or path.suffix in PACKED_ENDINGS:
             return None
         count, last = 0, b"\n"
         with path.open("rb") as file:
@@ -183,7 +195,7 @@ class EmbedCommand(ModelOptions):
             "model": elmo.fingerprint(mixes=True),
             "layer": self._layer,
             "pool": self.pool,
-            "segment": elmo.text_policy.name_in_files,
+            "segment": elmo.text_policy.name_in_files if self.input_format == "lines" else self.input_format,
             "dtype": elmo.dtype,
         }
         with ProgressDisplay("embedding", "sentences", total=self._total(lines)) as display:

@@ -7,4 +7,5 @@ prepared.py         type ids → the files of a prepared corpus, and these files
 prepare.py          all of it: a corpus is found in the cache, or built there
 report.py           what was read, used and skipped; progress
 lines.py            one text file, line by line, for what needs no prepared corpus
+sentence_formats.py sentences whose words are given: tabs, CoNLL columns
 """

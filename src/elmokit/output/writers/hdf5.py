@@ -1,4 +1,4 @@
-"""HDF5 output in three layouts, and reading it back.
+"""HDF5 output in four layouts, and reading it back.
 
 elmokit   one flat array, made for slicing:
             vectors    float32 [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]
@@ -10,6 +10,8 @@ elmokit   one flat array, made for slicing:
 bilm      a dataset for each sentence, named "0", "1", ...: [L+1, T, D], or [T, D] for one layer.
 allennlp  as bilm, and sentence_to_index [1]: JSON {sentence: "index"}, where the last of equal sentences counts.
           That one string is built in memory, so in this layout alone memory grows with the text of the input.
+manylangs a dataset for each distinct sentence, named by its tokens with tabs between them, as ELMoForManyLangs writes
+          it: "$period$" for ".", "$backslash$" for "/". A sentence without tokens has no name and is left out.
 
 All have the attributes pooled, and settings as JSON, which readers of the old layouts ignore.
 
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "elmokit-vectors", 1
 INDEX = "sentence_to_index"
+SENTENCE_KEYS = "sentence_keys"
+"""The attribute of files whose keys are sentences; those of ELMoForManyLangs itself have no attributes."""
+_SIGNS = {"$period$": ".", "$backslash$": "/"}
+"""What ELMoForManyLangs writes in a key for a character that HDF5 gives a meaning."""
 BATCH = 1024
 """Sentences written or read together."""
 # Every HDF5 since 1.8 (2008) reads such files, and their groups may have millions of keys.
@@ -119,11 +125,13 @@ def without_nul(text: str) -> str:
 
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
-    """The tokens and vectors of each sentence, from any of the three layouts."""
+    """The tokens and vectors of each sentence, from any of the layouts."""
     # The attribute `format` is not read: it is text of variable length, which HDF5 cannot read safely.
     with path.open("rb") as raw, h5py.File(path, "r") as file:
         flat = all(has(file, name) for name in ("vectors", "offsets", "tokens"))
-        yield from (_read_elmokit if flat else _read_keys)(file, raw)
+        numbered = has(file, "0") or has(file, INDEX) or not len(file)
+        named = whole_number(file, SENTENCE_KEYS) or not (flat or numbered)
+        yield from (_read_sentence_keys if named else _read_elmokit if flat else _read_keys)(file, raw)
 
 
 def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401 - h5py has no types
@@ -173,6 +181,40 @@ def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:
         words = sentences.get(str(number), "").split()
         known = vectors.ndim == 1 or pooled or len(words) == vectors.shape[-2]
         yield (words if known else []), vectors
+
+
+def write_manylangs(stored: SentenceVectors, target: Path) -> None:
+    """Write a dataset for each distinct sentence, named by its tokens."""
+    with create_hdf5(target) as (file, check):
+        _describe(file, stored)
+        file.attrs[SENTENCE_KEYS] = True
+        for _, tokens, rows in stored.items():
+            key = without_nul("\t".join(tokens))
+            for written, sign in _SIGNS.items():
+                key = key.replace(sign, written)
+            if key and key not in file:
+                file.create_dataset(key, data=stored.shape.from_rows(rows))
+                check()
+
+
+def _read_sentence_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
+    size, pooled = raw.seek(0, 2), bool(whole_number(file, "pooled"))
+    for key in file:  # in the order of the alphabet, not of the input
+        dataset, name = find(file, key), key
+        for written, sign in _SIGNS.items():
+            name = name.replace(written, sign)
+        words = name.split("\t")
+        if (
+            not isinstance(dataset, h5py.Dataset)
+            or dataset.ndim not in (1, 2, 3)
+            or (not pooled and (dataset.ndim == 1 or dataset.shape[-2] != len(words)))
+        ):
+            raise ElmoError(
+                f"the keys of {file.filename} must be sentence numbers from 0, or sentences with their vectors, "
+                f"got {key[:60]!r}: is this a file of vectors?"
+            )
+        check_numbers(dataset, f"{file.filename}: {key[:60]!r}", size)
+        yield words, dataset[()].astype(np.float32, copy=False)
 
 
 class _NeverFails(io.FileIO):
@@ -258,3 +300,5 @@ _write_allennlp = partial(write_bilm, index=True)
 _LAYOUTS: dict[str, Writer] = {"elmokit": write_elmokit, "bilm": write_bilm, "allennlp": _write_allennlp}
 for _layout, _write in _LAYOUTS.items():
     register_writer(".h5", ".hdf5", write=_write, read=read, magic=b"\x89HDF\r\n\x1a\n", layout=_layout)
+
+register_writer(".h5", ".hdf5", write=write_manylangs, read=read, magic=b"\x89HDF\r\n\x1a\n", layout="manylangs")
