@@ -21,6 +21,8 @@ Alphabet = Literal["bytes", "symbols"]
 _LARGEST = 2**31 - 1
 _MOST_CHARACTERS = 2**16
 """A damaged file with more would turn each word into millions of ids."""
+_MOST_PARTS = 1000
+"""Layers, highways or filters: a damaged file with a billion would be built before its weights are missed."""
 _LARGEST_CLIP = 1e18
 """torch clamps to no whole number above 2**63."""
 
@@ -72,8 +74,8 @@ class CharacterConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filters", tuple(tuple(pair) for pair in self.filters))
-        if not self.filters:
-            raise ElmoError("filters must name at least one convolution, got none")
+        if not 0 < len(self.filters) <= _MOST_PARTS:
+            raise ElmoError(f"filters must name 1 to {_MOST_PARTS} convolutions, got {len(self.filters)}")
         _whole("max_characters", self.max_characters, 3, _MOST_CHARACTERS)
         for pair in self.filters:
             if len(pair) != 2:
@@ -82,8 +84,9 @@ class CharacterConfig:
             _whole("a filter's count", pair[1], 1)
             if pair[0] > self.max_characters:
                 raise ElmoError(f"a filter's width must be at most max_characters {self.max_characters}, got {pair[0]}")
-        for name, least in (("embedding_size", 1), ("n_highway", 0), ("n_characters", 2), ("padding_character", 1)):
+        for name, least in (("embedding_size", 1), ("n_characters", 2), ("padding_character", 1)):
             _whole(name, getattr(self, name), least)
+        _whole("n_highway", self.n_highway, 0, _MOST_PARTS)
         _choice("activation", self.activation, ("relu", "tanh"))
         _choice("alphabet", self.alphabet, ("bytes", "symbols"))
         if self.alphabet == "bytes" and (self.n_characters, self.padding_character) != (262, 261):
@@ -210,8 +213,9 @@ class LstmConfig(ContextConfig):
     """Added to the forget gate; what the bias in the file leaves out."""
 
     def __post_init__(self) -> None:
-        for name in ("cell_size", "output_size", "n_layers"):
+        for name in ("cell_size", "output_size"):
             _whole(name, getattr(self, name), 1)
+        _whole("n_layers", self.n_layers, 1, _MOST_PARTS)
         for name in ("projection", "skip_connections"):
             _flag(name, getattr(self, name))
         for name in ("cell_clip", "projection_clip"):
@@ -276,8 +280,9 @@ class TransformerConfig(ContextConfig):
     """Blocks per layer that the user gets."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "n_blocks", "n_heads", "inner_size", "window", "softmax_size", "every"):
+        for name in ("size", "n_heads", "inner_size", "window", "softmax_size", "every"):
             _whole(name, getattr(self, name), 1)
+        _whole("n_blocks", self.n_blocks, 1, _MOST_PARTS)
         if self.size % (2 * self.n_heads):
             raise ElmoError(
                 f"size must be an even number for each of the {self.n_heads} heads, got {self.size}: "

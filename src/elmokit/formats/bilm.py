@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.bilm_options import read_options, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, names_at_top, write_datasets
@@ -68,7 +68,7 @@ def hdf5_files(source: Source, name: str | None) -> list[str]:
     named = [name for name in source.names() if _is_hdf5_name(name)]
     files = [name for name in named if _is_hdf5(source, name)]
     if named and not files:
-        raise ElmoError(f"{source.describe(named[0])} is not an HDF5 file; fetch it again")
+        raise DamagedFileError(f"{source.describe(named[0])} is not an HDF5 file; fetch it again")
     return files
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
+from elmokit.messages import printable
 from elmokit.tasks.classify import Labels
 from elmokit.tasks.inputs import padded_rows
 from elmokit.tasks.network import Inputs, InputSpec, TaskNetwork
@@ -33,7 +34,7 @@ from elmokit.tasks.schemes import (
     transitions,
 )
 from elmokit.tasks.scores import ClassScore, MainScore, TaskScores, accuracy_scores, check_lengths, class_scores
-from elmokit.tasks.task import Answer, Task, printable
+from elmokit.tasks.task import Answer, Task
 from elmokit.text.graphemes import HAN, KANA
 
 _UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
