@@ -13,6 +13,10 @@ class ElmoError(ValueError):
         self.arguments = arguments
 
 
+class DamagedFileError(ElmoError):
+    """A file that is cut short, has wrong bytes or was made to do harm; fetching it again may help."""
+
+
 class MissingExtraError(ElmoError, ImportError):
     """An optional package is not installed; the message names the pip command that brings it."""
 

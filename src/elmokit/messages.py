@@ -1,4 +1,18 @@
-"""Numbers and times as messages show them."""
+"""Numbers, times and names as messages show them."""
+
+import re
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a cursor, changes colours or turns the direction of writing."""
+
+
+def printable(text: str) -> str:
+    r"""A line for the terminal, without control characters: names of files, tensors and labels may come from anyone.
+
+    >>> printable("a\x1b[31m red name")
+    'a\ufffd[31m red name'
+    """
+    return _CONTROLS.sub("\ufffd", text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TextIO, TypeVar
 
-from elmokit.messages import duration, quantity
+from elmokit.messages import duration, printable, quantity
 
 T = TypeVar("T")
 _REDRAW_SECONDS = 0.1
@@ -50,13 +50,14 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Replace the line, if it is time."""
-        self._text, self._waiting = text, True
+        self._text, self._waiting = printable(text), True
         if (now := self._clock()) >= self._next:
             self._next, self._begun = now + self._interval, True
             self._draw()
 
     def note(self, text: str) -> None:
         """Write a line that stays, above the one that changes."""
+        text = printable(text)
         if not self.terminal:
             self._write(text + "\n")
             return

@@ -113,3 +113,13 @@ def test_embed_file_writes_nothing_on_a_mistake(embedder, tmp_path, text, argume
 def test_embed_file_into_a_folder_that_is_not_there(embedder, tmp_path):
     with pytest.raises(ElmoError, match="cannot be written"):
         embedder.embed_file(io.StringIO("a\n"), tmp_path / "no" / "out.h5")
+
+
+@pytest.mark.parametrize("name", ["en", "en-lstm"])
+def test_a_bundled_model_by_its_name(name):
+    """A Transformer has no AllenNLP counterpart, and is used in the same way."""
+    sentences = [["a", "river", "bank"], ["yes"]]
+    core = elmokit.Elmo.load(name, device="cpu", dtype="float32")
+    got = ElmoEmbedder(weight_file=name).embed_batch(sentences)
+    for one, two in zip(got, core.encode(sentences, output="layers"), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-4)  # numbers up to 10

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from elmokit.compat import tfhub
+from elmokit.compat.allennlp import ConfigurationError, ElmoEmbedder
 from elmokit.compat.fetch import cached_as, local_path
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 
 BODY = bytes(range(256)) * 9000  # more than two blocks
 
@@ -22,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.path.startswith("/moved"):
             self.send_response(302)
-            self.send_header("Location", "/weights.hdf5")
+            self.send_header("Location", self.server.leads_to)
             self.end_headers()
             return
         self.send_response(200)
@@ -41,7 +44,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     http = HTTPServer(("127.0.0.1", 0), Handler)
-    http.seen, http.timeout = [], 5
+    http.seen, http.timeout, http.leads_to = [], 5, "/weights.hdf5"
     http.address = f"http://127.0.0.1:{http.server_port}"
 
     def answer():
@@ -65,10 +68,9 @@ def cached(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").iterdir()) if (tmp_path / "cache").exists() else []
 
 
-def test_paths_pass_through(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert local_path("a/b.json") == Path("a/b.json")
-    assert local_path(Path("~/b.json")) == Path("/home/someone/b.json")
+@pytest.mark.parametrize("path", ["a/b.json", "en", "someone/elmo-is@v2", "hf://someone/elmo", Path("~/b.json")])
+def test_paths_and_names_pass_through(path):
+    assert local_path(path) is path
 
 
 def test_downloads_once(server, tmp_path):
@@ -118,7 +120,8 @@ def test_a_failed_download_is_tried_again(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:1/weights.hdf5", "http://[broken", "http://", "https://127.0.0.1:99999/x", "http://a b/c"]
+    "url",
+    ["http://127.0.0.1:1/weights.hdf5", "https://[broken", "https://", "https://127.0.0.1:99999/x", "https://a b/c"],
 )
 def test_an_address_that_answers_nothing(tmp_path, monkeypatch, url):
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
@@ -127,8 +130,56 @@ def test_an_address_that_answers_nothing(tmp_path, monkeypatch, url):
     assert cached(tmp_path) == []
 
 
+@pytest.mark.parametrize("url", ["http://a.org/weights.hdf5", "HTTP://127.0.0.1.a.org/x", "http://localhost@a.org/x"])
+def test_plain_http_is_refused_without_a_digest(tmp_path, monkeypatch, url):
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    for end in ("", "#sha256=12", "#md5=" + "0" * 64):
+        with pytest.raises(ElmoError, match=r"use https://, or end the address in #sha256="):
+            local_path(url + end)
+    assert cached(tmp_path) == []
+
+
+def test_a_redirect_to_plain_http_is_refused(server, tmp_path, monkeypatch):
+    """127.0.0.2 is this machine too, and not one of the names that are trusted."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1,127.0.0.2")
+    with HTTPServer(("127.0.0.2", 0), Handler) as other:
+        other.seen, other.timeout = [], 5
+        server.leads_to = f"http://127.0.0.2:{other.server_port}/weights.hdf5"
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        with pytest.raises(ElmoError, match=r"127\.0\.0\.2:[0-9]+/weights.hdf5 could be replaced on its way"):
+            local_path(f"{server.address}/moved")
+        thread.join(10)
+    assert cached(tmp_path) == []
+
+
+def test_the_digest_of_an_address_is_checked(server, tmp_path):
+    url, digest = f"{server.address}/weights.hdf5", hashlib.sha256(BODY).hexdigest()
+    with pytest.raises(ElmoError, match=f"its sha256 is {digest}"):
+        local_path(f"{url}#sha256={'0' * 64}")
+    assert cached(tmp_path) == []
+    assert local_path(f"{url}#sha256={digest}").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("load", [tfhub.Module, lambda url: ElmoEmbedder(weight_file=url)], ids=["tfhub", "allennlp"])
+def test_a_damaged_download_does_not_stay_in_the_cache(server, tmp_path, load):
+    for _ in range(2):
+        with pytest.raises(ElmoError, match="removed from the cache") as caught:
+            load(f"{server.address}/weights.hdf5")
+        assert isinstance(caught.value, DamagedFileError | ConfigurationError)
+        assert cached(tmp_path) == []
+    assert len(server.seen) == 2
+
+
+def test_a_whole_download_stays_in_the_cache(server, tmp_path):
+    """Its options are missing, which is not the fault of the file."""
+    with pytest.raises(ElmoError):
+        tfhub.Module(f"{server.address}/notes.txt")
+    assert len(cached(tmp_path)) == 1
+
+
 def test_other_schemes_are_refused():
-    with pytest.raises(ElmoError, match="must begin with http"):
+    with pytest.raises(ElmoError, match="must begin with https"):
         local_path("s3://allennlp/models/elmo/weights.hdf5")
 
 

@@ -103,3 +103,10 @@ def test_mistakes_are_named(model_folder):
         elmo([3])
     with pytest.raises(ElmoError, match="cannot be loaded"):
         hub.Module("https://tfhub.dev/google/elmo/2")
+
+
+def test_a_bundled_model_by_its_name():
+    expected = Elmo.load("en-lstm", device="cpu").encode(["a river bank"], segment="whitespace", output="sentence")
+    with torch.no_grad():
+        got = hub.Module("en-lstm", device="cpu")(["a river bank"])
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-5)

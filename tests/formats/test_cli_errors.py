@@ -1,15 +1,17 @@
 """A user's mistake on the command line: exit status 2, one line on stderr, no traceback, nothing written."""
 
+import json
 import os
 import subprocess
 import sys
+import unicodedata
 
 import h5py
 import numpy as np
 import pytest
 
 from elmokit.cli import main
-from support.model_files import make_bilm, make_manylangs, write_bilm, write_manylangs
+from support.model_files import make_bilm, make_manylangs, run, write_bilm, write_manylangs
 
 
 def stopped(capsys, *arguments) -> str:
@@ -94,3 +96,38 @@ def test_a_process_of_its_own(tmp_path):
     assert result.stdout == ""
     assert result.stderr.startswith(f"elmo: {folder / 'weights.hdf5'} is not a complete HDF5 file")
     assert result.stderr.count("\n") == 1
+
+
+HOSTILE = "x\x1b]0;title\x07\x9b31m\u202ey"
+
+
+@pytest.mark.parametrize("what", ["metadata", "tensor", "missing", "target", "warning", "usage"])
+def test_no_control_character_reaches_the_terminal(tmp_path, capsys, what):
+    model = write_bilm(tmp_path / "model", make_bilm())
+    arguments = {
+        "metadata": ["info", tmp_path / "native"],
+        "tensor": ["info", model],
+        "missing": ["info", tmp_path / HOSTILE],
+        "target": ["convert", model, tmp_path / HOSTILE],
+        "warning": ["embed", "a river bank.", "--model", tmp_path / HOSTILE],
+        "usage": ["info", model, f"--{HOSTILE}"],
+    }[what]
+    if what == "metadata":
+        assert run("convert", model, tmp_path / "native") == 0
+        config = json.loads((tmp_path / "native" / "config.json").read_text())
+        config["about"] = {HOSTILE: HOSTILE}
+        (tmp_path / "native" / "config.json").write_text(json.dumps(config))
+    elif what == "tensor":
+        with h5py.File(model / "weights.hdf5", "a") as file:
+            file[f"CNN/{HOSTILE}"] = np.zeros(3, np.float32)
+    elif what == "warning":
+        model.rename(tmp_path / HOSTILE)
+    capsys.readouterr()
+    if what == "warning":  # pytest has handlers of its own for the messages of this process
+        done = subprocess.run([sys.executable, "-m", "elmokit", *map(str, arguments)], capture_output=True, check=True)
+        shown = done.stderr.decode()
+    else:
+        run(*arguments)
+        shown = "".join(capsys.readouterr())
+    assert "title" in shown
+    assert not any(unicodedata.category(letter) in ("Cc", "Cf") and letter != "\n" for letter in shown), shown

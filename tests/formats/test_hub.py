@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from elmokit import Elmo
-from elmokit.compat.fetch import local_path
+from elmokit.compat import tfhub
+from elmokit.compat.allennlp import ElmoEmbedder
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats import hub
 from elmokit.formats.bundled import resolved
@@ -183,7 +184,10 @@ def test_every_command_takes_one(fake, tmp_path, capsys):
 
 def test_other_ways_in(fake, model_folder):
     assert resolved("someone/elmo") == model_folder
-    assert local_path("hf://someone/elmo") == model_folder
+    expected = Elmo.load(model_folder, device="cpu").encode([["a", "bank"]], output="layers")[0]
+    for name in ("someone/elmo", "hf://someone/elmo@v2"):
+        assert tfhub.Module(name, device="cpu")(["a bank"]).shape == (1, expected.shape[-1])
+        np.testing.assert_allclose(ElmoEmbedder(weight_file=name).embed_sentence(["a", "bank"]), expected, atol=1e-6)
 
 
 def test_scikit_learn_loads_a_model_once(fake, model_folder):

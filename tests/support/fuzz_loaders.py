@@ -1,9 +1,9 @@
 """Damage one file in a way that a seed names, and read it: vectors or an ElmoError, nothing else.
 
-The files are those of models of every format, and files of vectors. `test_fuzz.py` runs a few hundred cases. For more,
-each in a process that may take a gigabyte of memory and ten seconds:
+The files are those of models of every format, and files of vectors. `test_fuzz.py` runs a few hundred cases, and with
+the marker slow some thousand, each in a process that may take a gigabyte of memory and ten seconds. For more:
 
-    python tests/formats/fuzz_loaders.py weights.hdf5 0 20000
+    PYTHONPATH=src:tests python -m support.fuzz_loaders weights.hdf5 0 20000
 """
 
 import json
@@ -24,9 +24,10 @@ import torch
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.save import convert_model
+from elmokit.formats.save import convert_model, write_checkpoint
 from elmokit.output import embed_lines, read_vectors
 from support.model_files import make_bilm, make_manylangs, write_bilm, write_manylangs, write_tensorflow, write_zip
+from support.tiny_models import tiny_checkpoint, transformer_config
 
 NUMBERS = (
     0,
@@ -79,6 +80,8 @@ PARTS = {
     "manylangs-zipped": PICKLES,
     "native": ("config.json", "model.safetensors", "lm_head.safetensors", "optimizer.safetensors", "vocab.txt"),
     "mixes": ("config.json", "model.safetensors"),
+    "transformer": ("config.json", "model.safetensors"),
+    "int8": ("config.json", "model.safetensors", "lm_head.safetensors"),
     "symbols": ("config.json", "model.safetensors", "characters.json", "vocab.txt"),
     "bilm.zip": ("",),
     "flat.h5": ("",),
@@ -89,6 +92,8 @@ PARTS = {
     **({"layers.parquet": ("",)} if find_spec("pyarrow") else {}),
 }
 """The files of each model that are damaged; "" is what is read itself, where it is one file."""
+_IN_INT8 = ("words", "manylangs-zipped", "transformer", "int8")
+"""Models that are loaded with dtype="int8"."""
 _VECTORS = (".h5", ".npz", ".jsonl", ".parquet")
 _MOST_BYTES, _MOST_SECONDS = 1 << 30, 10
 
@@ -103,6 +108,8 @@ def build(root: Path) -> dict[str, Path]:
     convert_model(root / "tensorflow", root / "native", to="elmokit")
     Elmo.load(root / "bilm", mixes=2).save(root / "mixes")
     convert_model(root / "manylangs", root / "symbols", to="elmokit")
+    convert_model(root / "native", root / "int8", dtype="int8", softmax="int8")
+    write_checkpoint(tiny_checkpoint(transformer_config()), root / "transformer")
     write_zip(root / "bilm.zip", root / "bilm", top="136/")
     for kind in PARTS:
         if kind.endswith(_VECTORS):
@@ -194,7 +201,7 @@ def read(path: Path) -> str:
 
 def encoded(path: Path) -> str:
     """Load a model and encode two sentences."""
-    elmo = Elmo.load(path)
+    elmo = Elmo.load(path, dtype="int8", device="cpu") if path.name in _IN_INT8 else Elmo.load(path)
     vectors = elmo.encode(SENTENCES)
     # A flipped exponent may make a weight of 1e38, which is a number, and vectors that are none.
     if all(float(value.abs().max()) < 1e4 for value in elmo.state_dict().values() if value.numel()):
@@ -255,14 +262,14 @@ def _bounded_child(path: Path, name: str, seeds: Sequence[int], report: int) -> 
 
 
 def main(wanted: str, start: int, count: int) -> None:
-    """Run cases and tell of every surprise."""
+    """Run cases and print every surprise."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for kind, path in build(Path(folder)).items():
             for name in PARTS[kind]:
                 if wanted in f"{kind}/{name}":
                     tally = run_bounded(path, name, range(start, start + count))
-                    print(f"{kind}/{name}: {dict(tally)}", flush=True)
+                    print(f"{kind}/{name}: {json.dumps(tally)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from elmokit.messages import printable
+
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _CUT = "…"
-_JOINERS = "\u200c\u200d"
-"""Invisible, and part of emoji and of the shapes of letters."""
 
 
 def display_width(text: str) -> int:
@@ -51,7 +51,7 @@ def mark_token(tokens: Sequence[str], position: int, *, width: int | None = None
     # The sides with the space towards the word, if there is one.
     before = join_tokens(tokens[: position + 1])[: -len(tokens[position]) or None]
     after = join_tokens(tokens[position:])[len(tokens[position]) :]
-    before, word, after = map(_printable, (before, tokens[position], after))
+    before, word, after = map(printable, (before, tokens[position], after))
     marked = f"{_BOLD}{word}{_PLAIN}" if bold else f"[{word}]"
     if width is not None:
         free = max(width - display_width(word) - 2 * (not bold), 2)
@@ -73,8 +73,3 @@ def _cut_end(text: str, width: int) -> str:
 
 def _is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in ("W", "F")
-
-
-def _printable(text: str) -> str:
-    """The text without characters that would move the cursor or reverse the line."""
-    return "".join(c if c.isprintable() or c in _JOINERS else "\ufffd" for c in text)

@@ -9,6 +9,7 @@ from typing import Literal
 from elmokit.cli.registry import command
 from elmokit.cli.shared import MODEL_HELP, ModelFileOptions
 from elmokit.formats.registry import DEFAULT_FORMAT
+from elmokit.messages import printable
 from elmokit.options import argument, option
 
 
@@ -42,4 +43,4 @@ class ConvertCommand(ModelFileOptions):
             vocab=self.vocab,
             overwrite=self.overwrite,
         )
-        print(f"wrote {written}")
+        print(printable(f"wrote {written}"))

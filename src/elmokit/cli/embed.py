@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, ModelOptions, is_same_file, say
 from elmokit.corpus.sentence_formats import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
-from elmokit.messages import counted
+from elmokit.messages import counted, printable
 from elmokit.options import argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -33,7 +32,6 @@ _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
 _INTERRUPTED = 130
 # They would change the direction of what a terminal shows after them.
-_BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 @command("embed")
@@ -238,10 +236,4 @@ def readable(tokens: list[str], vectors: Vectors) -> str:
     numbers = " ".join(f"{value:+.4f}" for value in vectors.reshape(-1)[:_SHOWN_NUMBERS])
     text = " ".join(tokens)
     text = text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-    printable = "".join(c if _is_printable(c) else "\ufffd" for c in text)
-    return f"[{shape}]  {numbers}{' …' if vectors.size > _SHOWN_NUMBERS else ''}  {printable}"
-
-
-def _is_printable(character: str) -> bool:
-    """Printable, or of the invisible kind that joins emoji and shapes letters."""
-    return character.isprintable() or (unicodedata.category(character) == "Cf" and character not in _BIDI_CONTROLS)
+    return f"[{shape}]  {numbers}{' …' if vectors.size > _SHOWN_NUMBERS else ''}  {printable(text)}"

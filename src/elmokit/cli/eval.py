@@ -25,7 +25,7 @@ from elmokit.cli.shared import (
     say,
 )
 from elmokit.errors import ElmoError
-from elmokit.messages import perplexity
+from elmokit.messages import perplexity, printable
 from elmokit.options import argument, option
 from elmokit.progress import ProgressDisplay
 from elmokit.text.tokens import SegmenterName
@@ -127,13 +127,13 @@ class EvalCommand(ModelFileOptions, DeviceOption):
                 print("\n".join(["", *_position_lines(positions)]))
             if self.sentences is not None:
                 _write_sentences(self.sentences, network, types, corpus)
-                print(f"wrote {self.sentences}")
+                print(printable(f"wrote {self.sentences}"))
         for path in self.by_position:
             if path.suffix.lower() == ".tsv":
                 write_table(path, positions)
             else:
                 draw_by_position(path, positions, Path(self.model).absolute().name)
-            print(f"wrote {path}")
+            print(printable(f"wrote {path}"))
 
     def _measured(
         self, network: LanguageModelNetwork, types: TypeTable

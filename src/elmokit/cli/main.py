@@ -16,6 +16,7 @@ import typer
 from elmokit import __version__
 from elmokit.cli.registry import application, typed
 from elmokit.errors import ElmoError
+from elmokit.messages import printable
 
 _INTERRUPTED = 130
 
@@ -25,7 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
     _prepare_streams()
     for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
         import_module(f"elmokit.cli.{module.name}")
-    logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("elmo: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -54,6 +57,13 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+class _Formatter(logging.Formatter):
+    """Messages with names in them, made safe for a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        return printable(super().formatMessage(record))
+
+
 def _prepare_streams() -> None:
     """Let stdout take any text, and put something in the place of a stream that the shell closed (`2>&-`)."""
     if sys.stdout is None:
@@ -74,7 +84,7 @@ def _stdout_fails() -> bool:
 
 
 def _stop(message: str, status: int) -> None:
-    print(f"elmo: {' '.join(message.split())}", file=sys.stderr)
+    print(f"elmo: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -17,6 +17,7 @@ from elmokit.cli.shared import (
     same_word,
 )
 from elmokit.errors import ElmoError
+from elmokit.messages import printable
 from elmokit.options import REQUIRED, argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -59,7 +60,7 @@ class PlotSimilarityCommand(ModelOptions):
         if not first or not second:
             raise ElmoError("a heat map needs two sentences, and one of those given has no tokens")
         draw_similarity(similarities(elmo, first, second), first, second, self.output)
-        print(f"wrote {self.output}")
+        print(printable(f"wrote {self.output}"))
 
 
 @command("plot words")
@@ -88,7 +89,7 @@ class PlotWordsCommand(SearchOptions):
         elmo = self.load(self.segment)
         found = self._in_sentences(words, elmo) if self.sentence else self._in_corpus(words, elmo)
         draw_words(words, place_words(elmo, words, found), self.output)
-        print(f"wrote {self.output}")
+        print(printable(f"wrote {self.output}"))
 
     def _in_sentences(self, words: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
         from elmokit.analyse.choice import WordJoiner

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elmokit.cli.registry import command
 from elmokit.cli.shared import FONT_HELP, JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, terminal_width
 from elmokit.errors import ElmoError
-from elmokit.messages import counted
+from elmokit.messages import counted, printable
 from elmokit.options import argument, option
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class SensesCommand(SearchOptions):
         if self.output is not None:
             draw_senses(senses, index, self.output)
             if not self.json:
-                print(f"wrote {self.output}")
+                print(printable(f"wrote {self.output}"))
 
 
 def _print(senses: Senses) -> None:
@@ -67,10 +67,11 @@ def _print(senses: Senses) -> None:
     width = terminal_width()
     total, count = len(senses.rows), len(senses.senses)
     found = f"{counted(total, 'occurrence')} in {counted(count, 'cluster')}"
-    print(f"{senses.word}: {found}" + (f" (silhouette {senses.silhouette:.2f})" if count > 1 else ""))
+    print(f"{printable(senses.word)}: {found}" + (f" (silhouette {senses.silhouette:.2f})" if count > 1 else ""))
     for number, sense in enumerate(senses.senses, 1):
         print()
-        print(f"{number}  {sense.size / total:.0%}, {counted(sense.size, 'occurrence')}: {', '.join(sense.typical)}")
+        words = printable(", ".join(sense.typical))
+        print(f"{number}  {sense.size / total:.0%}, {counted(sense.size, 'occurrence')}: {words}")
         for example in sense.examples:
             columns = None if width is None else width - 3
             print(f"   {mark_token(example.tokens, example.position, width=columns, bold=width is not None)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elmokit.cli.registry import Command
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
-from elmokit.messages import counted
+from elmokit.messages import counted, printable
 from elmokit.options import option
 from elmokit.progress import ProgressDisplay
 from elmokit.text.tokens import SegmenterName
@@ -131,7 +131,7 @@ def terminal_width() -> int | None:
 
 def say(text: str) -> None:
     """Print a line that is not a result, to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def check_output_file(name: str, path: Path, reads: Iterable[str | Path | None]) -> None:
@@ -159,7 +159,8 @@ def same_word(token: str, word: str, *, ignore_case: bool) -> bool:
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, right: bool = False) -> list[str]:
-    """Rows with their columns aligned; with `right` all but the first column to the right."""
+    """Rows with their columns aligned and printable; with `right` all but the first column to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     later = str.rjust if right else str.ljust
     return ["  ".join([row[0].ljust(widths[0]), *map(later, row[1:], widths[1:])]).rstrip() for row in rows]

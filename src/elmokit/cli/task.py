@@ -13,7 +13,7 @@ from elmokit import __version__
 from elmokit.cli.registry import Command, command, command_line, group, options_of
 from elmokit.cli.shared import SEGMENT_HELP, DeviceOption, ModelOptions, say
 from elmokit.errors import ElmoError
-from elmokit.messages import counted
+from elmokit.messages import counted, printable
 from elmokit.options import REQUIRED, argument, option, shown_value
 from elmokit.progress import ProgressDisplay
 from elmokit.tasks.options import TaskOptions
@@ -133,7 +133,7 @@ class TaskTrainCommand(Columns, ModelOptions):
             note = write_report(folder / "report", report)
         if note:
             say(note)
-        print("\n".join(fitted.scores.table()))
+        print("\n".join(map(printable, fitted.scores.table())))
         if comparison:
             print("\n".join(["", *comparison_table(comparison)]))
         say(
@@ -182,7 +182,7 @@ class TaskEvalCommand(Columns, DeviceOption):
         with ProgressDisplay("predicting", "examples", total=len(examples)) as display:
             answers = list(display.count(model.stream(examples)))
         scores = task.score(examples, answers)
-        print("\n".join(scores.table()))
+        print("\n".join(map(printable, scores.table())))
         if self.report is not None:
             facts = {"model": self.folder, "file": self.file, "examples": len(examples), "elmokit": __version__}
             title = f"{model.kind}: {Path(self.file).name}"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.compat.fetch import local_path
-from elmokit.config import ElmoConfig
+from elmokit.compat.fetch import local_paths
+from elmokit.config import ElmoConfig, LstmConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
@@ -43,19 +43,20 @@ class ConfigurationError(ElmoError):
 
 
 def read_model(options_file: str | Path | None, weight_file: str | Path | None) -> Checkpoint:
-    """A model of any format, from paths or addresses; the forget bias is added to the bias, where AllenNLP has it."""
+    """A model of any format, from paths, names or addresses; the forget bias is added to the bias, as in AllenNLP."""
     if weight_file is None:
-        raise ConfigurationError("weight_file must name a model: a path or an http(s) address, got None")
+        raise ConfigurationError("weight_file must name a model: a path, a name or an https address, got None")
     try:
-        options = None if options_file is None else local_path(options_file)
-        checkpoint = read_checkpoint(local_path(weight_file), options=options).in_floats()
-        lstm = checkpoint.config.lstm
+        with local_paths(options_file, weight_file) as (options, weights):
+            checkpoint = read_checkpoint(weights, options=options).in_floats()
     except ElmoError as error:
         raise ConfigurationError(str(error)) from error
-    for name, value in checkpoint.weights.items():
-        if "_lstm." in name and name.endswith(".bias"):
-            value[lstm.cell_size : 2 * lstm.cell_size] += lstm.forget_bias
-    checkpoint.config = replace(checkpoint.config, context=replace(lstm, forget_bias=0.0))
+    context = checkpoint.config.context
+    if isinstance(context, LstmConfig):
+        for name, value in checkpoint.weights.items():
+            if "_lstm." in name and name.endswith(".bias"):
+                value[context.cell_size : 2 * context.cell_size] += context.forget_bias
+        checkpoint.config = replace(checkpoint.config, context=replace(context, forget_bias=0.0))
     return checkpoint
 
 
@@ -95,7 +96,7 @@ class _ElmoCharacterEncoder(nn.Module):
             self.token_encoder = TokenEncoder(checkpoint.config)
         _fill(self.token_encoder, checkpoint.weights, "token_encoder.", requires_grad=requires_grad)
         self.indexer = checkpoint.indexer()
-        self.output_dim = checkpoint.config.lstm.output_size
+        self.output_dim = checkpoint.config.token_size
         self.rows = encoder_rows(checkpoint.config)
         use_their_names(self)
 
@@ -149,7 +150,7 @@ class _ElmoCharacterEncoder(nn.Module):
 
 
 class _ElmoLstm(nn.Module):
-    """The two LSTM stacks, and the state that a call leaves for the next one.
+    """The two LSTM stacks, or another context encoder, and the state that a call leaves for the next one.
 
     `_states` is None or hidden [L, N, 2P] and memory [L, N, 2H], forward half first; N is the largest batch so far, and
     row r of a batch continues from slot r. `stateful = False` starts every sentence from zero.
@@ -159,12 +160,13 @@ class _ElmoLstm(nn.Module):
         super().__init__()
         self.bilm = BiLM.shell(checkpoint.config)
         del self.bilm.token_encoder  # `_ElmoCharacterEncoder` has it; the stacks need nothing of it
-        for name in ("forward_lstm", "backward_lstm")[: checkpoint.config.n_directions]:
-            _fill(getattr(self.bilm.context, name), checkpoint.weights, f"{name}.", requires_grad=requires_grad)
+        own = {name: value for name, value in checkpoint.weights.items() if not name.startswith("token_encoder.")}
+        _fill(self.bilm, own, "", requires_grad=requires_grad)
         self.stateful = stateful
-        lstm = checkpoint.config.lstm
-        self.input_size = self.hidden_size = lstm.output_size
-        self.cell_size, self.num_layers = lstm.cell_size, lstm.n_layers
+        context = checkpoint.config.context
+        self.input_size = self.hidden_size = context.token_size
+        self.cell_size = context.cell_size if isinstance(context, LstmConfig) else context.token_size
+        self.num_layers = context.n_layers
         self._states: tuple[Tensor, Tensor] | None = None
         self.rows = lstm_rows(checkpoint.config)
         use_their_names(self)
@@ -358,6 +360,8 @@ def encoder_rows(config: ElmoConfig) -> Rows:
 
 def lstm_rows(config: ElmoConfig) -> Rows:
     """What `_ElmoLstm` saves."""
+    if not isinstance(config.context, LstmConfig):
+        return {}  # AllenNLP has no names for another context encoder
     leaves = {
         theirs: ours for theirs, ours in _LSTM_LEAVES.items() if config.lstm.projection or "projection" not in ours
     }

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from elmokit.compat.fetch import local_path
+from elmokit.compat.fetch import local_paths
 from elmokit.elmo import Elmo
 from elmokit.encode import ElmoOutput
 from elmokit.errors import ElmoError
@@ -46,7 +46,8 @@ class Module(nn.Module):
                 "2x4096_512_2048cnn_2xhighway options.json and weights.hdf5"
             )
         self.name, self.tags = name, tags
-        self.elmo = Elmo.load(local_path(spec), options=options, device=device)
+        with local_paths(spec, options) as (model, options_file):
+            self.elmo = Elmo.load(model, options=options_file, device=device)
         self.elmo.mixes.requires_grad_(trainable)
 
     def forward(

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.bilm_options import read_options, write_options
 from elmokit.formats.checkpoint import Checkpoint, as_tensors, check_shape
 from elmokit.formats.hdf5 import Hdf5Tensors, names_at_top, write_datasets
@@ -36,9 +36,6 @@ from elmokit.model.int8 import quantised
 from elmokit.storage.atomic import update_folder, write_text
 from elmokit.storage.hostile_hdf5 import MAGIC
 from elmokit.text.vocab import Vocabulary
-
-if TYPE_CHECKING:
-    from elmokit.formats.tensorflow import TensorBundle
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +68,7 @@ def hdf5_files(source: Source, name: str | None) -> list[str]:
     named = [name for name in source.names() if _is_hdf5_name(name)]
     files = [name for name in named if _is_hdf5(source, name)]
     if named and not files:
-        raise ElmoError(f"{source.describe(named[0])} is not an HDF5 file; fetch it again")
+        raise DamagedFileError(f"{source.describe(named[0])} is not an HDF5 file; fetch it again")
     return files
 
 
@@ -109,10 +106,20 @@ def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
     )
 
 
+class _Tensors(Protocol):
+    """Named arrays in a file, read one at a time."""
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> NDArray[Any]: ...
+
+
 class WeightsFile:
     """The weights of either family, with the file's name for messages."""
 
-    def __init__(self, tensors: Hdf5Tensors | TensorBundle, family: Family, where: str) -> None:
+    def __init__(self, tensors: _Tensors, family: Family, where: str) -> None:
         self.tensors, self.family, self.where = tensors, family, where
         self.names = set(tensors.names())
         self.scope = _scope(family)

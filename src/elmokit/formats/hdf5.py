@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
 from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
@@ -74,7 +74,7 @@ class Hdf5Tensors:
         except ElmoError:
             raise
         except DAMAGE as error:
-            raise ElmoError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
+            raise DamagedFileError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
 
     def _read(self, dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
         check_numbers(dataset, where, self._file_bytes)
@@ -114,11 +114,13 @@ def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 -
         return stack.enter_context(h5py.File(path or stream, "r"))
     except DAMAGE as error:
         reason = _first_line(error)
-        raise ElmoError(f"{source.describe(name)} is not a complete HDF5 file ({reason}); fetch it again") from error
+        raise DamagedFileError(
+            f"{source.describe(name)} is not a complete HDF5 file ({reason}); fetch it again"
+        ) from error
 
 
 def _damaged(where: str, error: BaseException) -> ElmoError:
-    return ElmoError(f"{where} is a damaged HDF5 file ({_first_line(error)}); fetch it again")
+    return DamagedFileError(f"{where} is a damaged HDF5 file ({_first_line(error)}); fetch it again")
 
 
 def _first_line(error: BaseException) -> str:

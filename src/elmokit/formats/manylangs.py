@@ -7,18 +7,18 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from elmokit.config import CharacterConfig, ElmoConfig, LstmConfig, WordConfig
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.bilm_options import read_clip
 from elmokit.formats.checkpoint import Checkpoint, check_finite, check_plain, check_shape
 from elmokit.formats.registry import Format, ModelFiles
-from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, read_json, read_text
+from elmokit.formats.source import ZIP_MAGIC, Source, read_json, read_text
 from elmokit.model.bilm import int8_names
 from elmokit.model.int8 import quantised
 from elmokit.storage.trusted import check_zip
@@ -103,18 +103,18 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
         except ElmoError:
             raise
         except pickle.UnpicklingError as error:
-            raise ElmoError(
+            raise DamagedFileError(
                 f"{where} must contain tensors only, and it contains other objects or code, or is damaged: not loaded; "
                 "fetch it again from a place you trust"
             ) from error
         except _DAMAGE as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
-            raise ElmoError(f"{where} is not a complete PyTorch file ({reason}); fetch it again") from error
+            raise DamagedFileError(f"{where} is not a complete PyTorch file ({reason}); fetch it again") from error
     if not isinstance(tensors, Mapping):
-        raise ElmoError(f"{where} must contain named tensors, got {type(tensors).__name__}; fetch it again")
+        raise DamagedFileError(f"{where} must contain named tensors, got {type(tensors).__name__}; fetch it again")
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise ElmoError(
+            raise DamagedFileError(
                 f"{where} must contain named tensors, got {type(value).__name__} as {key!r}; fetch it again"
             )
     return tensors
@@ -129,25 +129,13 @@ def _refuse_bomb(file: BinaryIO, stored: int, where: str) -> None:
 
 
 def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
-    """The structure: from the path in config.json, from that file name in the folder, or of the released models."""
+    """The structure: from the file of this folder that config.json names, or of the released models."""
     if "config.json" in source.names():
         given = read_json(source, "config.json").get("config_path")
-        if isinstance(given, str) and given:
-            path = Path(given)
-            if _is_file(path):
-                folder = FolderSource(path.parent)
-                return read_json(folder, path.name), folder.describe(path.name)
-            for base in (PurePosixPath(given).name, PureWindowsPath(given).name):
-                if base in source.names():
-                    return read_json(source, base), source.describe(base)
+        for base in (PurePosixPath(given).name, PureWindowsPath(given).name) if isinstance(given, str) else ():
+            if base in source.names():  # the path is one of another machine, and nothing outside the folder is read
+                return read_json(source, base), source.describe(base)
     return RELEASED, source.describe("(the structure of the released models)")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size > 0  # some of the system's files have no end
-    except OSError:  # a name that is too long or a folder without permission counts as absent
-        return False
 
 
 def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: SymbolTable | None) -> ElmoConfig:

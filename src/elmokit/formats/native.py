@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from elmokit.config import ElmoConfig
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.card import CARD_TITLE, model_card, notes_in
 from elmokit.formats.checkpoint import Checkpoint, check_plain
 from elmokit.formats.registry import Format, ModelFiles
@@ -240,7 +240,7 @@ def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
             raise
         except _DAMAGE as error:
             reason = str(error) or type(error).__name__
-            raise ElmoError(f"{where} is not a complete safetensors file ({reason}); fetch it again") from error
+            raise DamagedFileError(f"{where} is not a complete safetensors file ({reason}); fetch it again") from error
 
 
 def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:

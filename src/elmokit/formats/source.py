@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.storage.trusted import check_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -76,7 +76,7 @@ class ZipSource:
         except ElmoError:
             raise
         except _DAMAGE as error:
-            raise ElmoError(f"{path} is not a complete zip file ({error}); fetch it again") from error
+            raise DamagedFileError(f"{path} is not a complete zip file ({error}); fetch it again") from error
         infos = [info for info in listed if not info.is_dir() and not info.filename.startswith(_MACOS_SHADOWS)]
         for info in infos:
             parts = PurePosixPath(info.filename.replace("\\", "/"))
@@ -107,7 +107,9 @@ class ZipSource:
             self._last = (name, unpacked.getvalue())
             return io.BytesIO(self._last[1])
         except _DAMAGE as error:
-            raise ElmoError(f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again") from error
+            raise DamagedFileError(
+                f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again"
+            ) from error
 
     def describe(self, name: str) -> str:
         """The path of the zip and the name inside it."""
@@ -131,11 +133,11 @@ def read_text(source: Source, name: str, most: int = -1) -> str:
     with source.open(name) as file:
         data = file.read(most + 1 if most >= 0 else -1)
     if 0 <= most < len(data):
-        raise ElmoError(f"{source.describe(name)} must have at most {most:,} bytes; fetch it again")
+        raise DamagedFileError(f"{source.describe(name)} must have at most {most:,} bytes; fetch it again")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ElmoError(
+        raise DamagedFileError(
             f"{source.describe(name)} must be UTF-8, got {error.reason} at byte {error.start}; save it as UTF-8"
         ) from error
 
@@ -146,7 +148,11 @@ def read_json(source: Source, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ElmoError(f"{source.describe(name)} must be JSON, got {error}; correct it or fetch it again") from error
+        raise DamagedFileError(
+            f"{source.describe(name)} must be JSON, got {error}; correct it or fetch it again"
+        ) from error
     if not isinstance(value, dict):
-        raise ElmoError(f"{source.describe(name)} must be a JSON object, got {type(value).__name__}; fetch it again")
+        raise DamagedFileError(
+            f"{source.describe(name)} must be a JSON object, got {type(value).__name__}; fetch it again"
+        )
     return value

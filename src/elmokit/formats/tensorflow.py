@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.bilm import HDF5_SUFFIXES, WeightsFile, options_name, read_weights
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.registry import Format, ModelFiles
@@ -233,7 +233,7 @@ def _parse_entry(where: str, value: bytes, shards: int) -> _TensorEntry:
 
 def _damaged(where: str, rule: str, got: object) -> ElmoError:
     """Return the error for a file that breaks a rule of its format."""
-    return ElmoError(f"{where}: {rule}, got {got} (the file is damaged or cut short: copy the checkpoint again)")
+    return DamagedFileError(f"{where}: {rule}, got {got} (the file is damaged or cut short: copy the checkpoint again)")
 
 
 def _quoted(name: str | bytes) -> str:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import h5py
 
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.storage.trusted import check_unpacked, most_unpacked
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -74,7 +74,7 @@ def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: A
         if _DEFLATE in filters and not info.filter_mask >> filters.index(_DEFLATE) & 1:
             _, packed = dataset.id.read_direct_chunk(place)
             if len(zlib.decompressobj().decompress(packed, chunk_bytes + 5)) > chunk_bytes + 4:  # 4 for a checksum
-                raise ElmoError(
+                raise DamagedFileError(
                     f"{where} has a chunk that unpacks to more than its {chunk_bytes} bytes; do not trust it"
                 )
 
@@ -161,8 +161,8 @@ class Strings:
 
 def _refuse_elsewhere(dataset: Any, where: str) -> None:  # noqa: ANN401
     if dataset.external or dataset.is_virtual:
-        raise ElmoError(f"{where} must be in the file itself, and it points to another one; do not trust it")
+        raise DamagedFileError(f"{where} must be in the file itself, and it points to another one; do not trust it")
 
 
 def _cut_short(where: str, stored: int, needed: int) -> ElmoError:
-    return ElmoError(f"{where} is cut short: {stored} of its {needed} bytes are there; fetch the file again")
+    return DamagedFileError(f"{where} is cut short: {stored} of its {needed} bytes are there; fetch the file again")

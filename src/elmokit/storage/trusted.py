@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from elmokit.errors import ElmoError
+from elmokit.errors import DamagedFileError, ElmoError
 
 _HAS_OWNERS = hasattr(os, "geteuid")
 # Without O_NONBLOCK the open of a planted pipe would wait for its writer.
@@ -208,7 +208,7 @@ def most_unpacked(packed: int) -> int:
 def check_unpacked(unpacked: int, packed: int, where: str) -> None:
     """Refuse a file whose stated size is far more than models and vectors unpack to."""
     if unpacked > most_unpacked(packed):
-        raise ElmoError(
+        raise DamagedFileError(
             f"{where} says that its {packed} bytes unpack to {unpacked}, which no model or file of vectors does; "
             "do not trust it"
         )

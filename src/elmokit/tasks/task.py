@@ -7,7 +7,6 @@ package, call `register_task`. `classify.py` is the shortest example.
 from __future__ import annotations
 
 import json
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.messages import printable
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import FilePath, Segment, Tokens, read_table
@@ -233,11 +233,6 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
 
 AnyTask = Task[Any, Any]
-
-
-def printable(text: str) -> str:
-    """Without characters that would control a terminal."""
-    return "".join("\ufffd" if unicodedata.category(character) == "Cc" else character for character in text)
 
 
 _registered: dict[str, type[AnyTask] | None] = dict.fromkeys(_BUILT_IN)  # None: its module is not imported yet

@@ -32,7 +32,7 @@ _XZ_MEMORY = 1 << 28
 """Bytes for the window of an .xz file, which may ask for 4 GiB; the strongest preset needs a quarter of this."""
 _REFUSED = (
     (re.compile(rb"PK\x03\x04"), "a zip archive", "unpack it first"),
-    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -f UTF-16 -t UTF-8"),
 )
 
 

@@ -42,7 +42,7 @@ _REFUSED = (
     (re.compile(rb"\xba\x16\x4f\x2f"), "a fastText .bin model", "give the .vec file that fastText writes next to it"),
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle such as gensim saves", "write it with gensim's save_word2vec_format"),
     (re.compile(rb"\x93NUMPY|\x89HDF"), "an array without words", "give a file that names the word of each vector"),
-    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -t UTF-8"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -f UTF-16 -t UTF-8"),
 )
 _HEADER = re.compile(rb"[ \t]*([0-9]{1,12})[ \t]+([0-9]{1,7})[ \t]*\r?\n")
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
