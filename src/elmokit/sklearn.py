@@ -124,12 +124,9 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
-        elmo = self._elmo()
-        size = elmo.config.vector_size
-        if self.layer != "all":
-            return np.array([f"elmo_{number}" for number in range(size)], dtype=object)
-        names = [f"elmo_layer{layer}_{number}" for layer in range(elmo.config.n_outputs) for number in range(size)]
-        return np.array(names, dtype=object)
+        config = self._elmo().config
+        parts = [f"layer{layer}_" for layer in range(config.n_outputs)] if self.layer == "all" else [""]
+        return np.array([f"elmo_{part}{n}" for part in parts for n in range(config.vector_size)], dtype=object)
 
     def _elmo(self) -> Elmo:
         if self.pool is None:
@@ -156,9 +153,6 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         """An unfitted copy; an Elmo is shared, not copied."""
         others = {name: clone(value, safe=False) for name, value in self.get_params().items() if name != "model"}
         return type(self)(self.model, **others)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
     def __sklearn_tags__(self) -> Any:  # noqa: ANN401 - scikit-learn's Tags
         tags = super().__sklearn_tags__()

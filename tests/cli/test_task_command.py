@@ -379,7 +379,7 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--elmo", "none", "--elmo-dropout", 0.3], " is for ELMo vectors, and "),
         (["--elmo", "0", "--mix-penalty", 1], " is for a mix of the layers"),
         (["--elmo-learning-rate", 0.1], " is for an ELMo model that is trained too"),
-        (["--static", "none", "--static-size", 3], " is for vectors that are trained from scratch"),
+        (["--static", "none", "--static-size", 3], " is for vectors trained from scratch"),
         (["--static-frozen"], " is for vectors of a file"),
         (["--no-crf"], "crf is for tag: it would change nothing"),
         (["--no-alignment"], "alignment is for pair"),

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from elmokit.errors import ElmoError
 from elmokit.tasks.network import Pooling, SentenceLstm, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.pair import WordAlignment, align
 from elmokit.tasks.tag import Crf
@@ -124,11 +123,6 @@ def test_crf_without_words():
     assert not crf.marginals(emissions, lengths)[3].any()
     assert crf.decode(emissions[:, :0], torch.zeros(4, dtype=torch.long)).shape == (4, 0)
     assert crf.log_likelihood(emissions[:, :0], torch.zeros(4, 0, dtype=torch.long), lengths * 0).tolist() == [0] * 4
-
-
-def test_crf_names_a_wrong_shape():
-    with pytest.raises(ElmoError, match=r"what 3 tags allow must have the shapes .*got \[\(4, 4\), \(4,\), \(4,\)\]"):
-        Crf(3, some_rules(4))
 
 
 def test_crf_keeps_its_rules_when_saved():

@@ -173,26 +173,26 @@ def test_a_few_broken_sequences_are_told():
     assert check_scheme(_placed(examples, "a.conll"), BIO) == []
     examples[7] = sentence("O", "I-X", line=29)
     (message,) = check_scheme(_placed(examples, "a.conll"), BIO)
-    assert message.startswith("a.conll, line 30: in BIO I-X cannot be after O (1 such place, 30 spans);")
+    assert message.startswith("a.conll, line 30: in BIO I-X after O should be B-X (1 such place, 30 spans);")
     few = examples[7:9]
-    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X cannot be after O"):
+    with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X after O should be B-X"):
         check_scheme(_placed(few, "a.conll"), BIO)
     with pytest.raises(ElmoError, match=r"a\.conllu, line 29, token 2 \('w1'\): in BIO"):
         check_scheme(_placed(few, "a.conllu"), BIO)
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
         check_scheme(_placed(few, None), BIO)
     assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False)[0].startswith(
-        "a.conll, line 30: in BIO I-X cannot be"
+        "a.conll, line 30: in BIO I-X after O"
     )
 
 
 @pytest.mark.parametrize(
     ("examples", "scheme", "message"),
     [
-        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X cannot be at the start"),
-        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X cannot be after O"),
-        ([sentence("O", "B-X")], BIOES, "line 2: in BIOES no sentence ends in B-X"),
-        ([sentence("B-X", "E-Y")], BIOES, "line 2: in BIOES E-Y cannot be after B-X"),
+        ([sentence("I-X", "O")], BIO, "line 1: in BIO I-X at the start should be B-X"),
+        ([sentence("O", "B-X")], IOB1, "line 2: in IOB1 B-X after O should be I-X"),
+        ([sentence("O", "B-X")], BIOES, "line 2: in BIOES B-X after O should be S-X"),
+        ([sentence("B-X", "E-Y")], BIOES, "line 1: in BIOES B-X at the start should be S-X"),
         ([sentence("B-X", "I-X")], BMES, "line 2: the tags are BMES, which has no 'I-X'"),
         ([sentence("B-X", "E-X")], BIO, "line 2: the tags are BIO, which has no 'E-X'"),
         ([sentence("B-X", "b-X", line=9)], BIO, "line 10: the tags are BIO, which has no 'b-X'"),

@@ -272,7 +272,7 @@ def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_pa
     options = tiny_options(epochs=1)
     fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))
     (note,) = fitted.notes
-    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER cannot be after O")
+    assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER after O should be B-PER")
 
 
 def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):

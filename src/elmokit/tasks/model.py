@@ -28,7 +28,6 @@ from elmokit.model.placement import choose_device
 from elmokit.storage.atomic import new_folder, read_description, write_tensors, write_text
 from elmokit.tasks.inputs import ExampleInputs, StaticVectors, batches_of
 from elmokit.tasks.network import InputSpec, TaskNetwork
-from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment, Tokens
 from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Answer, AnyTask, Example, task_named
@@ -59,21 +58,9 @@ class TaskModel:
         self.network, self.task, self.elmo = network.eval(), task, elmo
         self.text_policy = TextPolicy.of(segment)
         self.device = device or torch.device("cpu")
-
-    @property
-    def kind(self) -> str:
-        """The name of the task: classify, tag, pair or one that was registered."""
-        return self.task.name
-
-    @property
-    def options(self) -> TaskOptions:
-        """How it was built and trained."""
-        return self.network.options
-
-    @property
-    def labels(self) -> tuple[str, ...]:
+        self.kind, self.options = task.name, network.options
+        self.labels = task.labels
         """The labels it knows; tags in the spelling of the training file; none if it predicts a score."""
-        return self.task.labels
 
     def predict(self, texts: Any) -> Any:  # noqa: ANN401 - one answer for one text, a list of them for many
         """Answer for texts: a string is split into tokens as in training, a list of strings is many texts.

@@ -91,9 +91,13 @@ class SentenceLstm(nn.Module):
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(input_size, hidden, layers, batch_first=True, dropout=between, bidirectional=True)
         self.output_size = 2 * hidden
-        for layer in range(layers):
-            for suffix in ("", "_reverse"):
-                _initialise(self.lstm, f"l{layer}{suffix}", hidden)
+        # Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open.
+        for inputs, steps, bias, other_bias in self.lstm.all_weights:
+            for input_gate, step_gate in zip(inputs.data.chunk(4), steps.data.chunk(4), strict=True):
+                nn.init.orthogonal_(step_gate)
+                nn.init.xavier_uniform_(input_gate)
+            nn.init.zeros_(other_bias)
+            nn.init.zeros_(bias).data[hidden : 2 * hidden] = 1.0
 
     def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
         """values [B, T, D], lengths [B] on the CPU → [B, T, 2·hidden], zeros at padding."""
@@ -106,17 +110,6 @@ class SentenceLstm(nn.Module):
         if int(lengths.min()) == 0:
             outputs = outputs * (lengths > 0).to(outputs.device)[:, None, None]
         return outputs
-
-
-def _initialise(lstm: nn.LSTM, name: str, hidden: int) -> None:
-    """Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open."""
-    for gate in range(4):
-        rows = slice(gate * hidden, (gate + 1) * hidden)
-        nn.init.orthogonal_(getattr(lstm, f"weight_hh_{name}").data[rows])
-        nn.init.xavier_uniform_(getattr(lstm, f"weight_ih_{name}").data[rows])
-    for part in ("ih", "hh"):
-        nn.init.zeros_(getattr(lstm, f"bias_{part}_{name}").data)
-    getattr(lstm, f"bias_ih_{name}").data[hidden : 2 * hidden] = 1.0
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -65,17 +65,14 @@ class TaskOptions:
 
     def unused(self) -> dict[str, str]:
         """The options that every task has and that change nothing next to the others, and what each is for."""
-        uses = {
-            "elmo_output": (self.elmo != "none", "ELMo vectors, and elmo is none"),
-            "elmo_dropout": (self.elmo != "none", "ELMo vectors, and elmo is none"),
-            "mix_layer_norm": (self.elmo == "mix", "a mix of the layers, elmo mix"),
-            "mix_penalty": (self.elmo == "mix", "a mix of the layers, elmo mix"),
-            "elmo_learning_rate": (self.fine_tune, "an ELMo model that is trained too, fine_tune"),
-            "static_size": (self.static == "train", "vectors that are trained from scratch, static train"),
-            "static_min_count": (self.static == "train", "vectors that are trained from scratch, static train"),
-            "static_frozen": (self.static not in ("train", "none"), "vectors of a file, static FILE"),
-        }
-        return {name: purpose for name, (used, purpose) in uses.items() if not used}
+        uses = (
+            (self.elmo != "none", "ELMo vectors, and elmo is none", ("elmo_output", "elmo_dropout")),
+            (self.elmo == "mix", "a mix of the layers, elmo mix", ("mix_layer_norm", "mix_penalty")),
+            (self.fine_tune, "an ELMo model that is trained too, fine_tune", ("elmo_learning_rate",)),
+            (self.static == "train", "vectors trained from scratch, static train", ("static_size", "static_min_count")),
+            (self.static not in ("train", "none"), "vectors of a file, static FILE", ("static_frozen",)),
+        )
+        return {name: purpose for used, purpose, names in uses if not used for name in names}
 
     def batch_size_for(self, examples: int) -> int:
         """Examples per update: few if there are few examples, so that an epoch has enough updates."""

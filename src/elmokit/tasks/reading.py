@@ -78,29 +78,21 @@ _LONGEST_FIELD = 2**31 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SENTENCE_END = re.compile(r"[.!?。！？]\s*$")
 # In lower case and without separators: sentence_A, Sentence A and sentenceA are one name.
-USUAL_NAMES: dict[str, frozenset[str]] = {
-    "text": frozenset({
-        "text", "texts", "sentence", "sentences", "review", "reviews", "content", "document", "tweet",
-        "comment", "phrase", "headline", "title", "question", "query", "utterance", "message", "body",
-    }),
-    "first": frozenset({
-        "sentence1", "sentencea", "text1", "texta", "premise", "question1", "questiona", "first", "s1",
-        "sent1", "senta",
-    }),
-    "second": frozenset({
-        "sentence2", "sentenceb", "text2", "textb", "hypothesis", "question2", "questionb", "second", "s2",
-        "sent2", "sentb",
-    }),
-    "label": frozenset({
-        "label", "labels", "class", "category", "sentiment", "goldlabel", "target", "intent", "topic",
-        "polarity", "stars", "entailmentjudgment", "entailmentlabel", "isduplicate", "relatednessscore",
-        "similarity", "similarityscore", "score",
-    }),
-}  # fmt: skip
-_MEANING: dict[str, str] = {
-    "text": "the texts", "first": "one sentence of each pair", "second": "the other sentence of each pair",
+_USUAL_NAMES = {
+    "text": "text texts sentence sentences review reviews content document tweet comment phrase headline title "
+    "question query utterance message body",
+    "first": "sentence1 sentencea text1 texta premise question1 questiona first s1 sent1 senta",
+    "second": "sentence2 sentenceb text2 textb hypothesis question2 questionb second s2 sent2 sentb",
+    "label": "label labels class category sentiment goldlabel target intent topic polarity stars entailmentjudgment "
+    "entailmentlabel isduplicate relatednessscore similarity similarityscore score",
+}
+USUAL_NAMES = {role: frozenset(names.split()) for role, names in _USUAL_NAMES.items()}
+_MEANING = {
+    "text": "the texts",
+    "first": "one sentence of each pair",
+    "second": "the other sentence of each pair",
     "label": "the labels",
-}  # fmt: skip
+}
 
 
 def read_table(

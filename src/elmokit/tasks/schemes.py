@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -95,25 +94,14 @@ def detect_scheme(sequences: Iterable[Sequence[str]]) -> Scheme:
         return Scheme()
     for family, spelling in _FAMILIES:
         if letters <= set(family):
-            name = _bio_or_iob1(sentences, separator) if family == "BI" else "BIOES"
-            return Scheme(name, spelling, separator)
+            if family != "BI":
+                return Scheme("BIOES", spelling, separator)
+            # IOB1 begins a span with I and uses B only for one that touches another of its type.
+            schemes = Scheme("BIO", spelling, separator), Scheme("IOB1", spelling, separator)
+            known = [[tag if _parsed(tag, schemes[0]) else OUTSIDE for tag in tags] for tags in sentences]
+            return min(schemes, key=lambda scheme: sum(len(find_faults(tags, scheme)) for tags in known))
     # Letters of no one scheme: the check names the first tag that the commonest does not have.
     return Scheme("BIOES", "BIES", separator)
-
-
-def _bio_or_iob1(sentences: Iterable[Sequence[str]], separator: str) -> Literal["BIO", "IOB1"]:
-    """IOB1 begins a span with I and uses B only for one that touches another of its type; the majority decides."""
-    iob1 = Scheme("IOB1", "BIES", separator)
-    for_bio = for_iob1 = 0
-    for tags in sentences:
-        before = _OUT
-        for tag in tags:
-            part = _parsed(tag, iob1) or _OUT
-            if not _touches(before, part):
-                for_bio += part.letter == "B"
-                for_iob1 += part.letter == "I"
-            before = part
-    return "IOB1" if for_iob1 > for_bio else "BIO"
 
 
 def check_scheme(
@@ -140,9 +128,9 @@ def check_scheme(
         broken += len(faults)
         if faults and not first:
             index = faults[0]
-            before = f"after {tags[index - 1]}" if index else "at the start"
-            rule = f"{tags[index]} cannot be {before}" if index < len(tags) else f"no sentence ends in {tags[-1]}"
-            first = f"{place_of(min(index, len(tags) - 1))}: in {scheme.spelling} {rule}"
+            right = from_bioes(to_bioes(tags, scheme), scheme)[index]
+            where = f"after {tags[index - 1]}" if index else "at the start"
+            first = f"{place_of(index)}: in {scheme.spelling} {tags[index]} {where} should be {right}"
     if not broken:
         return []
     first += f" ({counted(broken, 'such place')}, {counted(total, 'span')})"
@@ -152,12 +140,9 @@ def check_scheme(
 
 
 def find_faults(tags: Sequence[str], scheme: Scheme) -> list[int]:
-    """Where a sequence breaks its scheme: indices of tags that may not follow the one before, or the length."""
-    if not scheme.has_spans:
-        return []
-    parts = [_OUT, *(_part(tag, scheme) for tag in tags), _OUT]
-    follows = _RULES[scheme.name]
-    return [index for index, (before, after) in enumerate(pairwise(parts)) if not follows(before, after)]
+    """The indices of tags that the scheme would spell in another way for the same spans."""
+    right = from_bioes(to_bioes(tags, scheme), scheme)
+    return [index for index, tag in enumerate(tags) if tag != right[index]]
 
 
 def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
@@ -195,22 +180,11 @@ def transitions(tags: Sequence[str], scheme: Scheme) -> tuple[NDArray[np.bool_],
     return steps[:-1, :-1], steps[-1, :-1], steps[:-1, -1]
 
 
-def _touches(before: _Part, after: _Part) -> bool:
-    return before.letter != OUTSIDE and after.letter != OUTSIDE and before.type == after.type
-
-
 def _follows(before: _Part, after: _Part) -> bool:
     """The rule of BIOES: an open span continues or ends, and nothing else does."""
     if before.letter in "BI":
         return after.letter in "IE" and before.type == after.type
     return after.letter not in "IE"
-
-
-_RULES: dict[str, Callable[[_Part, _Part], bool]] = {
-    "BIO": lambda before, after: after.letter != "I" or _touches(before, after),
-    "IOB1": lambda before, after: after.letter != "B" or _touches(before, after),
-    "BIOES": _follows,
-}
 
 
 def _write(found: Iterable[Span], length: int, scheme: Scheme) -> Tokens:
