@@ -55,7 +55,7 @@ def test_what_a_tagger_takes_and_gives(model_of):
     one = model.predict("film Ann Smith was Paris")
     assert isinstance(one, TagAnswer)
     assert one.tokens == ("film", "Ann", "Smith", "was", "Paris")
-    assert model.predict(one.tokens) == one
+    assert model.predict(one.tokens).tags == one.tags
     assert model.predict([list(one.tokens), "Rome"])[0].tags == one.tags
     assert len(one.tags) == len(one.probabilities) == 5
     for text, answer in zip(ODD, model.predict(ODD), strict=True):
@@ -172,12 +172,14 @@ def test_tags_are_spelled_as_in_the_file(model_of, scheme, labels):
     assert {tag for answer in answers for tag in answer.tags} <= labels
     answer = model.predict("film Ann Smith was Paris Rome")
     if scheme.has_spans:
-        assert answer.entities == (
+        assert model.predict(answer.tokens).entities == (
             Entity(1, 3, "PER", "Ann Smith"),
             Entity(4, 5, "LOC", "Paris"),
             Entity(5, 6, "LOC", "Rome"),
         )
-        assert answer.to_dict()["entities"][0] == {"start": 1, "end": 3, "type": "PER", "text": "Ann Smith"}
+        assert answer.to_dict()["entities"][0] == {
+            "start": 1, "end": 3, "type": "PER", "text": "Ann Smith", "start_char": 5, "end_char": 14,
+        }  # fmt: skip
     else:
         assert answer.entities == ()
     assert model.score(examples).main.value > 0.9
@@ -220,3 +222,25 @@ def test_the_text_of_a_span_is_written_as_its_language_is(model_of):
     example = TaggedExample(tokens, ("B-ORG", *["I-ORG"] * (len(tokens) - 1)))
     model = model_of("tag", [example, TaggedExample(("a",), ("O",))] * 12, epochs=8)
     assert [entity.text for entity in model.predict(tokens).entities] == ["北京大学 Ann Smith ヤマ 서울 시"]
+
+
+@pytest.mark.parametrize(
+    ("segment", "text", "entities"),
+    [
+        ("none", "film  Ann \t Smith\u3000was Paris ", ["Ann \t Smith", "Paris"]),
+        ("english", "(Ann Smith's film: Paris, Paris.)", ["Ann Smith", "Paris", "Paris"]),
+        ("chars", "\u3000在北京大学 Ann看Paris。", ["北京大学", "Ann", "Paris"]),
+        ("english", "it was a film", []),
+        ("none", "", []),
+    ],
+)
+def test_entities_have_their_places_in_the_raw_text(model_of, segment, text, entities):
+    chinese = TaggedExample(("在", "北", "京", "大", "学", "看"), ("O", "B-ORG", "I-ORG", "I-ORG", "I-ORG", "O"))
+    model = model_of("tag", [*sentences(60, BIO), *[chinese] * 12], segment=segment, epochs=5)
+    answer = model.predict(text)
+    for entity in answer.entities:
+        assert text[entity.start_char : entity.end_char] == entity.text
+        assert "".join(answer.tokens[entity.start : entity.end]) == "".join(entity.text.split())
+    assert [entity.text for entity in answer.entities] == entities
+    for entity in model.predict(answer.tokens).entities:
+        assert entity.start_char is entity.end_char is None
