@@ -14,6 +14,7 @@ from elmokit.tasks import PairExample, TextExample, read_pairs, read_texts
 from elmokit.tasks.classify import ClassifyTask
 from elmokit.tasks.pair import PairTask
 from elmokit.tasks.reading import escape_formula, suffix_of, unescape_formula
+from support.task_samples import refused
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
@@ -28,18 +29,6 @@ def file(tmp_path):
         return path
 
     return write
-
-
-def refused(read, path, *parts, **options) -> str:
-    """The one sentence that reading ends in, which names the file."""
-    with pytest.raises(ElmoError) as caught:
-        read(path, **options)
-    sentence = str(caught.value)
-    assert str(path) in sentence
-    assert "\n" not in sentence
-    for part in parts:
-        assert part in sentence
-    return sentence
 
 
 TWO = [TextExample(("good", "film", "!"), "pos", 2), TextExample(("dull",), "neg", 3)]

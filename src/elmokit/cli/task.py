@@ -87,7 +87,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         from elmokit.model.placement import choose_device
         from elmokit.storage.atomic import check_new_folder, new_folder
         from elmokit.tasks.model import LAST, write_model
-        from elmokit.tasks.report import Report, comparison_table, write_report
+        from elmokit.tasks.report import TaskReport, comparison_table, write_report
         from elmokit.tasks.task import task_named
         from elmokit.tasks.trainer import fit, held_out
         from elmokit.text.policy import TextPolicy
@@ -126,7 +126,7 @@ class TaskTrainCommand(Columns, ModelOptions):
             except MissingExtraError as error:
                 say(str(error))
         mixes = fitted.model.network.mixes.values()
-        report = Report(
+        report = TaskReport(
             title=f"{self.kind}: {Path(self.train).name}",
             scores=fitted.scores,
             history=fitted.history,
@@ -177,7 +177,7 @@ class TaskEvalCommand(Columns, DeviceOption):
     def run(self) -> None:
         """Print the scores, and write a report of them if that is asked for."""
         from elmokit.tasks.model import load
-        from elmokit.tasks.report import Report, write_report
+        from elmokit.tasks.report import TaskReport, write_report
 
         _refuse_missing(self.file)
         model = load(self.folder, device=self.device)
@@ -193,7 +193,7 @@ class TaskEvalCommand(Columns, DeviceOption):
         if self.report is not None:
             facts = {"model": self.folder, "file": self.file, "examples": len(examples), "elmokit": __version__}
             title = f"{model.kind}: {Path(self.file).name}"
-            missing = write_report(self.report, Report(title=title, scores=scores, facts=facts))
+            missing = write_report(self.report, TaskReport(title=title, scores=scores, facts=facts))
             say(missing or f"report: {self.report / 'report.md'}")
 
 

@@ -293,13 +293,8 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     suffixes = (".jsonl", ".tsv", ".conll")
 
     @classmethod
-    def read(
-        cls,
-        path: FilePath,
-        *,
-        segment: Segment = "whitespace",
-        labelled: bool = True,
-        **columns: Any,  # noqa: ANN401
+    def read_examples(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
     ) -> Iterator[TaggedExample]:
         """The sentences of a file; without tags, a .txt file has a text per line."""
         if labelled or columns.get("token_column") is not None or suffix_of(path) != ".txt":

@@ -101,7 +101,14 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         labelled: bool = True,
         **columns: Any,  # noqa: ANN401
     ) -> Iterator[ExampleT]:
-        """The examples of a file, here of a table, one by one; with labelled=False no answers are read."""
+        """The examples of a file, one by one; with labelled=False no answers are read."""
+        return cls.read_examples(path, columns, segment, labelled)
+
+    @classmethod
+    def read_examples(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[ExampleT]:
+        """What `read` returns, here of a table."""
         names = {name: columns.get(name) for name in cls.columns if labelled or name != "label"}
         for line, texts, tokens, label in read_table(path, names, segment):
             raw = () if labelled else tuple(texts[side] for side in cls.sides)  # training needs the tokens alone
