@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+import torch
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
@@ -10,7 +11,8 @@ from elmokit.tasks import PairExample, TaggedExample, TextExample, fit
 from elmokit.tasks.classify import LabelAnswer
 from elmokit.tasks.pair import ScoreAnswer
 from elmokit.tasks.schemes import Scheme
-from elmokit.tasks.tag import Entity, TagAnswer
+from elmokit.tasks.tag import Entity, TagAnswer, TagTask
+from elmokit.text.policy import TextPolicy
 from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 from support.tiny_models import tiny_checkpoint
 
@@ -225,22 +227,24 @@ def test_the_text_of_a_span_is_written_as_its_language_is(model_of):
 
 
 @pytest.mark.parametrize(
-    ("segment", "text", "entities"),
+    ("segment", "text", "letters", "entities"),
     [
-        ("none", "film  Ann \t Smith\u3000was Paris ", ["Ann \t Smith", "Paris"]),
-        ("english", "(Ann Smith's film: Paris, Paris.)", ["Ann Smith", "Paris", "Paris"]),
-        ("chars", "\u3000在北京大学 Ann看Paris。", ["北京大学", "Ann", "Paris"]),
-        ("english", "it was a film", []),
-        ("none", "", []),
+        ("whitespace", "film  Ann \t Smith\u3000was Paris ", "OBEOS", ["Ann \t Smith", "Paris"]),
+        ("english", "(Ann Smith's film: Paris, Paris.)", "OBEOOOSOSOO", ["Ann Smith", "Paris", "Paris"]),
+        ("english", "U.S.-based D'Angelo didn't.", "SSOOO", ["U.S.-based", "D'Angelo"]),
+        ("chars", "\u3000在北京大学 Ann看👩‍👩‍👧。", "OBIIESOSO", ["北京大学", "Ann", "👩‍👩‍👧"]),
+        ("whitespace", "", "", []),
     ],
 )
-def test_entities_have_their_places_in_the_raw_text(model_of, segment, text, entities):
-    chinese = TaggedExample(("在", "北", "京", "大", "学", "看"), ("O", "B-ORG", "I-ORG", "I-ORG", "I-ORG", "O"))
-    model = model_of("tag", [*sentences(60, BIO), *[chinese] * 12], segment=segment, epochs=5)
-    answer = model.predict(text)
-    for entity in answer.entities:
-        assert text[entity.start_char : entity.end_char] == entity.text
-        assert "".join(answer.tokens[entity.start : entity.end]) == "".join(entity.text.split())
-    assert [entity.text for entity in answer.entities] == entities
-    for entity in model.predict(answer.tokens).entities:
-        assert entity.start_char is entity.end_char is None
+def test_entities_have_their_places_in_the_raw_text(segment, text, letters, entities):
+    names = ("O", "B-X", "E-X", "I-X", "S-X")
+    task, tokens = TagTask(names, BIO), tuple(TextPolicy(segment).split(text))
+    ids = torch.tensor([[name[0] for name in names].index(letter) for letter in letters], dtype=torch.long)
+    assert len(ids) == len(tokens), tokens
+    probabilities = torch.eye(len(names))[ids]
+    found = task.answer(TaggedExample(tokens, raw=(text,)), (ids, probabilities)).entities
+    assert [entity.text for entity in found] == entities
+    assert [text[entity.start_char : entity.end_char] for entity in found] == entities
+    without_text = task.answer(TaggedExample(tokens), (ids, probabilities)).entities
+    assert [(entity.start, entity.end) for entity in without_text] == [(e.start, e.end) for e in found]
+    assert all(entity.start_char is entity.end_char is None for entity in without_text)
