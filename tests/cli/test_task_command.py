@@ -249,7 +249,7 @@ def test_predict_on_the_screen(call, place):
 
 
 def test_predict_prints_json(call, place, tmp_path):
-    text = "film  Ann Smith was\tParis ."
+    text = "film  Ann Smith was\tParis Rome"
     (tmp_path / "raw.txt").write_text(f"{text}\n")
     for arguments in ([text, "--json"], [text, "--output", "-"], ["--input", tmp_path / "raw.txt", "--json"]):
         status, out, err = call("predict", place / "tag-model", *arguments)
@@ -264,9 +264,10 @@ def test_predict_prints_json(call, place, tmp_path):
         assert [(entity["type"], entity["text"]) for entity in found["entities"]] == [
             ("PER", "Ann Smith"),
             ("LOC", "Paris"),
+            ("LOC", "Rome"),
         ]
     shown = call("predict", place / "tag-model", text)[1]
-    assert shown == "film  [Ann Smith]PER was\ufffd[Paris]LOC .\n"
+    assert shown == "film  [Ann Smith]PER was\ufffd[Paris]LOC [Rome]LOC\n"
     assert json.loads(call("predict", place / "tag-model", "a\x9b2J", "--json")[1])["text"] == "a\x9b2J"
     assert "\x9b" not in call("predict", place / "tag-model", "a\x9b2J", "--json")[1]
     (line,) = call("predict", place / "classify-model", "a  good film", "--json")[1].splitlines()
