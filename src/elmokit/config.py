@@ -21,9 +21,7 @@ Activation = Literal["relu", "tanh"]
 Alphabet = Literal["bytes", "symbols"]
 
 _size = partial(option, least=1, most=2**31 - 1)
-_parts = partial(
-    option, least=1, most=1000
-)  # layers: a damaged file with a billion would be built before weights are missed
+_parts = partial(option, least=1, most=1000)  # a damaged file with a billion layers would be built
 _characters = partial(option, least=3, most=2**16)  # a damaged file with more would turn each word into millions of ids
 _clip = partial(option, 3.0, least=1e-18, most=1e18)  # torch clamps to no whole number above 2**63
 

@@ -151,18 +151,29 @@ def test_train_prints_scores_and_writes_a_folder(train, place, tmp_path, kind, f
     assert not list(tmp_path.glob(".*"))
 
 
-def test_compare_prints_three_rows(train, place, tmp_path):
+def test_compare_prints_a_row_for_each_model(train, place, tmp_path):
+    pytest.importorskip("sklearn", reason="needs the extra tasks")
     status, out, err = train("classify", "classify.tsv", "--dev", place / "classify-dev.tsv", "--compare")
     assert status == 0, err
     table = out.split("\n\n")[1].splitlines()
     assert table[0].startswith("model")
     names = [line.split("  ")[0] for line in table[1:]]
-    assert names == ["ELMo + static vectors", "layer 0 alone + static vectors", "static vectors, no ELMo"]
-    for name in names:
+    assert names[:3] == ["ELMo + static vectors", "layer 0 alone + static vectors", "static vectors, no ELMo"]
+    assert names[3:] == ["TF-IDF + logistic regression"]
+    assert float(table[4].split()[4]) > 0.9, "one word decides, which TF-IDF sees"
+    for name in names[:3]:
         assert f"{name}: epoch 1: loss" in err
     stored = json.loads((tmp_path / "model" / "report" / "scores.json").read_text())
     assert [row["name"] for row in stored["comparison"]] == names
     assert load(tmp_path / "model").options.elmo == "mix"
+
+
+def test_compare_without_scikit_learn(train, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)  # as good as not installed
+    status, out, err = train("classify", "classify.tsv", "--compare")
+    assert status == 0, err
+    assert len(out.split("\n\n")[1].splitlines()) == 4
+    assert "pip install 'elmokit[tasks]'" in err
 
 
 def test_what_is_compared_does_not_change_what_is_saved(train, place, tmp_path):
@@ -235,6 +246,51 @@ def test_predict_on_the_screen(call, place):
         .endswith("  a | bad film")
     )
     assert 1 <= float(call("predict", place / "score-model", "it", "good")[1].split()[0]) <= 5
+
+
+def test_predict_prints_json(call, place, tmp_path):
+    text = "film  Ann Smith was\tParis Rome"
+    (tmp_path / "raw.txt").write_text(f"{text}\n")
+    for arguments in ([text, "--json"], [text, "--output", "-"], ["--input", tmp_path / "raw.txt", "--json"]):
+        status, out, err = call("predict", place / "tag-model", *arguments)
+        assert (status, err) == (0, "")
+        (line,) = out.splitlines()
+        found = json.loads(line)
+        assert found["text"] == text
+        assert found["tokens"] == text.split()
+        assert len(found["tags"]) == len(found["probabilities"]) == 6
+        for entity in found["entities"]:
+            assert text[entity["start_char"] : entity["end_char"]] == entity["text"]
+        assert [(entity["type"], entity["text"]) for entity in found["entities"]] == [
+            ("PER", "Ann Smith"),
+            ("LOC", "Paris"),
+            ("LOC", "Rome"),
+        ]
+    shown = call("predict", place / "tag-model", text)[1]
+    assert shown == "film  [Ann Smith]PER was\ufffd[Paris]LOC [Rome]LOC\n"
+    assert json.loads(call("predict", place / "tag-model", "a\x9b2J", "--json")[1])["text"] == "a\x9b2J"
+    assert "\x9b" not in call("predict", place / "tag-model", "a\x9b2J", "--json")[1]
+    (line,) = call("predict", place / "classify-model", "a  good film", "--json")[1].splitlines()
+    found = json.loads(line)
+    assert (found["text"], set(found["probabilities"])) == ("a  good film", {"neg", "pos"})
+    (line,) = call("predict", place / "pair-model", "it", "good", "--json")[1].splitlines()
+    assert {"first", "second", "label", "probability"} <= set(json.loads(line))
+    status, _, err = call("predict", place / "tag-model", "a", "--json", "--output", tmp_path / "a.tsv")
+    assert status == 2
+    assert "--json" in err
+
+
+def test_spreadsheets_compute_no_prediction(call, place, tmp_path):
+    text = '=HYPERLINK("http://x") good'
+    status, _, err = call("predict", place / "classify-model", text, "--output", tmp_path / "a.tsv")
+    assert (status, err) == (0, "")
+    assert (tmp_path / "a.tsv").read_text().splitlines()[1].split("\t")[-1] == "'" + text
+    assert read_texts(tmp_path / "a.tsv")[0].tokens == tuple(text.split())
+    for suffix, first in (("tsv", "'=A1"), ("conll", "=A1")):
+        path = tmp_path / f"b.{suffix}"
+        assert call("predict", place / "tag-model", "=A1 Ann", "--output", path)[0] == 0
+        assert path.read_text().split("\t")[0] == first
+        assert read_tagged(path)[0].tokens == ("=A1", "Ann")
 
 
 def predicted(call, place, model, file, output):

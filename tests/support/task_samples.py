@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from elmokit.errors import ElmoError
 from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample
 from elmokit.tasks.schemes import Scheme, from_bioes, to_bioes
 from elmokit.tasks.task import Example
@@ -93,3 +97,14 @@ def write_samples(path: Path, examples: list[Example]) -> Path:
         lines = ["label\ttext", *(f"{example.label}\t{' '.join(example.tokens)}" for example in examples)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def refused(read: Callable[..., object], path: Path, *parts: str, **options: object) -> None:
+    """Reading the file must end in one sentence that names the file and contains the parts."""
+    with pytest.raises(ElmoError) as caught:
+        read(path, **options)
+    sentence = str(caught.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    for part in parts:
+        assert part in sentence

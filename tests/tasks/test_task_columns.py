@@ -8,7 +8,7 @@ import pytest
 from elmokit.errors import ElmoError
 from elmokit.tasks import TaggedExample, read_tagged, reading
 from elmokit.tasks.tag import TagTask
-from support.refusals import refusal
+from support.task_samples import refused
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 CONLLU = """# sent_id = 1
@@ -28,10 +28,6 @@ CONLLU = """# sent_id = 1
 def file(write_file):
     """Write a file and return its path."""
     return lambda content, name="a.conll": write_file(name, content)
-
-
-def refused(path, *parts, **options) -> None:
-    refusal(lambda: read_tagged(path, **options), str(path), *parts)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +52,10 @@ def test_chosen_columns(file):
     path = file("1 EU NNP B-ORG\n2 rejects VBZ O\n")
     assert read_tagged(path, token_column=2, tag_column=3) == [TaggedExample(("EU", "rejects"), ("NNP", "VBZ"), 1)]
     assert read_tagged(path, token_column="2", tag_column="4")[0].tags == ("B-ORG", "O")
-    refused(path, "tag_column must be a number from 1 to 4, got 5", tag_column=5)
-    refused(path, "tag_column must be a number from 1 to 4, got upos", tag_column="upos")
-    refused(path, "token_column must be a number from 1 to 4, got 0", token_column=0)
-    refused(path, "column 4 cannot be both the token and the tag", token_column=4)
+    refused(read_tagged, path, "tag_column must be a number from 1 to 4, got 5", tag_column=5)
+    refused(read_tagged, path, "tag_column must be a number from 1 to 4, got upos", tag_column="upos")
+    refused(read_tagged, path, "token_column must be a number from 1 to 4, got 0", token_column=0)
+    refused(read_tagged, path, "column 4 cannot be both the token and the tag", token_column=4)
 
 
 def test_documents_are_skipped_and_end_sentences(file):
@@ -69,13 +65,13 @@ def test_documents_are_skipped_and_end_sentences(file):
 
 def test_a_number_sign_is_a_token_where_it_fits(file):
     path = file("# sent_id = 1\n# a comment with words\nbuy O\n# O\n1 O\n\n# O\n#end of part\n")
-    refused(path, "line 8", "2 columns")
+    refused(read_tagged, path, "line 8", "2 columns")
     path = file("# sent_id = 1\n# a comment with words\nbuy O\n# O\n1 O\n\n# B-X\n2 O\n\n#end of part 3\n")
     assert [(e.tokens, e.line) for e in read_tagged(path)] == [(("buy", "#", "1"), 3), (("#", "2"), 7)]
     metadata = file("# id = 1\na b c O\n# # # O\n\n# id = 2\nd e f O\n")
     assert [e.tokens for e in read_tagged(metadata)] == [("a", "#"), ("d",)]
     tabs = file("#\tO\n# id = 1\n")
-    refused(tabs, "line 2", "2 columns")
+    refused(read_tagged, tabs, "line 2", "2 columns")
     assert read_tagged(file("#\tO\n"))[0].tokens == ("#",)
     one = file("# a comment\n#tag\nx\n")
     assert read_tagged(one, labelled=False) == [TaggedExample(("#tag", "x"), None, 2)]
@@ -98,9 +94,9 @@ def test_conllu(file):
     assert read_tagged(path, tag_column="feats")[0].tags == ("_", "Mood=Ind", "_")
     assert read_tagged(path, token_column="lemma")[0].tokens == ("I", "do", "not")
     assert read_tagged(path, labelled=False)[0] == TaggedExample(("I", "do", "n't"), None, 3)
-    refused(path, "one of id, form, lemma, upos", tag_column="pos")
-    refused(path, "line 3: the word has no deps (_)", tag_column="deps")
-    refused(path, "cannot be both", tag_column="form")
+    refused(read_tagged, path, "one of id, form, lemma, upos", tag_column="pos")
+    refused(read_tagged, path, "line 3: the word has no deps (_)", tag_column="deps")
+    refused(read_tagged, path, "cannot be both", tag_column="form")
 
 
 def test_segment_digits(file):
@@ -111,7 +107,7 @@ def test_segment_digits(file):
     doubtful = file("口0\tO\n腔1\tO\n\n12\tO\n")  # 12 would be a third character without a second
     assert read_tagged(doubtful)[0].tokens == ("口0", "腔1")
     assert [e.tokens for e in read_tagged(doubtful, segment_digits=True)] == [("口", "腔"), ("1",)]
-    refused(file("科0\tO\n技\tO\n"), "line 2", "must end in a digit", segment_digits=True)
+    refused(read_tagged, file("科0\tO\n技\tO\n"), "line 2", "must end in a digit", segment_digits=True)
 
 
 def test_a_few_slips_do_not_hide_segment_digits(file):
@@ -147,7 +143,7 @@ def test_raw_text_for_prediction(file):
     assert read_tagged(columns, labelled=False, token_column=2)[0].tokens == ("x", "y")
     one = file("The\nEU\n\nNo\n")
     assert [e.tokens for e in read_tagged(one, labelled=False)] == [("The", "EU"), ("No",)]
-    refused(file("\n \n", "a.txt"), "has no sentences", labelled=False)
+    refused(read_tagged, file("\n \n", "a.txt"), "has no sentences", labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +167,7 @@ def test_raw_text_for_prediction(file):
     ],
 )
 def test_mistakes(file, content, name, parts):
-    refused(file(content, name), *parts)
+    refused(read_tagged, file(content, name), *parts)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the task files are not beside this checkout")

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+import torch
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
@@ -10,7 +11,8 @@ from elmokit.tasks import PairExample, TaggedExample, TextExample, fit
 from elmokit.tasks.classify import LabelAnswer
 from elmokit.tasks.pair import ScoreAnswer
 from elmokit.tasks.schemes import Scheme
-from elmokit.tasks.tag import Entity, TagAnswer
+from elmokit.tasks.tag import Entity, TagAnswer, TagTask
+from elmokit.text.policy import TextPolicy
 from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 from support.tiny_models import tiny_checkpoint
 
@@ -55,7 +57,7 @@ def test_what_a_tagger_takes_and_gives(model_of):
     one = model.predict("film Ann Smith was Paris")
     assert isinstance(one, TagAnswer)
     assert one.tokens == ("film", "Ann", "Smith", "was", "Paris")
-    assert model.predict(one.tokens) == one
+    assert model.predict(one.tokens).tags == one.tags
     assert model.predict([list(one.tokens), "Rome"])[0].tags == one.tags
     assert len(one.tags) == len(one.probabilities) == 5
     for text, answer in zip(ODD, model.predict(ODD), strict=True):
@@ -172,12 +174,14 @@ def test_tags_are_spelled_as_in_the_file(model_of, scheme, labels):
     assert {tag for answer in answers for tag in answer.tags} <= labels
     answer = model.predict("film Ann Smith was Paris Rome")
     if scheme.has_spans:
-        assert answer.entities == (
+        assert model.predict(answer.tokens).entities == (
             Entity(1, 3, "PER", "Ann Smith"),
             Entity(4, 5, "LOC", "Paris"),
             Entity(5, 6, "LOC", "Rome"),
         )
-        assert answer.to_dict()["entities"][0] == {"start": 1, "end": 3, "type": "PER", "text": "Ann Smith"}
+        assert answer.to_dict()["entities"][0] == {
+            "start": 1, "end": 3, "type": "PER", "text": "Ann Smith", "start_char": 5, "end_char": 14,
+        }  # fmt: skip
     else:
         assert answer.entities == ()
     assert model.score(examples).main.value > 0.9
@@ -220,3 +224,27 @@ def test_the_text_of_a_span_is_written_as_its_language_is(model_of):
     example = TaggedExample(tokens, ("B-ORG", *["I-ORG"] * (len(tokens) - 1)))
     model = model_of("tag", [example, TaggedExample(("a",), ("O",))] * 12, epochs=8)
     assert [entity.text for entity in model.predict(tokens).entities] == ["北京大学 Ann Smith ヤマ 서울 시"]
+
+
+@pytest.mark.parametrize(
+    ("segment", "text", "letters", "entities"),
+    [
+        ("whitespace", "film  Ann \t Smith\u3000was Paris ", "OBEOS", ["Ann \t Smith", "Paris"]),
+        ("english", "(Ann Smith's film: Paris, Paris.)", "OBEOOOSOSOO", ["Ann Smith", "Paris", "Paris"]),
+        ("english", "U.S.-based D'Angelo didn't.", "SSOOO", ["U.S.-based", "D'Angelo"]),
+        ("chars", "\u3000在北京大学 Ann看👩‍👩‍👧。", "OBIIESOSO", ["北京大学", "Ann", "👩‍👩‍👧"]),
+        ("whitespace", "", "", []),
+    ],
+)
+def test_entities_have_their_places_in_the_raw_text(segment, text, letters, entities):
+    names = ("O", "B-X", "E-X", "I-X", "S-X")
+    task, tokens = TagTask(names, BIO), tuple(TextPolicy(segment).split(text))
+    ids = torch.tensor([[name[0] for name in names].index(letter) for letter in letters], dtype=torch.long)
+    assert len(ids) == len(tokens), tokens
+    probabilities = torch.eye(len(names))[ids]
+    found = task.answer(TaggedExample(tokens, raw=(text,)), (ids, probabilities)).entities
+    assert [entity.text for entity in found] == entities
+    assert [text[entity.start_char : entity.end_char] for entity in found] == entities
+    without_text = task.answer(TaggedExample(tokens), (ids, probabilities)).entities
+    assert [(entity.start, entity.end) for entity in without_text] == [(e.start, e.end) for e in found]
+    assert all(entity.start_char is entity.end_char is None for entity in without_text)

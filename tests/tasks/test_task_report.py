@@ -11,7 +11,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.tasks import report as module
 from elmokit.tasks.pair import score_numbers
 from elmokit.tasks.report import (
-    Report,
+    TaskReport,
     comparison_table,
     draw_confusion,
     draw_learning,
@@ -33,7 +33,7 @@ def report(folder, **changes):
         "title": "sentiment", "scores": SCORES, "history": HISTORY, "mixes": MIXES, "facts": {"model": "en_small"},
         **changes,
     }  # fmt: skip
-    note = write_report(folder, Report(**arguments))
+    note = write_report(folder, TaskReport(**arguments))
     return note, {path.name for path in folder.iterdir()}
 
 
@@ -121,7 +121,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ElmoError, match="cannot be written"):
-        write_report(tmp_path / "file", Report(title="t", scores=SCORES))
+        write_report(tmp_path / "file", TaskReport(title="t", scores=SCORES))
 
 
 def test_comparison_table():

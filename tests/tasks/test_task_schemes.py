@@ -182,7 +182,7 @@ def test_a_few_broken_sequences_are_told():
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
         check_scheme(_placed(few, None), BIO)
     assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False)[0].startswith(
-        "a.conll, line 30: in BIO I-X cannot be"
+        "a.conll, line 30: in BIO I-X after O"
     )
 
 

@@ -13,8 +13,8 @@ from elmokit.errors import ElmoError
 from elmokit.tasks import PairExample, TextExample, read_pairs, read_texts
 from elmokit.tasks.classify import ClassifyTask
 from elmokit.tasks.pair import PairTask
-from elmokit.tasks.reading import suffix_of
-from support.refusals import refusal
+from elmokit.tasks.reading import escape_formula, suffix_of, unescape_formula
+from support.task_samples import refused
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
@@ -22,11 +22,6 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 @pytest.fixture
 def file(write_file):
     return write_file
-
-
-def refused(read, path, *parts, **options) -> str:
-    """The one sentence that reading ends in, which names the file."""
-    return refusal(lambda: read(path, **options), str(path), *parts)
 
 
 TWO = [TextExample(("good", "film", "!"), "pos", 2), TextExample(("dull",), "neg", 3)]
@@ -245,6 +240,25 @@ def test_segmenters(file):
 )  # fmt: skip
 def test_mistakes(file, name, content, parts):
     refused(read_texts, file(name, content), *parts)
+
+
+CELLS = ["=1+1", "'=1+1", "'@x", "+", "-LRB-", "@user", "-1.5", "+3", "'tis", "", "a=b"]
+
+
+def test_formulas_are_escaped_and_read_again(file):
+    escaped = [escape_formula(cell) for cell in CELLS]
+    assert escaped[:6] == ["'" + cell for cell in CELLS[:6]]
+    assert escaped[6:] == CELLS[6:], "numbers and other texts are left alone"
+    assert [unescape_formula(cell) for cell in escaped] == CELLS
+    for suffix, mark in (("tsv", "\t"), ("csv", ",")):
+        path = file(f"a.{suffix}", f"label{mark}text\n'=a{mark}'-b c\n-1{mark}'tis\n")
+        assert [(e.label, e.tokens) for e in read_texts(path)] == [("=a", ("-b", "c")), ("-1", ("'tis",))]
+
+
+def test_prediction_input_has_its_raw_text(file):
+    path = file("a.tsv", "label\ttext\nx\tIt  isn't.\n")
+    assert [e.raw for e in read_texts(path, labelled=False, segment="english")] == [("It  isn't.",)]
+    assert read_texts(path)[0].raw == ()
 
 
 def test_pairs_with_an_empty_side(file):

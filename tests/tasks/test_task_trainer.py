@@ -12,6 +12,9 @@ import torch
 import elmokit.tasks.inputs
 from elmokit.errors import ElmoError
 from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample, TrainingListener, fit
+from elmokit.tasks.classify import ClassifyTask
+from elmokit.tasks.pair import PairTask
+from elmokit.tasks.tag import TagTask
 from elmokit.tasks.trainer import WeightAverages, held_out
 from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 
@@ -245,10 +248,11 @@ def test_texts_that_are_cut_are_told(trained):
 
 
 def test_without_dev_data_some_is_held_out(elmo, tmp_path):
-    train, dev = held_out(texts(40), seed=1)
+    train, dev = held_out(ClassifyTask, texts(40), TaskOptions())
     assert (len(train), len(dev)) == (36, 4)
     assert {example.line for example in (*train, *dev)} == set(range(1, 41))
-    assert held_out(texts(40), seed=1)[1] == dev != held_out(texts(40), seed=2)[1]
+    again, other = (held_out(ClassifyTask, texts(40), TaskOptions(seed=seed))[1] for seed in (1, 2))
+    assert again == dev != other
     fitted = fit("classify", texts(40), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
     assert fitted.scores.to_dict() == fitted.model.score(dev).to_dict()
 
@@ -256,18 +260,17 @@ def test_without_dev_data_some_is_held_out(elmo, tmp_path):
 def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
     rare = [*texts(20), TextExample(("odd",), "rare", 21)]
     for seed in range(30):
-        train, dev = held_out(rare, seed, [example.label for example in rare])
+        train, dev = held_out(ClassifyTask, rare, TaskOptions(seed=seed))
         assert len(dev) == 2
         assert {example.label for example in train} == {"pos", "neg", "rare"}
-    assert held_out(texts(40), 1, [example.label for example in texts(40)]) == held_out(texts(40), 1)
-    assert len(held_out(pairs(20, scores=True), 1)[1]) == 2
+    assert len(held_out(PairTask, pairs(20, scores=True), TaskOptions(target="score"))[1]) == 2
     with pytest.raises(ElmoError, match=r"each of the 2 examples is the only one of its label: give dev data"):
         fit("classify", texts(2), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
 
 
 def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_path):
     examples = sentences(30)
-    held = held_out(examples, seed=1)[1][0]
+    held = held_out(TagTask, examples, TaskOptions())[1][0]
     examples[held.line - 1] = TaggedExample(("film", "Ann"), ("O", "I-PER"), held.line)
     options = tiny_options(epochs=1)
     fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))

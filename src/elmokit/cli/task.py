@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elmokit import __version__
 from elmokit.cli.registry import Command, command, command_line, group, options_of
-from elmokit.cli.shared import SEGMENT_HELP, DeviceOption, ModelOptions, say
-from elmokit.errors import ElmoError
+from elmokit.cli.shared import JSON_HELP, SEGMENT_HELP, DeviceOption, ModelOptions, say
+from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted, printable
 from elmokit.options import REQUIRED, argument, option, shown_value
 from elmokit.progress import ProgressDisplay
@@ -75,7 +75,9 @@ class TaskTrainCommand(Columns, ModelOptions):
     train: str = argument("Examples: .tsv, .csv or .jsonl; .conll or .conllu for tag.", "TRAIN")
     output: Path = option(REQUIRED, "The folder to write, with the model and its report.", metavar="DIR")
     dev: str | None = option(None, "Examples to score on.", metavar="FILE", shown="one in ten of TRAIN")
-    compare: bool = option(False, "Also train with layer 0 alone and without ELMo, and show the three scores.")
+    compare: bool = option(
+        False, "Also train with layer 0 alone, without ELMo and, for classify, on TF-IDF; show all scores."
+    )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown="as in the training of the ELMo model")
     cache: Path | None = option(None, "Folder for the ELMo vectors.", metavar="DIR", shown="~/.cache/elmokit")
     changes: Mapping[str, Any] = options_of(TaskOptions, _defaults)
@@ -85,9 +87,9 @@ class TaskTrainCommand(Columns, ModelOptions):
         from elmokit.model.placement import choose_device
         from elmokit.storage.atomic import check_new_folder, new_folder
         from elmokit.tasks.model import LAST, write_model
-        from elmokit.tasks.report import Report, comparison_table, write_report
+        from elmokit.tasks.report import TaskReport, comparison_table, write_report
         from elmokit.tasks.task import task_named
-        from elmokit.tasks.trainer import fit
+        from elmokit.tasks.trainer import fit, held_out
         from elmokit.text.policy import TextPolicy
 
         task = task_named(self.kind)
@@ -118,8 +120,13 @@ class TaskTrainCommand(Columns, ModelOptions):
         if self.compare:
             others = [other for other in (options.with_layer_0(), options.without_elmo()) if other != options]
             comparison = [(_name(options), fitted.scores), *((_name(other), trained(other).scores) for other in others)]
+            parts = (train, dev) if dev is not None else held_out(task, train, options)
+            try:
+                comparison += task.baselines(*parts)
+            except MissingExtraError as error:
+                say(str(error))
         mixes = fitted.model.network.mixes.values()
-        report = Report(
+        report = TaskReport(
             title=f"{self.kind}: {Path(self.train).name}",
             scores=fitted.scores,
             history=fitted.history,
@@ -170,7 +177,7 @@ class TaskEvalCommand(Columns, DeviceOption):
     def run(self) -> None:
         """Print the scores, and write a report of them if that is asked for."""
         from elmokit.tasks.model import load
-        from elmokit.tasks.report import Report, write_report
+        from elmokit.tasks.report import TaskReport, write_report
 
         _refuse_missing(self.file)
         model = load(self.folder, device=self.device)
@@ -186,7 +193,7 @@ class TaskEvalCommand(Columns, DeviceOption):
         if self.report is not None:
             facts = {"model": self.folder, "file": self.file, "examples": len(examples), "elmokit": __version__}
             title = f"{model.kind}: {Path(self.file).name}"
-            missing = write_report(self.report, Report(title=title, scores=scores, facts=facts))
+            missing = write_report(self.report, TaskReport(title=title, scores=scores, facts=facts))
             say(missing or f"report: {self.report / 'report.md'}")
 
 
@@ -201,8 +208,12 @@ class TaskPredictCommand(InputColumns, DeviceOption):
     )
     input: str | None = option(None, "A file of examples; labels are not needed.", metavar="FILE")
     output: Path | None = option(
-        None, "File to write: .jsonl, .tsv or, for tags, .conll.", metavar="FILE", shown="the screen"
+        None,
+        "File to write: .jsonl, .tsv or, for tags, .conll; - prints JSON lines.",
+        metavar="FILE",
+        shown="the screen",
     )
+    json: bool = option(False, JSON_HELP)
 
     def run(self) -> None:
         """Predict for texts given as arguments, or for a file; to the screen, or to a file."""
@@ -212,12 +223,17 @@ class TaskPredictCommand(InputColumns, DeviceOption):
 
         if bool(self.texts) == bool(self.input):
             raise ElmoError("give texts as arguments or a file with --input FILE, one of the two")
+        output = None if self.output == Path("-") else self.output
+        if self.json and output is not None:
+            raise ElmoError(
+                f"json prints to the screen, got output {output}: leave one of the two out", "json", "output"
+            )
         _refuse_missing(self.input)
         model = load(self.folder, device=self.device)
         task = model.task
-        if self.output is not None and self.output.suffix not in task.suffixes:
+        if output is not None and output.suffix not in task.suffixes:
             endings = ", ".join(task.suffixes)
-            raise ElmoError(f"output must end in {endings} for a {task.name} model, got {str(self.output)!r}", "output")
+            raise ElmoError(f"output must end in {endings} for a {task.name} model, got {str(output)!r}", "output")
         examples: Iterable[Example] = self._given(model)
         if self.input is not None:
             examples = self.read(task, self.input, model.text_policy, labelled=False)
@@ -230,17 +246,17 @@ class TaskPredictCommand(InputColumns, DeviceOption):
                 cut += task.count_cut([example], model.options)
                 yield example, answer
 
-        if self.output is None:  # the answers themselves show the progress
-            for line in task.lines(answered(), ""):
-                print(line)
+        if output is None:  # the answers themselves show the progress
+            for line in task.lines(answered(), ".jsonl" if self.json or self.output else ""):
+                print(without_surrogates(line))
         else:
             total = None if self.input is not None else len(self.texts)
             with (
                 ProgressDisplay("predicting", "examples", total=total) as display,
-                atomic_file(self.output) as temporary,
+                atomic_file(output) as temporary,
                 temporary.open("w", encoding="utf-8", newline="\n") as file,
             ):
-                lines = task.lines(display.count(answered()), self.output.suffix)
+                lines = task.lines(display.count(answered()), output.suffix)
                 file.writelines(without_surrogates(line) + "\n" for line in lines)
         if cut:
             say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from elmokit.errors import ElmoError
+from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork
 from elmokit.tasks.options import TaskOptions
@@ -40,6 +41,7 @@ class TextExample(LabelledExample):
     tokens: Tokens
     label: str | None = None
     line: int = 0
+    raw: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,30 @@ class ClassifyTask(LabelTask[TextExample, LabelAnswer]):
         """A network with one output per label."""
         return ClassifyNetwork(options, spec, len(self.labels))
 
+    @classmethod
+    def baselines(cls, train: Sequence[TextExample], dev: Sequence[TextExample]) -> list[tuple[str, TaskScores]]:
+        """Logistic regression on counts of words and pairs of words."""
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+            from sklearn.linear_model import LogisticRegression
+            from sklearn.pipeline import make_pipeline
+        except ImportError as error:
+            raise MissingExtraError("scikit-learn", "tasks", "the row of TF-IDF") from error
+        model = make_pipeline(
+            TfidfVectorizer(analyzer=_words_and_pairs, sublinear_tf=True), LogisticRegression(C=10, max_iter=1000)
+        )
+        model.fit([example.tokens for example in train], labels := [label_of(example) for example in train])
+        guessed = model.predict([example.tokens for example in dev]).tolist()
+        scores = score_labels([label_of(example) for example in dev], guessed, label_names(labels))
+        return [("TF-IDF + logistic regression", scores)]
+
 
 TASK = ClassifyTask
+
+
+def _words_and_pairs(tokens: Sequence[str]) -> list[str]:
+    words = [token.lower() for token in tokens]
+    return words + [" ".join(pair) for pair in pairwise(words)]
 
 
 def read_texts(

@@ -108,7 +108,8 @@ class TaskModel:
             if not isinstance(text, list | tuple) or len(text) != len(self.task.sides):
                 raise ElmoError(f"the task {self.kind} takes a tuple of {len(self.task.sides)} texts, got {text!r}")
             parts = list(text)
-        example: Example = self.task.example(*map(self.tokens, parts))
+        raw = tuple(parts) if all(isinstance(part, str) for part in parts) else ()
+        example: Example = self.task.example(*map(self.tokens, parts), raw=raw)
         return example
 
     def tokens(self, text: Text) -> Tokens:

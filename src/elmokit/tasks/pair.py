@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -34,6 +34,7 @@ class PairExample(LabelledExample):
     second: Tokens
     label: str | None = None
     line: int = 0
+    raw: tuple[str, ...] = field(default=(), compare=False)
     texts = ("first", "second")
 
 

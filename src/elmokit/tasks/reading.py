@@ -47,7 +47,7 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
             except UnicodeDecodeError as error:
                 raise ElmoError(
                     f"{path}, line {number}: a file must be UTF-8, got byte 0x{line[error.start]:02x} after "
-                    f"{error.start} others: convert it, for example with iconv -t UTF-8"
+                    f"{error.start} others: convert it, for example with iconv -f latin1 -t UTF-8"
                 ) from error
 
 
@@ -70,12 +70,28 @@ def token_place(path: FilePath | None, line: int, tokens: Sequence[str], index: 
     return f"{place(path, line)}, token {index + 1} ({shown(tokens[index])})"
 
 
+def escape_formula(cell: str) -> str:
+    """A cell of a table as text for a spreadsheet too: one that it would compute gets an apostrophe in front.
+
+    >>> [escape_formula(cell) for cell in ("=1+1", "'=1+1", "-1.5", "it's")]
+    ["'=1+1", "''=1+1", '-1.5', "it's"]
+    """
+    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+
+
+def unescape_formula(cell: str) -> str:
+    """What `escape_formula` was given."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
 Names = Mapping[str, str | None]
 """The roles to read, each with its column's name or number if the user gave one."""
 _TABLES = (".tsv", ".csv", ".txt")
 _JSON = (".jsonl", ".json")
 _LONGEST_FIELD = 2**31 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_FORMULA = re.compile(r"'*[=+\-@]")
+_NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?")
 _SENTENCE_END = re.compile(r"[.!?。！？]\s*$")
 # In lower case and without separators: sentence_A, Sentence A and sentenceA are one name.
 _USUAL_NAMES = {
@@ -97,8 +113,8 @@ _MEANING = {
 
 def read_table(
     path: FilePath, names: Names, segment: Segment = "whitespace"
-) -> Iterator[tuple[int, dict[str, Tokens], str | None]]:
-    """The examples of a table, one by one: the first line, the tokens of each text, and the label if it is read.
+) -> Iterator[tuple[int, dict[str, str], dict[str, Tokens], str | None]]:
+    """The examples of a table, one by one: the first line, each text, its tokens, and the label if it is read.
 
     Columns without a name are found by the usual names in a header; without a header, two columns are `label TAB text`.
     """
@@ -117,7 +133,7 @@ def read_table(
             if not found:
                 name = "text" if role == "text" else f"{role} sentence"
                 raise ElmoError(f"{place(path, line)}: the {name} is empty: fill it in or remove the example")
-        yield line, tokens, label
+        yield line, cells, tokens, label
 
 
 _Row = tuple[int, list[str]]
@@ -145,7 +161,8 @@ def _table_cells(path: FilePath, names: Names, suffix: str) -> Iterator[tuple[in
             )
     cells = None
     for line, cells in body:
-        yield line, {role: cells[column] for role, column in columns.items()}
+        chosen = {role: cells[column] for role, column in columns.items()}
+        yield line, chosen if suffix == ".txt" else {role: unescape_formula(cell) for role, cell in chosen.items()}
     if cells is None:
         raise ElmoError(f"{path} has a header and no examples after it")
 
@@ -337,6 +354,8 @@ def read_columns(path: FilePath, columns: Mapping[str, Any], labelled: bool = Tr
     empty = True
     for tokens, tags, line in chain(head, sentences):
         empty = False
+        if suffix_of(path) == ".tsv":
+            tokens = tuple(map(unescape_formula, tokens))
         yield _without_digits(path, tokens, line) if digits else tokens, tags, line
     if empty:
         raise ElmoError(f"{path} has no sentences: it must have one token with its tag per line")

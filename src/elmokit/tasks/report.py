@@ -32,7 +32,7 @@ _FEW_CLASSES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class TaskReport:
     """What a report shows; the fact `command` becomes a block to copy."""
 
     title: str
@@ -46,7 +46,7 @@ class Report:
     """The epoch that is marked in the curve."""
 
 
-def write_report(folder: Path, report: Report) -> str | None:
+def write_report(folder: Path, report: TaskReport) -> str | None:
     """Write scores.json, report.md and pictures into a folder, all or none; returns why pictures are missing, if so."""
     note = None
     with update_folder(folder, "scores.json", PICTURES) as staging:
@@ -80,7 +80,7 @@ def comparison_table(comparison: Sequence[tuple[str, TaskScores]]) -> list[str]:
     ]
 
 
-def _pictures(report: Report) -> Iterable[tuple[str, Callable[[Path], None]]]:
+def _pictures(report: TaskReport) -> Iterable[tuple[str, Callable[[Path], None]]]:
     scores = report.scores
     if scores.confusion:
         yield (
@@ -93,7 +93,7 @@ def _pictures(report: Report) -> Iterable[tuple[str, Callable[[Path], None]]]:
         yield "curve.png", lambda path: draw_learning(path, report.history, scores.main.name, report.best_epoch)
 
 
-def _markdown(report: Report, drawn: Sequence[str], note: str | None) -> str:
+def _markdown(report: TaskReport, drawn: Sequence[str], note: str | None) -> str:
     def picture(name: str, words: str) -> list[str]:
         return [f"![{words}]({name})", ""] if name in drawn else []
 

@@ -25,6 +25,7 @@ from elmokit.tasks.reading import (
     FilePath,
     Segment,
     Tokens,
+    escape_formula,
     numbered_lines,
     read_columns,
     suffix_of,
@@ -59,6 +60,7 @@ class TaggedExample(Example):
     tokens: Tokens
     tags: Tokens | None = None
     line: int = 0
+    raw: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ class Entity:
     end: int
     type: str
     text: str
-    """Its tokens as they are written: with spaces between them, except between Chinese or Japanese characters."""
+    """As it is in the text; of tokens: with spaces between them, except between Chinese or Japanese characters."""
+    start_char: int | None = None
+    end_char: int | None = None
+    """Where it is in the raw text, `text[start_char:end_char]`; None if tokens were given."""
 
 
 @dataclass(frozen=True)
@@ -288,13 +293,8 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     suffixes = (".jsonl", ".tsv", ".conll")
 
     @classmethod
-    def read(
-        cls,
-        path: FilePath,
-        *,
-        segment: Segment = "whitespace",
-        labelled: bool = True,
-        **columns: Any,  # noqa: ANN401
+    def read_examples(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
     ) -> Iterator[TaggedExample]:
         """The sentences of a file; without tags, a .txt file has a text per line."""
         if labelled or columns.get("token_column") is not None or suffix_of(path) != ".txt":
@@ -304,7 +304,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         for number, line in numbered_lines(path):
             if tokens := tuple(policy.split(line)):
                 empty = False
-                yield TaggedExample(tokens, None, number)
+                yield TaggedExample(tokens, None, number, (line,))
         if empty:
             raise ElmoError(f"{path} has no sentences: it must have one per line")
 
@@ -374,7 +374,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         ids, probabilities = decoded[0][:n].tolist(), decoded[1][:n].tolist()
         tags = from_bioes([self.bioes_tags[number] for number in ids], self.scheme)
         found = spans(tags, self.scheme) if self.scheme.has_spans else []
-        entities = tuple(Entity(*span, _joined(example.tokens[span.start : span.end])) for span in found)
+        entities = tuple(_entities(example, found))
         # A tag is as probable as all BIOES tags that its spelling may mean.
         sums = (
             min(1.0, sum(row[meaning] for meaning in {number, *self._meanings(tag)}))
@@ -399,20 +399,26 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         if not self.scheme.has_spans:
             return " ".join(map("/".join, zip(answer.tokens, answer.tags, strict=True)))
         parts: list[str] = []
-        at = 0
+        at, (raw,) = 0, example.raw or ("",)
         for entity in answer.entities:
-            parts += [*answer.tokens[at : entity.start], f"[{entity.text}]{entity.type}"]
-            at = entity.end
-        return " ".join([*parts, *answer.tokens[at:]])
+            marked = f"[{entity.text}]{entity.type}"
+            if entity.start_char is not None and entity.end_char is not None:
+                parts += [raw[at : entity.start_char], marked]
+                at = entity.end_char
+            else:
+                parts += [*answer.tokens[at : entity.start], marked]
+                at = entity.end
+        return "".join([*parts, raw[at:]]) if example.raw else " ".join([*parts, *answer.tokens[at:]])
 
     def to_dict_with_texts(self, example: TaggedExample, answer: TagAnswer) -> dict[str, Any]:
-        """The answer, which contains the tokens."""
-        return answer.to_dict()
+        """The answer, which contains the tokens, after the text if that was given."""
+        return {**dict(zip(self.sides, example.raw, strict=False)), **answer.to_dict()}
 
-    def table_lines(self, answered: Iterable[tuple[TaggedExample, TagAnswer]]) -> Iterator[str]:
+    def table_lines(self, answered: Iterable[tuple[TaggedExample, TagAnswer]], suffix: str) -> Iterator[str]:
         """Columns of tokens and tags, with a blank line after each sentence."""
+        shown = escape_formula if suffix == ".tsv" else str  # no spreadsheet opens .conll
         for _, answer in answered:
-            yield "".join(f"{token}\t{tag}\n" for token, tag in zip(answer.tokens, answer.tags, strict=True))
+            yield "".join(f"{shown(token)}\t{tag}\n" for token, tag in zip(answer.tokens, answer.tags, strict=True))
 
 
 TASK = TagTask
@@ -429,8 +435,17 @@ def _placed(examples: Iterable[TaggedExample], path: FilePath | None) -> list[tu
     return [(_tags(example), partial(token_place, path, example.line, example.tokens)) for example in examples]
 
 
-def _joined(tokens: Sequence[str]) -> str:
-    return _UNSPACED.sub(r"\1", " ".join(tokens))
+def _entities(example: TaggedExample, found: Iterable[Span]) -> Iterator[Entity]:
+    if not example.raw:
+        for span in found:
+            yield Entity(*span, _UNSPACED.sub(r"\1", " ".join(example.tokens[span.start : span.end])))
+        return
+    (text,), ends = example.raw, [0]
+    for token in example.tokens:  # a text is its tokens in order, and white space
+        ends.append(text.index(token, ends[-1]) + len(token))
+    for span in found:
+        start, end = ends[span.start + 1] - len(example.tokens[span.start]), ends[span.end]
+        yield Entity(*span, text[start:end], start, end)
 
 
 def read_tagged(

@@ -7,6 +7,7 @@ package, call `register_task`. `classify.py` is the shortest example.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -19,9 +20,10 @@ from elmokit.errors import ElmoError
 from elmokit.messages import printable
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import FilePath, Segment, Tokens, read_table
+from elmokit.tasks.reading import FilePath, Segment, Tokens, escape_formula, read_table
 from elmokit.tasks.scores import TaskScores
 
+_CONTROLS = re.compile("[\x7f-\x9f]")
 _BUILT_IN = ("classify", "tag", "pair")
 """The modules of our own tasks, each named after its task."""
 
@@ -30,6 +32,8 @@ class Example:
     """One example of a task; a subclass is a dataclass of its texts, its answer and its line in the file, or 0."""
 
     line: int
+    raw: tuple[str, ...]
+    """The texts as they were given, one per side, if they were not given as tokens."""
     texts: ClassVar[tuple[str, ...]] = ("tokens",)
     """The fields that contain texts as tokens, one per side of the task."""
 
@@ -37,6 +41,11 @@ class Example:
     def sentences(self) -> tuple[Tokens, ...]:
         """Its texts as tokens, one per side of the task."""
         return tuple(getattr(self, name) for name in self.texts)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Its texts as they were given, or their tokens with spaces between them."""
+        return self.raw or tuple(map(" ".join, self.sentences))
 
 
 class Answer:
@@ -65,7 +74,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
     name: ClassVar[str]
     example: ClassVar[type[Any]]
-    """The class of its examples: a call takes the sentences, the answer and the line in the file."""
+    """The class of its examples: a call takes the sentences, the answer, the line in the file and `raw`."""
     columns: ClassVar[tuple[str, ...]] = ("text", "label")
     """The arguments of `read` that name columns; `elmo task` has an option for each."""
     sides: ClassVar[tuple[str, ...]] = ("text",)
@@ -92,10 +101,18 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         labelled: bool = True,
         **columns: Any,  # noqa: ANN401
     ) -> Iterator[ExampleT]:
-        """The examples of a file, here of a table, one by one; with labelled=False no answers are read."""
+        """The examples of a file, one by one; with labelled=False no answers are read."""
+        return cls.read_examples(path, columns, segment, labelled)
+
+    @classmethod
+    def read_examples(
+        cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
+    ) -> Iterator[ExampleT]:
+        """What `read` returns, here of a table."""
         names = {name: columns.get(name) for name in cls.columns if labelled or name != "label"}
-        for line, tokens, label in read_table(path, names, segment):
-            yield cls.example(*(tokens[side] for side in cls.sides), label, line)
+        for line, texts, tokens, label in read_table(path, names, segment):
+            raw = () if labelled else tuple(texts[side] for side in cls.sides)  # training needs the tokens alone
+            yield cls.example(*(tokens[side] for side in cls.sides), label, line, raw)
 
     @classmethod
     @abstractmethod
@@ -145,32 +162,37 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     def score(self, examples: Sequence[ExampleT], answers: Sequence[AnswerT]) -> TaskScores:
         """Compare answers, one for each example, with what the examples say."""
 
+    @classmethod
+    def baselines(cls, train: Sequence[ExampleT], dev: Sequence[ExampleT]) -> list[tuple[str, TaskScores]]:
+        """Simple models without ELMo, by name, to compare with, and their scores."""
+        return []
+
     # --- Answers as text ----------------------------------------------------------------------------------------------
 
     def on_screen(self, example: ExampleT, answer: AnswerT) -> str:
         """An answer as a person reads it, on one line."""
-        return f"{answer.on_screen()}  {' | '.join(map(' '.join, example.sentences))}"
+        return f"{answer.on_screen()}  {' | '.join(example.shown)}"
 
     def to_dict_with_texts(self, example: ExampleT, answer: AnswerT) -> dict[str, Any]:
         """An answer with the texts it is for, for JSON."""
-        return {**dict(zip(self.sides, map(" ".join, example.sentences), strict=True)), **answer.to_dict()}
+        return {**dict(zip(self.sides, example.shown, strict=True)), **answer.to_dict()}
 
-    def table_lines(self, answered: Iterable[tuple[ExampleT, AnswerT]]) -> Iterator[str]:
+    def table_lines(self, answered: Iterable[tuple[ExampleT, AnswerT]], suffix: str) -> Iterator[str]:
         """The lines of a .tsv file (or of another of `suffixes`), which can be read as examples again."""
         for number, (example, answer) in enumerate(answered):
             cells = {name: value for name, value in answer.to_dict().items() if isinstance(value, str | float)}
             if not number:
                 yield "\t".join([*cells, *self.sides])
             shown = (f"{value:.6f}" if isinstance(value, float) else value for value in cells.values())
-            yield "\t".join(" ".join(cell.split()) for cell in (*shown, *map(" ".join, example.sentences)))
+            yield "\t".join(escape_formula(" ".join(cell.split())) for cell in (*shown, *example.shown))
 
     def lines(self, answered: Iterable[tuple[ExampleT, AnswerT]], suffix: str) -> Iterator[str]:
         """Examples with their answers as the lines of a file with one of `suffixes`, or for "" of a screen."""
         if suffix == "":
             return (printable(self.on_screen(*pair)) for pair in answered)
         if suffix == ".jsonl":
-            return (json.dumps(self.to_dict_with_texts(*pair), ensure_ascii=False) for pair in answered)
-        return self.table_lines(answered)
+            return (_json_line(self.to_dict_with_texts(*pair)) for pair in answered)
+        return self.table_lines(answered, suffix)
 
     # --- Checks that all tasks share ----------------------------------------------------------------------------------
 
@@ -233,6 +255,11 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
 
 AnyTask = Task[Any, Any]
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    """A line of JSON in which characters that control a terminal are escaped, also those that JSON allows."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(values, ensure_ascii=False))
 
 
 _registered: dict[str, type[AnyTask] | None] = dict.fromkeys(_BUILT_IN)  # None: its module is not imported yet

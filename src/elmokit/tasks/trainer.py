@@ -27,7 +27,7 @@ from elmokit.tasks.network import InputSpec
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment
 from elmokit.tasks.scores import TaskScores
-from elmokit.tasks.task import Example, task_named
+from elmokit.tasks.task import AnyTask, Example, task_named
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import word_splitter
 
@@ -108,8 +108,7 @@ def fit(
         raise ElmoError("there must be dev examples to score on, got none")
     started, is_held_out = time.monotonic(), dev is None
     if dev is None:
-        found, _ = task.from_examples(train, options, paths[0])  # a mistake is named with its file before the split
-        train, dev = held_out(train, options.seed, [found.label(example) for example in train])
+        train, dev = held_out(task, train, options, paths[0])
         are = "is" if len(dev) == 1 else "are"
         watch.note(f"no dev data: {len(dev):,} of the {len(train) + len(dev):,} examples {are} held out to score on")
         paths = (paths[0], paths[0])
@@ -141,17 +140,19 @@ def fit(
 
 
 def held_out(
-    examples: Sequence[Any], seed: int, labels: Sequence[str | None] | None = None
+    task: type[AnyTask], examples: Sequence[Any], options: TaskOptions, path: str | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Examples to train on and examples to score on, one in ten, drawn by the seed.
 
-    With `labels`, those of the examples, every label still has an example to train on.
+    Every label still has an example to train on.
     """
+    found, _ = task.from_examples(examples, options, path)  # a mistake is named with its file before the split
     if len(examples) < 2:
         raise ElmoError(f"there must be at least two examples, one to train and one to score on, got {len(examples)}")
     order = list(range(len(examples)))
-    random.Random(seed).shuffle(order)
-    if labels is not None and None not in labels:
+    random.Random(options.seed).shuffle(order)
+    labels = [found.label(example) for example in examples]
+    if None not in labels:
         last = set({labels[number]: number for number in order}.values())  # the last of each label in this order
         order = [number for number in order if number not in last]
         if not order:
