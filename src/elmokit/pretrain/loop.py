@@ -122,10 +122,11 @@ class Training:
                     before, done = done, self.done()
                     if self._due(recipe.log_every, _LOG_LINES, before, done) or progress.step == 1:
                         self._log()
-                    self.recorder.advanced(progress, done)
+                    self.share = done
                     better = False
                     if due := self._evaluation_due(before, done, evaluated):
                         better, evaluated = self._evaluate(), done
+                    self.recorder.advanced(progress, done)
                     if recipe.checkpoint_every:
                         due = progress.step % recipe.checkpoint_every == 0 or done >= 1
                     late = recipe.checkpoint_minutes and progress.seconds - saved_at > 60 * recipe.checkpoint_minutes
@@ -225,6 +226,7 @@ class Training:
             **{f"{way}_perplexity": perplexity_of(mean) for way, mean in means.items()},
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
+            **({"sampled_words": self.recipe.negatives} if self.updates.sampled else {}),
         }
         self.recorder.measured(values)
 
@@ -248,6 +250,7 @@ class Training:
             self.data.heldout,
             state=held_out_state(self.recipe) if self.updates.network.bilm.context.carries_state else "zero",
             processes=self.processes,
+            on_progress=self._show_evaluation,
         )
         progress, self.last = self.progress, result
         self._tick()
@@ -276,6 +279,9 @@ class Training:
                 f"{progress.best_step:,} to {merit:.4g} at step {progress.step:,}"
             )
         return better
+
+    def _show_evaluation(self, done: float) -> None:
+        self.recorder.advanced(self.progress, self.share, f"held-out text {done:.0%}")
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of all processes' rows."""

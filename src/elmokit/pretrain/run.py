@@ -98,7 +98,10 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         store_request(request, recipe, folder, {"corpus": corpus, "heldout": heldout}, start.vocab)
     _describe(training, say)
     with RunRecorder(
-        folder if processes.first else None, training.progress, tensorboard=request.tensorboard
+        folder if processes.first else None,
+        training.progress,
+        training.objective.total,
+        tensorboard=request.tensorboard,
     ) as training.recorder:
         for missed in training.unwritten:
             training.recorder.record(missed)
