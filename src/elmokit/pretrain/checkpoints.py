@@ -187,7 +187,7 @@ class RunFolder:
         if snapshot is None:
             raise ElmoError(f"{damage}, and no other checkpoint is whole: start a new run in another folder")
         if report is not None:
-            report(f"{damage}: the run continues from the one of step {snapshot.step:,}")
+            report(f"{damage}: the run continues from the checkpoint of step {snapshot.step:,}")
         return snapshot
 
     def best(self) -> Snapshot | None:
