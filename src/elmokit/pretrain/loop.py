@@ -78,11 +78,6 @@ class Training:
         self._started = 0.0
         self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
-    @property
-    def n_steps(self) -> int | None:
-        """Updates until the end, where the time does not decide."""
-        return self.objective.n_steps
-
     def done(self) -> float:
         """The share of the run that is done, from 0 to 1; all schedules follow it."""
         progress = self.progress
@@ -154,7 +149,7 @@ class Training:
     def _evaluation_due(self, before: float, done: float, evaluated: float) -> bool:
         """`evaluated`: where the run stood at the last one, or when it was begun or resumed."""
         often = self._evaluations(done)
-        if self.n_steps or self.recipe.eval_every:
+        if self.objective.n_steps or self.recipe.eval_every:
             return self._due(self.recipe.eval_every, often, before, done)
         return done >= 1 or done - evaluated >= 1 / often
 
@@ -162,7 +157,7 @@ class Training:
         """How often the held-out text is read in the run: so that it takes a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
-        progress, n_steps = self.progress, self.n_steps
+        progress, n_steps = self.progress, self.objective.n_steps
         # Where the time decides: at the speed so far.
         read = n_steps * self.objective.size(0) if n_steps else progress.predictions / done
         heldout = self.data.heldout.n_predictions

@@ -86,9 +86,10 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
     if snapshot is not None:
         training.restore(snapshot)
         say(f"continuing from step {training.progress.step:,}")
-        if training.n_steps and training.n_steps < training.progress.step:
+        steps = training.objective.n_steps
+        if steps and steps < training.progress.step:
             raise ElmoError(
-                f"the run is at update {training.progress.step:,} already, and {training.n_steps:,} were asked for: "
+                f"the run is at update {training.progress.step:,} already, and {steps:,} were asked for: "
                 "give more steps or epochs",
                 "steps",
                 "epochs",
@@ -128,11 +129,11 @@ def _describe(training: Training, say: Say) -> None:
     recipe, network = training.recipe, training.updates.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
     softmax = f"sampled softmax ({recipe.negatives:,} of " if training.updates.sampled else "full softmax ("
-    steps = training.n_steps
+    steps = training.objective.n_steps
     minutes = f"{recipe.minutes:g} minute{'' if recipe.minutes == 1 else 's'}" if recipe.minutes else ""
     length = " or ".join(filter(None, [counted(steps, "update") if steps else "", minutes]))
     say(
-        f"network: {parameters:,} numbers, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
+        f"network: {parameters:,} parameters, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
         f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
     )
     if training.device.type == "cpu" and (advice := _faster(training)):
