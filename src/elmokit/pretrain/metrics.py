@@ -220,7 +220,7 @@ class RunRecorder:
         self.unwritten: list[dict[str, Any]] = []  # lines that could not be recorded, for a checkpoint to store
         self._logs: list[MetricsLog | TensorBoardLog] = []
         self._last = (since.seconds, since.predictions)
-        self._shown = self._heldout = ""
+        self._total, self._shown, self._heldout = total, "", ""
         with ExitStack() as stack:
             if folder is not None:
                 self._logs.append(stack.enter_context(MetricsLog(folder.metrics, since.step or None)))
@@ -234,7 +234,7 @@ class RunRecorder:
 
     def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:
         """Show how far the run is, its last numbers, and what it is doing besides updates."""
-        total = round(progress.predictions / done) if done else None
+        total = self._total or (round(progress.predictions / done) if done else None)
         parts = [f"step {progress.step:,}", self._shown, self._heldout, doing]
         self._display.update(progress.predictions, total, ", ".join(filter(None, parts)))
 
