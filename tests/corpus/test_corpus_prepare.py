@@ -254,9 +254,9 @@ def test_progress(tmp_path, monkeypatch):
     monkeypatch.setattr("elmokit.corpus.encoding._CHUNK_BYTES", 600)
     seen = []
     prepare([str(tmp_path / "t")], on_progress=seen.append)
-    assert len(seen) == 10
+    assert len(seen) == 11
     assert seen[-1] == (6000, 6000, 1000, 3000)
-    assert [each.tokens for each in seen] == [300 * number for number in range(1, 11)]
+    assert [each.tokens for each in seen] == [300 * number for number in range(11)]
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_a_log_has_total_rate_time_left_and_the_last_numbers(run, tmp_path):
         "training: 2 %, 1,000 of 50,000 tokens, 500 tokens/s, 1 min 38 s left, step 2, perplexity forward 61.23, "
         "backward 1,234, rate 0.00123, gradient 2.5"
     )
-    assert [line.split(", ")[4] for line in lines] == ["1 min 38 s left", "1 min 28 s left", "1 min 25 s left"]
+    assert [line.split(", ")[3] for line in lines] == ["1 min 38 s left", "1 min 28 s left", "1 min 25 s left"]
     assert [line["tokens_per_second"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [500.0]
 
 

@@ -14,7 +14,6 @@ from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.updates import Updates
 from support.training_runs import (
-    SHAPE,
     TINY,
     assert_same_run,
     assert_same_snapshot,
@@ -286,10 +285,10 @@ def test_a_full_disk_elsewhere_can_be_resumed(elmo, refused, text, tmp_path, mon
             plain = OffsetFile.write
             patch.setattr(OffsetFile, "write", full)
         elif what == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
-            plain = SummaryWriter.add_scalar
-            patch.setattr(SummaryWriter, "add_scalar", full)
+            plain = RecordWriter.write
+            patch.setattr(RecordWriter, "write", full)
         else:
             from elmokit.pretrain import run as train
 
@@ -335,11 +334,20 @@ def test_the_last_checkpoints_and_the_best_are_kept(elmo, text, tmp_path, monkey
     assert folder.best().facts["heldout"]["mean"] == held[8]
 
 
-def test_a_damaged_last_checkpoint_is_named(elmo, refused, text, tmp_path) -> None:
-    command = ("train", text, *SHAPE, *LENGTH, "--batch-size", "4", "--window", "6", "--output", tmp_path / "run")
-    elmo(*command)
-    last = tmp_path / "run" / "checkpoints" / "step-0000000013.safetensors"
-    last.write_bytes(last.read_bytes()[:-100])
-    assert "step-0000000013.safetensors is not a complete checkpoint" in refused(*command, "--resume", after="corpus")
-    last.unlink()
-    assert elmo(*command, "--resume").status == 0
+@pytest.mark.parametrize("damage", ["a flipped bit", "half of the file"])
+def test_a_damaged_newest_checkpoint_costs_only_the_updates_since_the_one_before(
+    elmo, text, tmp_path, monkeypatch, damage
+) -> None:
+    command = ("train", text, *TINY, *LENGTH, "--checkpoint-every", "3")
+    elmo(*command, "--output", tmp_path / "whole")
+    stop_at(monkeypatch, 7)
+    elmo(*command, "--output", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-0000000007.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-9] ^= 16
+    newest.write_bytes(data if damage == "a flipped bit" else data[: len(data) // 2])
+    ended = elmo(*command, "--output", tmp_path / "run", "--resume")
+    assert ended.status == 0
+    assert ended.err.count("is damaged") == 1
+    assert "continuing from step 6" in ended.err
+    assert_same_run(tmp_path / "whole", tmp_path / "run")

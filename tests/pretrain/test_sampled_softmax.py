@@ -1,11 +1,16 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from elmokit.pretrain.network import log_expected, sample_negatives, sampled_softmax_loss
+from elmokit.model.bilm import BiLM
+from elmokit.model.language_model import LmHead
+from elmokit.pretrain.network import LanguageModelNetwork, log_expected, sample_negatives, sampled_softmax_loss
+from elmokit.pretrain.recipe import make_recipe
+from elmokit.pretrain.updates import choose_sampled
 
 
 def probability(word, n_words):
@@ -147,3 +152,30 @@ def test_expected_counts_of_rare_words_keep_their_digits():
     ours = log_expected(torch.tensor([n_words - 1]), n_words, 10_000)
     p = math.log1p(1 / n_words) / math.log(n_words + 1)
     assert ours.item() == pytest.approx(math.log(-math.expm1(10_000 * math.log1p(-p))), rel=1e-6)
+
+
+def network_of(n_words, recipe):
+    config = recipe.config(n_words)
+    return LanguageModelNetwork(BiLM(config), LmHead(n_words, config.context.prediction_size))
+
+
+@pytest.mark.parametrize(
+    ("preset", "context", "n_words", "sampled"),
+    [
+        ("tiny", "lstm", 5_000, False),  # fewer words than the sample has
+        ("tiny", "lstm", 10_000, False),
+        ("tiny", "lstm", 30_000, True),
+        ("small", "lstm", 30_000, False),
+        ("small", "lstm", 50_000, True),
+        ("small", "transformer", 30_000, False),
+    ],
+)
+def test_on_a_cpu_it_is_used_where_updates_are_a_third_faster(preset, context, n_words, sampled):
+    recipe = make_recipe(preset=preset, changes={"context": context})
+    with torch.device("meta"):
+        network = network_of(n_words, recipe)
+    assert choose_sampled(recipe, network, torch.device("cpu")) is sampled
+    assert not choose_sampled(recipe, network, torch.device("cuda"))
+    if n_words > recipe.negatives:
+        assert choose_sampled(replace(recipe, loss="sampled"), network, torch.device("cpu"))
+    assert not choose_sampled(replace(recipe, loss="full"), network, torch.device("cpu"))

@@ -148,13 +148,19 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         positions: dict[StateUse, ByPosition] = {}
         with ProgressDisplay() as display:
             for state in states:
-                display.start(f"state {_SHORT[state]}", "predictions", sentences.n_predictions)
+                total = sentences.n_predictions
+                display.start(f"scoring the text, state {_SHORT[state]}", "predictions", total)
+
+                def show(share: float, total: int = total) -> None:
+                    display.update(round(share * total))
+
                 if self.by_position:
-                    positions[state] = by_position(network, types, sentences, state=state, on_progress=display.update)
-                    masked = masked_perplexity(network, types, sentences) if masks else None
+                    positions[state] = by_position(network, types, sentences, state=state, on_progress=show)
+                    display.start("scoring masked words", "predictions", total)
+                    masked = masked_perplexity(network, types, sentences, on_progress=show) if masks else None
                     results[state] = replace(positions[state].all(), masked=masked)
                 else:
-                    results[state] = evaluate(network, types, sentences, state=state, on_progress=display.update)
+                    results[state] = evaluate(network, types, sentences, state=state, on_progress=show)
         return results, positions
 
     def _check_outputs(self) -> None:

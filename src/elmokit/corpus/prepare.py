@@ -146,6 +146,8 @@ def _build(
     if workers is None:
         workers = 1 if total is not None and total < _WORTH_WORKERS else _processors()
     chunks = chunks_of(read_units(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
+    if on_progress is not None:
+        on_progress(Progress(0, total, 0, 0))
     # Closed at once, not when an error's traceback is collected: this stops the worker processes.
     with closing(encode_all(chunks, options, workers)) as parts:
         for part in parts:

@@ -187,7 +187,7 @@ class RunFolder:
         if snapshot is None:
             raise ElmoError(f"{damage}, and no other checkpoint is whole: start a new run in another folder")
         if report is not None:
-            report(f"{damage}: the run continues from the one of step {snapshot.step:,}")
+            report(f"{damage}: the run continues from the checkpoint of step {snapshot.step:,}")
         return snapshot
 
     def best(self) -> Snapshot | None:
@@ -227,7 +227,7 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

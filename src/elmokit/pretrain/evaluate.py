@@ -39,8 +39,8 @@ WINDOW_SENTENCES = 4096
 
 ALONE = Processes()
 StateUse = Literal["zero", "carry"]
-OnProgress = Callable[[int], None]
-"""Is called with the number of predictions that this process has made."""
+OnProgress = Callable[[float], None]
+"""Is called with the share of the text that this process has scored."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def evaluate(
 
     With "carry" the text is read in `ROWS` parts next to each other, each of which starts from zero.
     """
-    sums: dict[int, NDArray[np.float64]] = {}
-    for found in scored(network, types, sentences, state, processes, on_progress):
+    masks, sums = network.bilm.context.predicts_masked, dict[int, NDArray[np.float64]]()
+    first, second = _halves(on_progress) if masks else (on_progress, None)
+    for found in scored(network, types, sentences, state, processes, first):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
@@ -97,20 +98,33 @@ def evaluate(
             sums[part] = sums.get(part, 0.0) + values
     *losses, predictions = _totals(sums, types.directions + 1, processes)
     result = held_out(losses, int(predictions))
-    if not network.bilm.context.predicts_masked:
-        return result
-    return replace(result, masked=masked_perplexity(network, types, sentences, processes))
+    return replace(result, masked=masked_perplexity(network, types, sentences, processes, second)) if masks else result
+
+
+def _halves(on_progress: OnProgress | None) -> tuple[OnProgress | None, OnProgress | None]:
+    """What two readings of a text report to."""
+    if on_progress is None:
+        return None, None
+    return (lambda share: on_progress(share / 2)), (lambda share: on_progress((1 + share) / 2))
 
 
 def masked_perplexity(
-    network: LanguageModelNetwork, types: TypeTable, sentences: Sentences, processes: Processes = ALONE
+    network: LanguageModelNetwork,
+    types: TypeTable,
+    sentences: Sentences,
+    processes: Processes = ALONE,
+    on_progress: OnProgress | None = None,
 ) -> float | None:
     """The perplexity of 15 % of the words, all of a sentence masked at the same time; None where there is no word."""
     sums: dict[int, NDArray[np.float64]] = {}
+    done = 0
     with _evaluating(network), torch.no_grad():
-        for part, _, batch in _sentence_batches(network, types, sentences, processes):
+        for part, places, batch in _sentence_batches(network, types, sentences, processes):
             losses = masked_losses(network.bilm, network.losses, *batch)
             sums[part] = np.array([float(losses.double().sum()), len(losses)])
+            done += len(places)
+            if on_progress is not None:
+                on_progress(min(1.0, done * processes.count / len(sentences)))
     loss, count = _totals(sums, 2, processes)
     return perplexity_of(loss / count) if count else None
 
@@ -163,7 +177,7 @@ def scored(
         for found in (_carried if state == "carry" else _from_zero)(network, types, sentences, processes):
             done += len(found.places)
             if on_progress is not None:
-                on_progress(done)
+                on_progress(min(1.0, done * processes.count / sentences.n_predictions))
             yield found
 
 

@@ -78,11 +78,6 @@ class Training:
         self._started = 0.0
         self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
 
-    @property
-    def n_steps(self) -> int | None:
-        """Updates until the end, where the time does not decide."""
-        return self.objective.n_steps
-
     def done(self) -> float:
         """The share of the run that is done, from 0 to 1; all schedules follow it."""
         progress = self.progress
@@ -122,10 +117,11 @@ class Training:
                     before, done = done, self.done()
                     if self._due(recipe.log_every, _LOG_LINES, before, done) or progress.step == 1:
                         self._log()
-                    self.recorder.advanced(progress, done)
+                    self.share = done
                     better = False
                     if due := self._evaluation_due(before, done, evaluated):
                         better, evaluated = self._evaluate(), done
+                    self.recorder.advanced(progress, done)
                     if recipe.checkpoint_every:
                         due = progress.step % recipe.checkpoint_every == 0 or done >= 1
                     late = recipe.checkpoint_minutes and progress.seconds - saved_at > 60 * recipe.checkpoint_minutes
@@ -153,7 +149,7 @@ class Training:
     def _evaluation_due(self, before: float, done: float, evaluated: float) -> bool:
         """`evaluated`: where the run stood at the last one, or when it was begun or resumed."""
         often = self._evaluations(done)
-        if self.n_steps or self.recipe.eval_every:
+        if self.objective.n_steps or self.recipe.eval_every:
             return self._due(self.recipe.eval_every, often, before, done)
         return done >= 1 or done - evaluated >= 1 / often
 
@@ -161,7 +157,7 @@ class Training:
         """How often the held-out text is read in the run: so that it takes a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
-        progress, n_steps = self.progress, self.n_steps
+        progress, n_steps = self.progress, self.objective.n_steps
         # Where the time decides: at the speed so far.
         read = n_steps * self.objective.size(0) if n_steps else progress.predictions / done
         heldout = self.data.heldout.n_predictions
@@ -225,6 +221,7 @@ class Training:
             **{f"{way}_perplexity": perplexity_of(mean) for way, mean in means.items()},
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
+            **({"sampled_words": self.recipe.negatives} if self.updates.sampled else {}),
         }
         self.recorder.measured(values)
 
@@ -248,6 +245,7 @@ class Training:
             self.data.heldout,
             state=held_out_state(self.recipe) if self.updates.network.bilm.context.carries_state else "zero",
             processes=self.processes,
+            on_progress=self._show_evaluation,
         )
         progress, self.last = self.progress, result
         self._tick()
@@ -276,6 +274,9 @@ class Training:
                 f"{progress.best_step:,} to {merit:.4g} at step {progress.step:,}"
             )
         return better
+
+    def _show_evaluation(self, done: float) -> None:
+        self.recorder.advanced(self.progress, self.share, f"held-out text {done:.0%}")
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of all processes' rows."""

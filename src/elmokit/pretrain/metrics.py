@@ -4,7 +4,8 @@
 | --- | --- |
 | training | step, tokens, seconds, epoch, loss, perplexity, forward_perplexity, backward_perplexity, learning_rate, |
 | | gradient_norm, tokens_per_second |
-| | (of a transformer also masked_perplexity; a way without predictions is left out) |
+| | (of a transformer also masked_perplexity; a way without predictions is left out; with a sampled softmax also |
+| | sampled_words: these perplexities are lower than those over all words) |
 | held-out | step, tokens, seconds, heldout_perplexity, heldout_forward, heldout_backward, heldout_masked |
 | event | step, event |
 
@@ -202,13 +203,14 @@ class TensorBoardLog:
 class RunRecorder:
     """Shows a run on stderr and records it in its folder; without a folder, as in all processes but the first, nothing.
 
-    A context manager. `display` shows the progress; tests give their own.
+    A context manager. `total` is the number of tokens of the run. `display` shows the progress; tests give their own.
     """
 
     def __init__(
         self,
         folder: RunFolder | None = None,
         since: RunProgress | None = None,
+        total: int | None = None,
         *,
         tensorboard: bool = False,
         display: ProgressDisplay | None = None,
@@ -218,7 +220,7 @@ class RunRecorder:
         self.unwritten: list[dict[str, Any]] = []  # lines that could not be recorded, for a checkpoint to store
         self._logs: list[MetricsLog | TensorBoardLog] = []
         self._last = (since.seconds, since.predictions)
-        self._shown = self._heldout = ""
+        self._total, self._shown, self._heldout = total, "", ""
         with ExitStack() as stack:
             if folder is not None:
                 self._logs.append(stack.enter_context(MetricsLog(folder.metrics, since.step or None)))
@@ -226,12 +228,13 @@ class RunRecorder:
                 board = TensorBoardLog(folder.folder / "tensorboard", since.step or None)
                 self._logs.append(stack.enter_context(board))
             shown = ("training", "tokens") if folder is not None else ()
-            self._display = stack.enter_context(display or ProgressDisplay(*shown, quiet=folder is None))
+            display = display or ProgressDisplay(*shown, total=total, quiet=folder is None)
+            self._display = stack.enter_context(display)
             self._stack = stack.pop_all()
 
     def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:
         """Show how far the run is, its last numbers, and what it is doing besides updates."""
-        total = round(progress.predictions / done) if done else None
+        total = self._total or (round(progress.predictions / done) if done else None)
         parts = [f"step {progress.step:,}", self._shown, self._heldout, doing]
         self._display.update(progress.predictions, total, ", ".join(filter(None, parts)))
 
@@ -241,9 +244,10 @@ class RunRecorder:
         speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
         self._last = (seconds, tokens)
         self.record({**values, "tokens_per_second": round(speed, 1)})
-        ways = _by_way(values, "{}_perplexity")
+        ways = _by_way(values, "{}_perplexity") or perplexity(values["perplexity"])
+        sampled = f" (among {values['sampled_words']:,} words)" if "sampled_words" in values else ""
         rate, gradient = values["learning_rate"], values["gradient_norm"]
-        self._shown = f"perplexity {ways or perplexity(values['perplexity'])}, rate {rate:.3g}, gradient {gradient:.3g}"
+        self._shown = f"perplexity {ways}{sampled}, rate {rate:.3g}, gradient {gradient:.3g}"
 
     def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
         """Record a held-out perplexity."""

@@ -49,6 +49,11 @@ class Objective(ABC):
     def n_steps(self) -> int | None:
         """Updates until the end; None where the time decides."""
 
+    @property
+    def total(self) -> int | None:
+        """Tokens of the whole run; None where the time decides."""
+        return self.n_steps and self.n_steps * self.size(0)
+
     @abstractmethod
     def size(self, tokens: int) -> int:
         """Tokens of the update after `tokens`, over all processes."""
@@ -191,6 +196,11 @@ class SegmentObjective(Objective):
     def n_steps(self) -> int:
         """Updates of this run to its end."""
         return self.pace.n_steps(self.tokens_before())
+
+    @property
+    def total(self) -> int:
+        """Tokens of the whole run."""
+        return round(self.pace.total)
 
     def tokens_before(self) -> int:
         """Tokens that the model has read in earlier legs."""

@@ -175,7 +175,7 @@ def completed_recipe(
     recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device, processes: int = 1
 ) -> Recipe:
     """The recipe with the shape of the network and what was chosen for this machine and this text."""
-    precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, len(start.vocab), device)
+    precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, start.network, device)
     config = start.config
     characters, words = config.characters, config.words
     shape: dict[str, Any] = {
