@@ -6,6 +6,7 @@ text → tokens → ids → token encoder → context encoder → layers → mix
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -44,6 +45,23 @@ from elmokit.text.tokens import SegmenterName, Token
 from elmokit.text.vocab import UnknownTokens
 
 log = logging.getLogger(__name__)
+Word = str | SupportsIndex
+"""A word of a sentence, by its text or by its position among the tokens."""
+
+
+def word_position(tokens: Sequence[str], word: Word) -> int:
+    """The position of a word in a sentence, from 0; refused if it is not there, or is there more than once."""
+    if isinstance(word, str):
+        places = [place for place, token in enumerate(tokens) if token == word]
+        if len(places) == 1:
+            return places[0]
+        rule = f"one of them at the positions {', '.join(map(str, places))}" if places else "one of the tokens"
+        raise ElmoError(
+            f"words must name {rule} of {' '.join(map(repr, tokens)) or 'no tokens'}, got {word!r}", "words"
+        )
+    if not -len(tokens) <= (place := operator.index(word)) < len(tokens):
+        raise ElmoError(f"words must be positions below {len(tokens)}, the number of tokens, got {word!r}", "words")
+    return place % len(tokens)
 
 
 class Elmo(nn.Module):
@@ -229,7 +247,9 @@ class Elmo(nn.Module):
         layers = self.layers_of(rows)
         layers = layers if self.boundaries else layers.without_boundaries()
         layers = layers.widened(width + 2 * self.boundaries)
-        return ElmoOutput.of(layers, self.mixes, self.dropout, self.config.token_size)
+        outer = ([self.indexer.begin], [self.indexer.end]) if self.boundaries else ([], [])
+        shown = [[*outer[0], *row, *outer[1]] for row in rows]
+        return ElmoOutput.of(layers, self.mixes, self.dropout, self.config.token_size, shown)
 
     if TYPE_CHECKING:  # torch's own says Any
         __call__ = forward
@@ -323,6 +343,79 @@ class Elmo(nn.Module):
         if self.state == "carry":
             return iter(run(list(rows)))
         return encode_stream(rows, run, budget, size=self._size)
+
+    @overload
+    def similarity(  # type: ignore[overload-overlap]
+        self,
+        a: str,
+        b: str,
+        *,
+        words: Word | tuple[Word, Word] | None = None,
+        layer: Layer | None = None,
+        segment: SegmenterName | None = None,
+    ) -> float: ...
+
+    @overload
+    def similarity(
+        self,
+        a: Sentence | Iterable[Sentence],
+        b: Sentence | Iterable[Sentence] | None = None,
+        *,
+        words: Word | tuple[Word | Sequence[Word], Word | Sequence[Word]] | None = None,
+        layer: Layer | None = None,
+        segment: SegmenterName | None = None,
+    ) -> Vectors: ...
+
+    def similarity(
+        self,
+        a: Sentence | Iterable[Sentence],
+        b: Sentence | Iterable[Sentence] | None = None,
+        *,
+        words: Word | tuple[Word | Sequence[Word], Word | Sequence[Word]] | None = None,
+        layer: Layer | None = None,
+        segment: SegmenterName | None = None,
+    ) -> float | Vectors:
+        """Cosine similarities of sentences, or of words in them: [A, B], or a float for two strings.
+
+        Without `b` the sentences of `a` are compared with each other. `words` is a word, or its position among the
+        tokens from 0, in every sentence; or a pair of those for `a` and for `b`, each of them one for all sentences or
+        a list with one per sentence. `layer` is as in `encode`, but not "all".
+
+        >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
+        0.67
+        """
+        if layer == "all":
+            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+        both = words if isinstance(words, tuple) else (words, words)
+        if len(both) != 2:
+            raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")
+        first = self._compared(a, both[0], layer, segment)
+        second = first if b is None else self._compared(b, both[1], layer, segment)
+        found: Vectors = np.clip(first @ second.T, -1, 1)  # rounding can go beyond
+        return float(found[0, 0]) if isinstance(a, str) and isinstance(b, str) else found
+
+    def _compared(
+        self,
+        sentences: Sentence | Iterable[Sentence],
+        words: Word | Sequence[Word] | None,
+        layer: Layer | None,
+        segment: SegmenterName | None,
+    ) -> Vectors:
+        """The vectors of sentences, or of a word in each, scaled to length 1, [N, D]; without tokens zeros."""
+        rows = self.text_policy.override(segment).sentences_of(sentences)
+        if words is None:
+            vectors = self.encode(rows, output="sentence", layer=layer)
+        else:
+            each = [words] * len(rows) if isinstance(words, str | SupportsIndex) else list(words)
+            if len(each) != len(rows):
+                raise ElmoError(f"words must have one word per sentence, got {len(each)} for {len(rows)}", "words")
+            places = [word_position(row, word) + self.boundaries for row, word in zip(rows, each, strict=True)]
+            found = self.stream(rows, layer=layer)
+            picked = [vectors[place] for vectors, place in zip(found, places, strict=True)]
+            vectors = np.array(picked, np.float32).reshape(-1, self.config.vector_size)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-30))
+        return scaled
 
     def layers_of(self, sentences: Sequence[Sequence[str]]) -> Layers:
         """Lists of tokens → all layers with the boundaries in, one vector per token.

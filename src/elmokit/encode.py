@@ -232,7 +232,12 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
     | `layers` | [L+1, B, T, D]: all layers |
     | `mask` | [B, T]: True where there is a token |
     | `mixes` | a list of [B, T, D]: all mixes |
+
+    A notebook shows how similar the tokens of each sentence are to each other, without and with context.
     """
+
+    tokens: Sequence[Tokens]
+    """The tokens of each sentence, boundaries included if the model gives their vectors."""
 
     @overload
     def __getitem__(self, key: Literal["mixes"], /) -> list[Tensor]: ...  # type: ignore[overload-overlap]
@@ -242,14 +247,21 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
         return super().__getitem__(key)
 
     @classmethod
-    def of(cls, layers: Layers, mixes: Iterable[nn.Module], dropout: nn.Module, token_size: int) -> ElmoOutput:
+    def of(
+        cls,
+        layers: Layers,
+        mixes: Iterable[nn.Module],
+        dropout: nn.Module,
+        token_size: int,
+        tokens: Sequence[Tokens],
+    ) -> ElmoOutput:
         """The outputs of a batch: `token_size` is P."""
         values, mask = layers.values, layers.mask
         inside = mask.unsqueeze(-1)
         # A layer norm shifts padded positions as well; they are 0 in every output.
         mixed = [dropout(mix(values, mask) * inside) for mix in mixes]
         lengths = layers.lengths.to(values.device)
-        return cls(
+        found = cls(
             word_emb=values[0, :, :, :token_size],
             **{f"lstm_outputs{number}": layer for number, layer in enumerate(values[1:], start=1)},
             elmo=mixed[0],
@@ -259,6 +271,14 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
             mask=mask,
             mixes=mixed,
         )
+        found.tokens = tokens
+        return found
+
+    def _repr_html_(self) -> str:
+        from elmokit.notebook import heat_maps
+
+        layers = self["layers"].detach().float().cpu().numpy()
+        return heat_maps(self.tokens, [layers[:, row, : len(each)] for row, each in enumerate(self.tokens)])
 
 
 # From layers to arrays

@@ -1,9 +1,18 @@
-"""Numbers and times as messages show them."""
+"""Numbers, times and texts as messages show them."""
 
 
 def counted(number: int, noun: str) -> str:
     """The number and the noun: 1 sentence, 2,000 sentences."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """The text without characters that would move a terminal's cursor, change its colours or reverse the line.
+
+    >>> printable("bank\\x1b[31m")
+    'bank\ufffd[31m'
+    """
+    return "".join(c if c.isprintable() or c in "\u200c\u200d" else "\ufffd" for c in text)
 
 
 def duration(seconds: float) -> str:
