@@ -25,7 +25,6 @@ from elmokit.encode import (
     arrays,
     check_batch_tokens,
     check_layer,
-    check_pool,
     encode_stream,
 )
 from elmokit.errors import ElmoError
@@ -40,6 +39,7 @@ from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, he
 from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.type_cache import TypeCache
+from elmokit.options import check_value
 from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
 from elmokit.text.vocab import UnknownTokens
@@ -87,12 +87,10 @@ class Elmo(nn.Module):
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()
-        if state not in ("zero", "carry"):
-            raise ElmoError(f"state must be zero or carry, got {state!r}", "state")
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}", "dropout")
-        if mixes is not None and (type(mixes) is not int or mixes < 1):
-            raise ElmoError(f"mixes must be at least 1, got {mixes!r}", "mixes")
+        check_value("state", state, Literal["zero", "carry"])
+        check_value("dropout", dropout, float, {"least": 0, "below": 1})
+        if mixes is not None:
+            check_value("mixes", mixes, int, {"least": 1})
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
@@ -296,8 +294,7 @@ class Elmo(nn.Module):
         or a number from 0, by default `default_layer`; `pool` ("mean", the default, "max", "first", "last") never
         counts padding.
         """
-        if output not in ("tokens", "layers", "sentence"):
-            raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
+        check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
         layer = self.default_layer if layer is None else layer
@@ -327,7 +324,8 @@ class Elmo(nn.Module):
         """
         layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
-        check_pool(pool)
+        if pool is not None:
+            check_value("pool", pool, Pool)
         budget = check_batch_tokens(batch_tokens, self.device)
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
@@ -344,18 +342,6 @@ class Elmo(nn.Module):
             return iter(run(list(rows)))
         return encode_stream(rows, run, budget, size=self._size)
 
-    @overload
-    def similarity(  # type: ignore[overload-overlap]
-        self,
-        a: str,
-        b: str,
-        *,
-        words: Word | tuple[Word, Word] | None = None,
-        layer: Layer | None = None,
-        segment: SegmenterName | None = None,
-    ) -> float: ...
-
-    @overload
     def similarity(
         self,
         a: Sentence | Iterable[Sentence],
@@ -364,35 +350,27 @@ class Elmo(nn.Module):
         words: Word | tuple[Word | Sequence[Word], Word | Sequence[Word]] | None = None,
         layer: Layer | None = None,
         segment: SegmenterName | None = None,
-    ) -> Vectors: ...
-
-    def similarity(
-        self,
-        a: Sentence | Iterable[Sentence],
-        b: Sentence | Iterable[Sentence] | None = None,
-        *,
-        words: Word | tuple[Word | Sequence[Word], Word | Sequence[Word]] | None = None,
-        layer: Layer | None = None,
-        segment: SegmenterName | None = None,
-    ) -> float | Vectors:
-        """Cosine similarities of sentences, or of words in them: [A, B], or a float for two strings.
+    ) -> Vectors:
+        """Cosine similarities of sentences, or of words in them: [A, B]; a single string has no axis of its own.
 
         Without `b` the sentences of `a` are compared with each other. `words` is a word, or its position among the
         tokens from 0, in every sentence; or a pair of those for `a` and for `b`, each of them one for all sentences or
         a list with one per sentence. `layer` is as in `encode`, but not "all".
 
         >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
-        0.67
+        array(0.67, dtype=float32)
         """
         if layer == "all":
             raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
-        both = words if isinstance(words, tuple) else (words, words)
-        if len(both) != 2:
+        pair = words if isinstance(words, tuple) else (words, words)
+        if len(pair) != 2:
             raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")
-        first = self._compared(a, both[0], layer, segment)
-        second = first if b is None else self._compared(b, both[1], layer, segment)
-        found: Vectors = np.clip(first @ second.T, -1, 1)  # rounding can go beyond
-        return float(found[0, 0]) if isinstance(a, str) and isinstance(b, str) else found
+        second = a if b is None else b
+        one = self._compared(a, pair[0], layer, segment)
+        other = one if b is None else self._compared(second, pair[1], layer, segment)
+        axes = [len(rows) for given, rows in ((a, one), (second, other)) if not isinstance(given, str)]
+        found: Vectors = np.clip(one @ other.T, -1, 1).reshape(axes)  # rounding can go beyond 1
+        return found
 
     def _compared(
         self,

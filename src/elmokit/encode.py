@@ -45,7 +45,6 @@ Layer = Literal["mix", "top", "all"] | int
 """Which vectors: a mix of the layers, the top layer, all layers, or one by its number from 0."""
 Pool = Literal["mean", "max", "first", "last"]
 """How the vectors of a sentence's tokens become one."""
-_POOLS = ("mean", "max", "first", "last")
 
 
 def check_layer(layer: Layer, n_layers: int) -> None:
@@ -54,12 +53,6 @@ def check_layer(layer: Layer, n_layers: int) -> None:
         return
     if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
         raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
-
-
-def check_pool(pool: str | None) -> None:
-    """Refuse an unknown kind of pooling."""
-    if pool is not None and pool not in _POOLS:
-        raise ElmoError(f"pool must be one of {', '.join(_POOLS)}, got {pool!r}", "pool")
 
 
 def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
