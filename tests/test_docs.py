@@ -27,7 +27,8 @@ from support.tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+FOLDERS = ("examples", "benchmarks")
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / name / "README.md" for name in FOLDERS)]
 # Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
 UNUSUAL = re.compile(
     r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
