@@ -193,7 +193,8 @@ class ProgressDisplay:
     def _amount(self, done: int) -> str:
         if self._unit == "B":
             return f"{quantity(done)}B" + ("" if self._total is None else f" of {quantity(self._total)}B")
-        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {self._unit}"
+        unit = self._unit.removesuffix("s") if self._total == 1 else self._unit
+        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {unit}"
 
     def __enter__(self) -> ProgressDisplay:
         return self
