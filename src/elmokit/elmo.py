@@ -307,41 +307,6 @@ class Elmo(nn.Module):
         layers = (self.config.n_outputs,) if layer == "all" else ()
         return np.stack(found) if found else np.zeros((0, *layers, self.config.vector_size), np.float32)
 
-    def stream(
-        self,
-        sentences: Iterable[Sentence],
-        *,
-        layer: Layer | None = None,
-        pool: Pool | None = None,
-        batch_tokens: int | None = None,
-        segment: SegmenterName | None = None,
-    ) -> Iterator[Vectors]:
-        """Any number of sentences → their arrays one by one, in order, with bounded memory.
-
-        `batch_tokens` bounds the tokens of a batch; the default depends on the device. Otherwise as
-        `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
-        the sentences are one batch, as in one call of the original systems.
-        """
-        layer = self.default_layer if layer is None else layer
-        check_layer(layer, self.config.n_outputs)
-        if pool is not None:
-            check_value("pool", pool, Pool)
-        budget = check_batch_tokens(batch_tokens, self.device)
-        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-            raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
-        policy = self.text_policy.override(segment)
-        rows = (policy.tokens_of(sentence) for sentence in sentences)
-
-        def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
-            mix = self.mixes[0]
-            assert isinstance(mix, ScalarMix)
-            with torch.no_grad():
-                return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
-
-        if self.state == "carry":
-            return iter(run(list(rows)))
-        return encode_stream(rows, run, budget, size=self._size)
-
     def similarity(
         self,
         a: Sentence | Iterable[Sentence],
@@ -394,6 +359,41 @@ class Elmo(nn.Module):
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-30))
         return scaled
+
+    def stream(
+        self,
+        sentences: Iterable[Sentence],
+        *,
+        layer: Layer | None = None,
+        pool: Pool | None = None,
+        batch_tokens: int | None = None,
+        segment: SegmenterName | None = None,
+    ) -> Iterator[Vectors]:
+        """Any number of sentences → their arrays one by one, in order, with bounded memory.
+
+        `batch_tokens` bounds the tokens of a batch; the default depends on the device. Otherwise as
+        `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
+        the sentences are one batch, as in one call of the original systems.
+        """
+        layer = self.default_layer if layer is None else layer
+        check_layer(layer, self.config.n_outputs)
+        if pool is not None:
+            check_value("pool", pool, Pool)
+        budget = check_batch_tokens(batch_tokens, self.device)
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
+        policy = self.text_policy.override(segment)
+        rows = (policy.tokens_of(sentence) for sentence in sentences)
+
+        def run(batch: Sequence[Sequence[str]]) -> Iterable[Vectors]:
+            mix = self.mixes[0]
+            assert isinstance(mix, ScalarMix)
+            with torch.no_grad():
+                return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
+
+        if self.state == "carry":
+            return iter(run(list(rows)))
+        return encode_stream(rows, run, budget, size=self._size)
 
     def layers_of(self, sentences: Sequence[Sequence[str]]) -> Layers:
         """Lists of tokens → all layers with the boundaries in, one vector per token.

@@ -8,7 +8,6 @@ import pytest
 from elmokit.errors import ElmoError
 from elmokit.tasks import TaggedExample, read_tagged, reading
 from elmokit.tasks.tag import TagTask
-from support.refusals import refusal
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 CONLLU = """# sent_id = 1
@@ -25,13 +24,25 @@ CONLLU = """# sent_id = 1
 
 
 @pytest.fixture
-def file(write_file):
+def file(tmp_path):
     """Write a file and return its path."""
-    return lambda content, name="a.conll": write_file(name, content)
+
+    def write(content: str | bytes, name: str = "a.conll") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 def refused(path, *parts, **options) -> None:
-    refusal(lambda: read_tagged(path, **options), str(path), *parts)
+    with pytest.raises(ElmoError) as caught:
+        read_tagged(path, **options)
+    sentence = str(caught.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    for part in parts:
+        assert part in sentence
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,32 @@ from elmokit.tasks import PairExample, TextExample, read_pairs, read_texts
 from elmokit.tasks.classify import ClassifyTask
 from elmokit.tasks.pair import PairTask
 from elmokit.tasks.reading import suffix_of
-from support.refusals import refusal
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
 
 @pytest.fixture
-def file(write_file):
-    return write_file
+def file(tmp_path):
+    """Write a file and return its path."""
+
+    def write(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 def refused(read, path, *parts, **options) -> str:
     """The one sentence that reading ends in, which names the file."""
-    return refusal(lambda: read(path, **options), str(path), *parts)
+    with pytest.raises(ElmoError) as caught:
+        read(path, **options)
+    sentence = str(caught.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    for part in parts:
+        assert part in sentence
+    return sentence
 
 
 TWO = [TextExample(("good", "film", "!"), "pos", 2), TextExample(("dull",), "neg", 3)]
