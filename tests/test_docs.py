@@ -6,8 +6,10 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from contextlib import suppress
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ from support.tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+FOLDERS = ("examples", "benchmarks")
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / name / "README.md" for name in FOLDERS)]
 # Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
 UNUSUAL = re.compile(
     r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
@@ -150,6 +153,50 @@ def test_the_six_lines_of_the_readme_print_what_is_below_them(capsys):
     assert len(code.splitlines()) == 6
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == printed
+
+
+def table_under(text: str, beginning: str) -> str:
+    """The rows of the table whose heading begins like this."""
+    return re.search(rf"^\| {re.escape(beginning)}.*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "source"), [("system |", "docs/speed.md"), ("probe |", "src/elmokit/models/en/README.md")]
+)
+def test_the_figures_of_the_readme_are_those_that_were_measured(table, source):
+    rows = table_under((ROOT / "README.md").read_text(encoding="utf-8"), table).splitlines()[2:]
+    figures = {figure for row in rows for figure in re.findall(r"\d+\.\d+|\d+,\d{3}", row.split("|", 2)[2])}
+    pages = (ROOT / source).read_text(encoding="utf-8") + (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
+    measured = {Decimal(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", pages)}
+    assert len(figures) > 15
+    for figure in figures:
+        wanted = Decimal(figure.replace(",", ""))
+        assert any(wanted == number.quantize(wanted, ROUND_HALF_UP) for number in measured), figure
+
+
+def test_the_extras_of_the_readme_are_all_there_are():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = re.search(r"^Extras, .*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set(re.findall(r"elmokit\[(\w+)\]|`([\w-]+)`", listed))
+    assert {one or other for one, other in named} == set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_options_and_names_in_the_text_exist(page, site_hooks):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    sections = re.split(r"^#+ elmo ?", site_hooks.command_reference(), flags=re.MULTILINE)
+    helps = dict(section.split("\n", maxsplit=1) for section in sections[1:])
+    for words in map(str.split, re.findall(r"`elmo ([a-z][^`]*)`", text)):
+        if words[0] == "shout":  # the page itself adds it
+            continue
+        both = " ".join(words[:2]).split("|")[0]
+        name = both if both in helps else words[0]
+        assert name in helps, f"elmo {' '.join(words)}"
+        for option in (word.split("=")[0] for word in words if re.match(r"--[a-z]", word)):
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[name]), f"elmo {name} has no {option}"
+    for name in re.findall(r"`(elmokit(?:\.[A-Za-z]\w*)+)", text):
+        pkgutil.resolve_name(name)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -172,7 +172,7 @@ def test_words_outside_the_table_are_unknown(make_elmo):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"state": "keep"}, "state must be zero or carry, got 'keep'"),
+        ({"state": "keep"}, "state must be one of zero, carry, got 'keep'"),
         ({"dropout": 1.5}, "dropout must be"),
         ({"mixes": 0}, "mixes must be at least 1, got 0"),
         ({"layer_norm": "yes"}, "layer_norm must be"),
@@ -188,7 +188,7 @@ def test_mistakes_in_the_constructor(make_elmo, arguments, message):
     [
         ({"layer": 3}, "layer must be mix, top, all or 0 to 2, got 3"),
         ({"layer": -1}, "layer must be"),
-        ({"output": "vectors"}, "output must be tokens, layers or sentence"),
+        ({"output": "vectors"}, "output must be one of tokens, layers, sentence"),
         ({"output": "sentence", "pool": "sum"}, "pool must be one of"),
         ({"pool": "max"}, "pool goes with output='sentence'"),
         ({"output": "layers", "layer": 99}, "layer must be"),

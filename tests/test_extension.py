@@ -181,4 +181,4 @@ def test_an_unknown_kind_or_one_that_exists_is_named(text, tmp_path, capsys):
     with pytest.raises(ElmoError, match="Unknown"):
         build_context(Unknown(3), 2)
     with pytest.raises(ElmoError, match="context"):
-        ElmoConfig(characters=CONFIG)
+        ElmoConfig(None, CONFIG)

@@ -23,7 +23,7 @@ LEVELS = [
     {"corpus"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "output", "fingerprint"},
+    {"formats", "encode", "output", "fingerprint", "notebook"},
     {"elmo"},
     {"pretrain"},
     {"tasks", "compat"},

@@ -242,7 +242,7 @@ def test_memory_is_bounded(model_folder, monkeypatch, embedded):
         ({"layer": 7}, "layer must be mix, top, all or 0 to 2, got 7"),
         ({"layer": "second"}, "layer must be mix"),
         ({"pool": "median"}, "pool must be one of"),
-        ({"pool": None}, "pool must be mean, max, first or last, got None"),
+        ({"pool": None}, "pool must be one of mean, max, first, last, got None"),
         ({"segment": "words"}, "the segmenter must be one of"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),

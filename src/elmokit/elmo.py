@@ -6,6 +6,7 @@ text → tokens → ids → token encoder → context encoder → layers → mix
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,6 @@ from elmokit.encode import (
     arrays,
     check_batch_tokens,
     check_layer,
-    check_pool,
     encode_stream,
 )
 from elmokit.errors import ElmoError
@@ -39,11 +39,29 @@ from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, he
 from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
 from elmokit.model.type_cache import TypeCache
+from elmokit.options import check_value
 from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
 from elmokit.text.vocab import UnknownTokens
 
 log = logging.getLogger(__name__)
+Word = str | SupportsIndex
+"""A word of a sentence, by its text or by its position among the tokens."""
+
+
+def word_position(tokens: Sequence[str], word: Word) -> int:
+    """The position of a word in a sentence, from 0; refused if it is not there, or is there more than once."""
+    if isinstance(word, str):
+        places = [place for place, token in enumerate(tokens) if token == word]
+        if len(places) == 1:
+            return places[0]
+        rule = f"one of them at the positions {', '.join(map(str, places))}" if places else "one of the tokens"
+        raise ElmoError(
+            f"words must name {rule} of {' '.join(map(repr, tokens)) or 'no tokens'}, got {word!r}", "words"
+        )
+    if not -len(tokens) <= (place := operator.index(word)) < len(tokens):
+        raise ElmoError(f"words must be positions below {len(tokens)}, the number of tokens, got {word!r}", "words")
+    return place % len(tokens)
 
 
 class Elmo(nn.Module):
@@ -69,12 +87,10 @@ class Elmo(nn.Module):
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()
-        if state not in ("zero", "carry"):
-            raise ElmoError(f"state must be zero or carry, got {state!r}", "state")
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise ElmoError(f"dropout must be at least 0 and below 1, got {dropout!r}", "dropout")
-        if mixes is not None and (type(mixes) is not int or mixes < 1):
-            raise ElmoError(f"mixes must be at least 1, got {mixes!r}", "mixes")
+        check_value("state", state, Literal["zero", "carry"])
+        check_value("dropout", dropout, float, {"least": 0, "below": 1})
+        if mixes is not None:
+            check_value("mixes", mixes, int, {"least": 1})
         self.config = checkpoint.config
         self.vocab = checkpoint.vocab
         self.symbols = checkpoint.symbols
@@ -229,7 +245,9 @@ class Elmo(nn.Module):
         layers = self.layers_of(rows)
         layers = layers if self.boundaries else layers.without_boundaries()
         layers = layers.widened(width + 2 * self.boundaries)
-        return ElmoOutput.of(layers, self.mixes, self.dropout, self.config.token_size)
+        outer = ([self.indexer.begin], [self.indexer.end]) if self.boundaries else ([], [])
+        shown = [[*outer[0], *row, *outer[1]] for row in rows]
+        return ElmoOutput.of(layers, self.mixes, self.dropout, self.config.token_size, shown)
 
     if TYPE_CHECKING:  # torch's own says Any
         __call__ = forward
@@ -276,8 +294,7 @@ class Elmo(nn.Module):
         or a number from 0, by default `default_layer`; `pool` ("mean", the default, "max", "first", "last") never
         counts padding.
         """
-        if output not in ("tokens", "layers", "sentence"):
-            raise ElmoError(f"output must be tokens, layers or sentence, got {output!r}")
+        check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
         layer = self.default_layer if layer is None else layer
@@ -289,6 +306,59 @@ class Elmo(nn.Module):
         found = list(self.stream(rows, layer=layer, pool=pool or "mean", batch_tokens=batch_tokens))
         layers = (self.config.n_outputs,) if layer == "all" else ()
         return np.stack(found) if found else np.zeros((0, *layers, self.config.vector_size), np.float32)
+
+    def similarity(
+        self,
+        a: Sentence | Iterable[Sentence],
+        b: Sentence | Iterable[Sentence] | None = None,
+        *,
+        words: Word | tuple[Word | Sequence[Word], Word | Sequence[Word]] | None = None,
+        layer: Layer | None = None,
+        segment: SegmenterName | None = None,
+    ) -> Vectors:
+        """Cosine similarities of sentences, or of words in them: [A, B]; a single string has no axis of its own.
+
+        Without `b` the sentences of `a` are compared with each other. `words` is a word, or its position among the
+        tokens from 0, in every sentence; or a pair of those for `a` and for `b`, each of them one for all sentences or
+        a list with one per sentence. `layer` is as in `encode`, but not "all".
+
+        >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
+        array(0.67, dtype=float32)
+        """
+        if layer == "all":
+            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+        pair = words if isinstance(words, tuple) else (words, words)
+        if len(pair) != 2:
+            raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")
+        second = a if b is None else b
+        one = self._compared(a, pair[0], layer, segment)
+        other = one if b is None else self._compared(second, pair[1], layer, segment)
+        axes = [len(rows) for given, rows in ((a, one), (second, other)) if not isinstance(given, str)]
+        found: Vectors = np.clip(one @ other.T, -1, 1).reshape(axes)  # rounding can go beyond 1
+        return found
+
+    def _compared(
+        self,
+        sentences: Sentence | Iterable[Sentence],
+        words: Word | Sequence[Word] | None,
+        layer: Layer | None,
+        segment: SegmenterName | None,
+    ) -> Vectors:
+        """The vectors of sentences, or of a word in each, scaled to length 1, [N, D]; without tokens zeros."""
+        rows = self.text_policy.override(segment).sentences_of(sentences)
+        if words is None:
+            vectors = self.encode(rows, output="sentence", layer=layer)
+        else:
+            each = [words] * len(rows) if isinstance(words, str | SupportsIndex) else list(words)
+            if len(each) != len(rows):
+                raise ElmoError(f"words must have one word per sentence, got {len(each)} for {len(rows)}", "words")
+            places = [word_position(row, word) + self.boundaries for row, word in zip(rows, each, strict=True)]
+            found = self.stream(rows, layer=layer)
+            picked = [vectors[place] for vectors, place in zip(found, places, strict=True)]
+            vectors = np.array(picked, np.float32).reshape(-1, self.config.vector_size)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-30))
+        return scaled
 
     def stream(
         self,
@@ -307,7 +377,8 @@ class Elmo(nn.Module):
         """
         layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
-        check_pool(pool)
+        if pool is not None:
+            check_value("pool", pool, Pool)
         budget = check_batch_tokens(batch_tokens, self.device)
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")

@@ -45,7 +45,6 @@ Layer = Literal["mix", "top", "all"] | int
 """Which vectors: a mix of the layers, the top layer, all layers, or one by its number from 0."""
 Pool = Literal["mean", "max", "first", "last"]
 """How the vectors of a sentence's tokens become one."""
-_POOLS = ("mean", "max", "first", "last")
 
 
 def check_layer(layer: Layer, n_layers: int) -> None:
@@ -54,12 +53,6 @@ def check_layer(layer: Layer, n_layers: int) -> None:
         return
     if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
         raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
-
-
-def check_pool(pool: str | None) -> None:
-    """Refuse an unknown kind of pooling."""
-    if pool is not None and pool not in _POOLS:
-        raise ElmoError(f"pool must be one of {', '.join(_POOLS)}, got {pool!r}", "pool")
 
 
 def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
@@ -232,7 +225,12 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
     | `layers` | [L+1, B, T, D]: all layers |
     | `mask` | [B, T]: True where there is a token |
     | `mixes` | a list of [B, T, D]: all mixes |
+
+    A notebook shows how similar the tokens of each sentence are to each other, without and with context.
     """
+
+    tokens: Sequence[Tokens]
+    """The tokens of each sentence, boundaries included if the model gives their vectors."""
 
     @overload
     def __getitem__(self, key: Literal["mixes"], /) -> list[Tensor]: ...  # type: ignore[overload-overlap]
@@ -242,14 +240,21 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
         return super().__getitem__(key)
 
     @classmethod
-    def of(cls, layers: Layers, mixes: Iterable[nn.Module], dropout: nn.Module, token_size: int) -> ElmoOutput:
+    def of(
+        cls,
+        layers: Layers,
+        mixes: Iterable[nn.Module],
+        dropout: nn.Module,
+        token_size: int,
+        tokens: Sequence[Tokens],
+    ) -> ElmoOutput:
         """The outputs of a batch: `token_size` is P."""
         values, mask = layers.values, layers.mask
         inside = mask.unsqueeze(-1)
         # A layer norm shifts padded positions as well; they are 0 in every output.
         mixed = [dropout(mix(values, mask) * inside) for mix in mixes]
         lengths = layers.lengths.to(values.device)
-        return cls(
+        found = cls(
             word_emb=values[0, :, :, :token_size],
             **{f"lstm_outputs{number}": layer for number, layer in enumerate(values[1:], start=1)},
             elmo=mixed[0],
@@ -259,6 +264,14 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
             mask=mask,
             mixes=mixed,
         )
+        found.tokens = tokens
+        return found
+
+    def _repr_html_(self) -> str:
+        from elmokit.notebook import heat_maps
+
+        layers = self["layers"].detach().float().cpu().numpy()
+        return heat_maps(self.tokens, [layers[:, row, : len(each)] for row, each in enumerate(self.tokens)])
 
 
 # From layers to arrays

@@ -45,12 +45,16 @@ class Fingerprint:
             facts["words"], facts["specials"] = list(self._vocab), self._vocab.specials
         if self._symbols is not None:
             facts["symbols"] = dict(self._symbols.ids)
-        # Processors have instructions for it, so it takes half the time of blake2b.
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-        for name, value in sorted(tensors.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            digest.update(_bytes(value).cpu().numpy().data)
-        return digest.hexdigest()[:32]
+        parts = {f"{name} {value.dtype} {tuple(value.shape)} ": value for name, value in tensors.items()}
+        return _hexdigest(hashlib.sha256(), facts, parts)  # which processors compute at twice the speed of blake2b
+
+
+def _hexdigest(digest: hashlib._Hash, facts: object, tensors: Mapping[str, Tensor]) -> str:
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(_bytes(value).cpu().numpy().data)
+    return digest.hexdigest()[:32]
 
 
 def _sum(value: Tensor) -> int:

@@ -54,7 +54,7 @@ def check_options(options: Any) -> None:  # noqa: ANN401 - any dataclass
             object.__setattr__(options, item.name, check_value(item.name, value, base, item.metadata))
 
 
-def check_value(name: str, value: Any, kind: Any, bounds: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def check_value(name: str, value: Any, kind: Any, bounds: Mapping[str, Any] = {}) -> Any:  # noqa: ANN401
     """The value as a number of its type; refused if it is of another type or outside its bounds."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):

@@ -14,6 +14,8 @@ from typing import TextIO, TypeVar
 from elmokit.messages import duration, printable, quantity
 
 T = TypeVar("T")
+silent = False
+"""Whether nothing is shown in this process, as `elmo --quiet` asks."""
 _REDRAW_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _FIRST_SECONDS = 2.0
@@ -40,7 +42,7 @@ class StatusLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`first`: seconds before the first line appears; `stay`: the last line stays on a terminal."""
-        self._stream: TextIO | None = None if quiet else stream or sys.stderr
+        self._stream: TextIO | None = None if quiet or silent else stream or sys.stderr
         self.terminal = self._is_terminal()
         self._interval = _REDRAW_SECONDS if self.terminal else every
         self._clock, self._stay = clock, stay
@@ -192,7 +194,8 @@ class ProgressDisplay:
     def _amount(self, done: int) -> str:
         if self._unit == "B":
             return f"{quantity(done)}B" + ("" if self._total is None else f" of {quantity(self._total)}B")
-        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {self._unit}"
+        unit = self._unit.removesuffix("s") if self._total == 1 else self._unit
+        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {unit}"
 
     def __enter__(self) -> ProgressDisplay:
         return self

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool, check_pool
+from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT, resolved
+from elmokit.options import check_value
 from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore
 from elmokit.text.policy import Sentence
@@ -129,9 +130,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         return np.array([f"elmo_{part}{n}" for part in parts for n in range(config.vector_size)], dtype=object)
 
     def _elmo(self) -> Elmo:
-        if self.pool is None:
-            raise ElmoError("pool must be mean, max, first or last, got None")
-        check_pool(self.pool)
+        check_value("pool", self.pool, Pool)
         elmo = open_model(DEFAULT if self.model is None else self.model, self.device)
         if elmo.state == "carry":
             raise ElmoError(

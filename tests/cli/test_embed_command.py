@@ -17,7 +17,6 @@ import pytest
 from elmokit import Elmo
 from elmokit.cli.embed import readable
 from elmokit.output import read_vectors
-from elmokit.output.spool import Spool
 from support.command_line import TEXT, call, elmo
 
 
@@ -176,30 +175,6 @@ def test_the_output_is_never_a_file_that_is_read(capsys, tmp_path, model_folder,
     assert status == 2
     assert f"--output must not be a file that {option.split()[-1]} reads" in err
     assert source.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("model", ["the same", "another"])
-def test_a_run_is_resumed_with_its_own_model_only(tmp_path, model_folder, model):
-    loaded = Elmo.load(model_folder, device="cpu")
-    if model == "another":
-        loaded.mixes[0].gamma.data += 1
-    settings = {"model": loaded.fingerprint(mixes=True), "layer": "mix", "pool": "none", "segment": "none"}
-    lines = ["the bank", "a river", "money of the bank"]
-    with Spool(tmp_path / "out.npz", settings={**settings, "dtype": "float32"}) as spool:
-        for line in lines[:2]:
-            spool.append(line, line.split(), loaded.encode([line])[0])
-        spool.commit()
-    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
-    arguments = ("embed", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.npz", "--resume")
-    done = elmo(*arguments, "--model", model_folder, "--device", "cpu", "--segment", "none")
-    if model == "another":
-        assert done.returncode == 2
-        assert b"--resume needs the settings" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    assert b"2 of them by an earlier run" in done.stderr
-    for (_, found), expected in zip(read_vectors(tmp_path / "out.npz"), loaded.encode(lines), strict=True):
-        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["standard input", "arguments"])

@@ -26,6 +26,33 @@ def test_a_word_with_commands_behind_it_shows_them(capsys, name):
     assert f" {name} [OPTIONS] COMMAND" in out.splitlines()[0]
 
 
+@pytest.mark.parametrize("name", [[], ["embed"], ["task"], ["task", "train"]])
+def test_a_short_option_shows_the_help(capsys, name):
+    status, out, err = call(capsys, *name, "-h")
+    assert (status, err) == (0, "")
+    assert out == call(capsys, *name, "--help")[1]
+    assert "-q, --quiet" in out or name == ["task"]
+
+
+def test_required_options_are_marked(capsys):
+    help = " ".join(call(capsys, "neighbours", "-h")[1].split())
+    assert "--context TEXT The sentence in which the word is used. [required]" in help
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_leaves_results_and_errors(capsys, tmp_path, model_folder, before):
+    quiet = ["--quiet"] if before else []
+    arguments = ["the bank", "--model", model_folder, "--output", tmp_path / "v.npz", *([] if before else ["-q"])]
+    assert call(capsys, *quiet, "embed", *arguments) == (0, "", "")
+    assert "wrote" in call(capsys, "embed", *arguments[:5])[2], "the next call is not quiet"
+    assert call(capsys, "-q", "info", "nowhere")[2].startswith("elmo: nowhere does not exist")
+
+
+def test_a_shell_can_complete_it():
+    complete = {"_ELMO_COMPLETE": "complete_bash", "COMP_WORDS": "elmo embed --pool m", "COMP_CWORD": "3"}
+    assert elmo(env={**os.environ, **complete}).stdout.split() == [b"mean", b"max"]
+
+
 def test_it_can_say_what_it_chose(model_folder):
     result = elmo("--verbose", "embed", "the bank", "--model", model_folder)
     assert result.returncode == 0
@@ -57,7 +84,14 @@ def test_it_can_say_what_it_chose(model_folder):
         (["embed", "x", "--model", "{model}", "--output", ""], "--output must not be empty"),
         (["info", ""], "MODEL must not be empty"),
         (["embed", "x", "--model", "{model}", "--output", "x" * 250 + ".h5"], "File name too long"),
-        (["embed", "--nonsense"], "No such option: --nonsense"),
+        (["embed", "x", "--device", "gpu"], "--device must be cpu, cuda, cuda:1 or mps, got 'gpu'"),
+        (["embed", "x", "--model", "bert-base-uncased"], "bert-base-uncased is a model of another kind"),
+        (["info", "google-bert/bert-base-chinese"], "zh (Chinese) is in the package"),
+        (["embed", "--nonsense"], "No such option: --nonsense (elmo embed --help shows"),
+        (["embed", "x", "--modle", "en"], "did you mean --model? (elmo embed --help shows"),
+        (["embed", "x", "--model"], "'--model' requires an argument. (elmo embed --help shows"),
+        (["--quiet", "task", "trian"], "Did you mean 'train'? (elmo task --help shows"),
+        (["info", "a\x1b[31mb"], "a\ufffd[31mb does not exist"),
         (["frobnicate"], "frobnicate"),
         (["info"], "MODEL"),
         (["convert", "{model}", "{model}"], "not empty"),

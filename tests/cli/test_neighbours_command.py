@@ -43,12 +43,17 @@ def test_lines(asked, capsys) -> None:
     assert "built" not in again.err
 
 
-def test_an_index_of_another_model_is_refused(asked, tmp_path) -> None:
+def test_an_index_of_another_model_is_refused(asked, tmp_path, capsys) -> None:
     replace(asked, index=tmp_path / "index").run()
+    expected = capsys.readouterr().out
     path = tmp_path / "index" / "index.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model": "0" * 32}))
+    described = json.loads(path.read_text())
+    named = replace(asked, corpus=(), index=tmp_path / "index")
+    named.run()
+    assert capsys.readouterr().out == expected
+    path.write_text(json.dumps({**described, "model": "0" * 32}))
     with pytest.raises(ElmoError, match="another model"):
-        replace(asked, corpus=(), index=tmp_path / "index").run()
+        named.run()
 
 
 def test_json(asked, capsys) -> None:

@@ -25,9 +25,15 @@ CONLLU = """# sent_id = 1
 
 
 @pytest.fixture
-def file(write_file):
+def file(tmp_path):
     """Write a file and return its path."""
-    return lambda content, name="a.conll": write_file(name, content)
+
+    def write(content: str | bytes, name: str = "a.conll") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 @pytest.mark.parametrize(

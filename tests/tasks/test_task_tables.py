@@ -20,8 +20,15 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "tasks"
 
 
 @pytest.fixture
-def file(write_file):
-    return write_file
+def file(tmp_path):
+    """Write a file and return its path."""
+
+    def write(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 TWO = [TextExample(("good", "film", "!"), "pos", 2), TextExample(("dull",), "neg", 3)]

@@ -40,6 +40,12 @@ def join_tokens(tokens: Sequence[str]) -> str:
     return "".join(parts)
 
 
+def plain_sentence(tokens: Sequence[str], width: int | None = None) -> str:
+    """A sentence without characters that would move the cursor, cut to a number of columns."""
+    text = printable(join_tokens(tokens))
+    return text if width is None else _cut_end(text, width)
+
+
 def mark_token(tokens: Sequence[str], position: int, *, width: int | None = None, bold: bool = False) -> str:
     """A sentence with one token marked, cut on both sides to a number of columns.
 

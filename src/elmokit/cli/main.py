@@ -6,15 +6,16 @@ import io
 import logging
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from elmokit import __version__
-from elmokit.cli.registry import application, typed
+from elmokit import __version__, progress
+from elmokit.cli.registry import QUIET_HELP, application, be_quiet, typed, typed_command
 from elmokit.errors import ElmoError
 from elmokit.messages import printable
 
@@ -33,15 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     typed[:] = map(str, arguments)
+    level = logging.getLogger().level
     try:
         status = application(_elmo)(arguments, prog_name="elmo", standalone_mode=False)
         sys.stdout.flush()  # an error must show here, not while Python exits
     except ElmoError as error:
         _stop(str(error), 2)
     except usage_error as error:
-        context = getattr(error, "ctx", None)
-        name = context.command_path if context else "elmo"
-        _stop(f"{error.format_message()} ({name} --help shows the usage)", 2)  # type: ignore[attr-defined]
+        _stop(f"{_usage_message(error)} ({typed_command()} --help shows the usage)", 2)
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
     except OSError as error:
@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
             sys.exit(141)
         _stop(f"standard output cannot be written: {error.strerror or error}", 2)
+    finally:  # what --quiet and --verbose changed
+        progress.silent = False
+        logging.getLogger().setLevel(level)
     if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
         _stop("interrupted", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
@@ -62,6 +65,14 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         return printable(super().formatMessage(record))
+
+
+def _usage_message(error: Any) -> str:  # noqa: ANN401 - a usage error of click
+    message = error.format_message()
+    if (possibilities := getattr(error, "possibilities", None)) is None or not hasattr(error, "option_name"):
+        return str(message)
+    close = get_close_matches(error.option_name, possibilities, cutoff=0.7)
+    return str(error.message) + (f"; did you mean {' or '.join(close)}?" if close else "")
 
 
 def _prepare_streams() -> None:
@@ -101,6 +112,8 @@ def _elmo(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print which device, dtype and backend are chosen, and why.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
 ) -> None:
+    be_quiet(quiet)
     if verbose:
         logging.getLogger().setLevel(logging.INFO)

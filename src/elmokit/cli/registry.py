@@ -17,6 +17,7 @@ The docstring is what `--help` says. Heavy imports belong in `run`, so that `elm
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +27,12 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from elmokit import progress
 from elmokit.errors import ElmoError
 from elmokit.options import base_type, check_options, shown_value
 
-_SETTINGS: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+_SETTINGS: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+QUIET_HELP = "Print results and errors only: no progress and no notes."
 _HELP = "ELMo on today's Python: load every released model, train your own, turn words in context into vectors."
 
 typed: list[str] = []
@@ -86,9 +89,27 @@ def command_line() -> str:
     return shlex.join(["elmo", *typed])
 
 
+def typed_command() -> str:
+    """The command that the user typed, such as `elmo task train`, without its arguments."""
+    path = ""
+    for word in (word for word in typed if not word.startswith("-")):
+        longer = f"{path} {word}".strip()
+        if not any(f"{name} ".startswith(f"{longer} ") for name in _COMMANDS):
+            break
+        path = longer
+    return f"elmo {path}".strip()
+
+
+def be_quiet(quiet: bool) -> None:
+    """With `--quiet`, show results and errors only."""
+    if quiet:
+        progress.silent = True
+        logging.getLogger().setLevel(logging.ERROR)
+
+
 def application(callback: Callable[..., None]) -> typer.Typer:
     """All registered commands as a typer application; `callback` has the options of `elmo` itself."""
-    app = typer.Typer(name="elmo", help=_HELP, **_SETTINGS)
+    app = typer.Typer(name="elmo", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]}, **_SETTINGS)
     app.callback()(callback)
     groups: dict[str, typer.Typer] = {}
     for path, made in _COMMANDS.items():
@@ -114,13 +135,22 @@ def _typer_group(name: str) -> typer.Typer:
 def _function(made: type[Command]) -> Callable[..., int | None]:
     """A function with a parameter for each option, as typer needs it."""
 
+    own = list(_parameters(made))
+    has_quiet = any("--quiet" in each.flags.split("/") for each in own)
+
     def call(**given: Any) -> int | None:  # noqa: ANN401
+        be_quiet(not has_quiet and given.pop("quiet"))
         try:
             return made(**_values(made, given)).run()
         except ElmoError as error:
             raise ElmoError(message_with_options(error, made, given)) from error
 
-    parameters = [each.for_typer() for each in _parameters(made)]
+    parameters = [each.for_typer() for each in own]
+    if not has_quiet:
+        annotation = Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)]
+        parameters.append(
+            inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        )
     call.__doc__ = made.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -178,7 +208,10 @@ class _Parameter:
             value = self.shown_default or more.get("shown", usual_default)
             note = " [required]" if required else f" [default: {value}]" if value else ""
             metavar = more.get("metavar") or usual
-            shown = typer.Option(self.flags, help=more["help"] + note, metavar=metavar, show_default=False)
+            completion = (lambda: choices) if choices else None
+            shown = typer.Option(
+                self.flags, help=more["help"] + note, metavar=metavar, show_default=False, autocompletion=completion
+            )
         kind = kind | None if default is None else kind
         annotation = Annotated[kind, shown]
         return inspect.Parameter(self.item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

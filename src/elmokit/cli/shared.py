@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from elmokit import progress
 from elmokit.cli.registry import Command
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT
@@ -130,8 +132,26 @@ def terminal_width() -> int | None:
 
 
 def say(text: str) -> None:
-    """Print a line that is not a result, to stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print a line that is not a result, to stderr; nothing with `--quiet`."""
+    if not progress.silent:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def input_lines(texts: Sequence[str], input: str | None, purpose: str) -> Iterator[Iterable[str]]:
+    """The sentences that were given as arguments, or the lines of a file or of standard input."""
+    from elmokit.corpus.lines import InputLines
+
+    if texts and input:
+        raise ElmoError("give sentences as arguments or with --input, not both")
+    if texts and tuple(texts) != ("-",):
+        yield texts
+        return
+    closed = input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
+    if closed or (input is None and not texts and sys.stdin.isatty()):
+        raise ElmoError(f"nothing to {purpose}: give sentences as arguments, or --input FILE, or - for standard input")
+    with InputLines(input or "-") as lines:
+        yield lines
 
 
 def check_output_file(name: str, path: Path, reads: Iterable[str | Path | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from elmokit.errors import ElmoError
@@ -11,6 +12,8 @@ from elmokit.formats.registry import find
 DEFAULT = "en"
 """What `Elmo.load()` opens."""
 FOLDER = Path(__file__).parent.parent / "models"
+# Names that many users know; some of these are large downloads.
+_TRANSFORMERS = re.compile(r"[a-z]*bert|gpt-?\d|t5-|electra|xlnet|xlm-|all-mini|all-mpnet|llama")
 
 
 def bundled_models() -> list[str]:
@@ -33,6 +36,9 @@ def resolved(path: str | Path) -> str | Path:
         return path
     if path in bundled_models():
         return FOLDER / path
+    if _TRANSFORMERS.match(name := path.lower().rsplit("/", maxsplit=1)[-1]) and "elmo" not in name:
+        ready = "zh (Chinese)" if "chinese" in name else f"{DEFAULT} (English)"
+        raise ElmoError(f"{path} is a model of another kind, and elmokit reads ELMo models: {ready} is in the package")
     repository = repository_of(path)
     if repository is None or (not path.startswith(SCHEME) and _is_beginning(path)):
         return path

@@ -33,6 +33,10 @@ def choose_device(device: str | torch.device | None) -> torch.device:
             "device %s: none was given, and a GPU was %s", chosen, "found" if chosen.type == "cuda" else "not found"
         )
         return chosen
+    if str(device).lower() == "gpu":
+        raise ElmoError(
+            f"device must be cpu, cuda, cuda:1 or mps, got {device!r}: an NVIDIA GPU is called cuda", "device"
+        )
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
