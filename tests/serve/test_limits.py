@@ -289,9 +289,8 @@ def test_slow_clients_are_closed(monkeypatch):
         second.sendall(b"GE")
         assert b"408" in body.recv(4000)
         for client in (silent, partial, second):
-            with client:
-                with suppress(ConnectionResetError):
-                    assert client.recv(100) == b""
+            with client, suppress(ConnectionResetError):
+                assert client.recv(100) == b""
         body.close()
         assert server.post("/embed", {"inputs": "a"}).status == 200
 
@@ -303,8 +302,7 @@ def test_slow_clients_are_closed(monkeypatch):
     ids=["empty", "garbage", "length", "tls", "header"],
 )  # fmt: skip
 def test_malformed_requests_leave_the_server_healthy(server, bytes_sent):
-    with server.connect() as client:
-        with suppress(ConnectionError):
-            client.sendall(bytes_sent)
-            client.recv(1000)
+    with server.connect() as client, suppress(ConnectionError):
+        client.sendall(bytes_sent)
+        client.recv(1000)
     assert server.post("/embed", {"inputs": "a"}).status == 200
