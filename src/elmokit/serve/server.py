@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Generator
@@ -22,6 +23,7 @@ HEADER_SECONDS = 15.0
 WRITE_SECONDS = 60.0
 """A connection whose client reads nothing of its answer for this time is closed."""
 KEEP_ALIVE_SECONDS = 65
+_BACKLOG = 2048
 _LAST_SECONDS = 0.2
 """After the last answer, open connections still get a clean refusal for this time."""
 
@@ -120,12 +122,19 @@ class _WithLifespan:
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on an address; refused with a sentence if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers at once (TCP_NODELAY) only on a socket that names its protocol; the default does not.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
     except OSError as error:
+        listening.close()
         raise ElmoError(
             f"host {host} and port {port} cannot be used: {error.strerror}: choose another port", "host", "port"
         ) from error
+    return listening
 
 
 def serve(service: Service, listening: socket.socket) -> None:
