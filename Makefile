@@ -1,6 +1,7 @@
 # make demo         words in context → vectors, with a result to read; installs only what that needs
 # make test         lint, types and tests: what must pass before a commit
 # make test-slow    further combinations of what make test checks
+# make test-clients the server against clients that others have written, in an environment of its own
 # make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
 # make docs         the documentation site in site/
 # make wheel        a wheel in dist/, installed in a clean environment, with the demo run there
@@ -10,13 +11,14 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 DOCS := .venv-docs
+CLIENTS := .venv-clients
 WHEEL := .venv-wheel
 EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
 # Every environment is installed with these versions, which are known to work together.
 INSTALL := -m pip install --quiet --constraint constraints.txt
 WHEEL_LIMIT_MB := 95
 
-.PHONY: demo test test-slow coverage lint format docs wheel clean
+.PHONY: demo test test-slow test-clients coverage lint format docs wheel clean
 
 demo: $(BASE)
 	$(BIN)/python examples/demo.py
@@ -26,6 +28,9 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/pytest -n 2 -m slow
+
+test-clients: $(CLIENTS)/.ready
+	ELMOKIT_CLIENTS=1 $(CLIENTS)/bin/pytest tests/clients -o filterwarnings=default
 
 coverage: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term
@@ -69,5 +74,11 @@ $(DOCS)/.ready: pyproject.toml constraints.txt
 	$(DOCS)/bin/python $(INSTALL) --editable . --group docs
 	@touch $@
 
+$(CLIENTS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
+	$(CLIENTS)/bin/python $(INSTALL) --editable '.[serve,hub]' --group clients
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(DOCS) $(WHEEL) dist site
+	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(WHEEL) dist site

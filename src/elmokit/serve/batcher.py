@@ -35,6 +35,8 @@ BOUNDARIES = 2
 """Tokens that the model adds to each text."""
 _IDLE_SECONDS = 1.0
 """After this time without work, unused memory is returned to the system."""
+_BUSY_SECONDS = 10.0
+"""The same while there is work."""
 _SMOOTHING = 0.2
 """Weight of the newest batch in the mean speed."""
 _NO_LIMIT = 1 << 40
@@ -126,7 +128,7 @@ class Batcher:
         return await self._finish(work)
 
     def seconds_left(self) -> float:
-        """How long the queue will take, by the speed of the last batches; 0 if that is not known."""
+        """How long the queue will take, by the speed of the last large batches; 0 if that is not known."""
         return self.tokens / self._rate if self._rate else 0.0
 
     def _future(self) -> asyncio.Future[None]:
@@ -189,7 +191,7 @@ class Batcher:
         metrics.batch_tokens.observe(size)
         metrics.texts.inc(len(batch))
         metrics.tokens.inc(size - BOUNDARIES * len(batch))
-        if batch[0][0].function is None and seconds > 0:
+        if batch[0][0].function is None and seconds > 0 and 2 * size >= self._budget:  # small batches are slower
             rate = size / seconds
             self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
         for (work, place), result in zip(batch, results, strict=True):
@@ -216,8 +218,12 @@ class Batcher:
 
     def _run(self) -> None:
         with suppress(RuntimeError):  # the event loop was closed without a stop
+            trimmed = time.perf_counter()
             while batch := self._next_batch():
                 begin = time.perf_counter()
+                if begin - trimmed > _BUSY_SECONDS:
+                    trim_memory()
+                    trimmed = begin
                 results = self._compute(batch)
                 seconds = time.perf_counter() - begin
                 self._loop.call_soon_threadsafe(self._deliver, batch, results, seconds)

@@ -25,7 +25,7 @@ WRITE_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 65
 _BACKLOG = 2048
 _LAST_SECONDS = 0.2
-"""After the last answer, open connections still get a clean refusal for this time."""
+"""After the last answer there are no new connections; open ones still get a clean refusal for this time."""
 
 
 class Server(uvicorn.Server):
@@ -74,6 +74,8 @@ class Server(uvicorn.Server):
         """Finish what was accepted while new requests get a refusal, then close the connections."""
         if self.service.state == "draining":
             await self.service.drained(self.service.settings.drain, lambda: self.force_exit)
+            for server in self.servers:
+                server.close()
             if not self.force_exit:
                 await asyncio.sleep(_LAST_SECONDS)
         await super().shutdown(sockets)
