@@ -10,13 +10,14 @@ CPU is that of the server's process for one sentence: it tells the two apart als
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from elmokit import Elmo
 from elmokit.serve.encodings import normalised
 
 SERVER_CORE, CLIENT_CORE = 0, 1
+_HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 WORDS = BENCHMARKS.parent / "src" / "elmokit" / "models" / "en" / "vocab.txt"
 
 
@@ -53,35 +55,51 @@ class Load:
         return sorted(self.latencies)[min(int(share * len(self.latencies)), len(self.latencies) - 1)] * 1e3
 
 
-async def one_client(
-    port: int, bodies: Iterator[bytes], end: float, latencies: list[float], statuses: list[int]
-) -> None:
+class Shared(Iterator[bytes]):
+    """An iterator that several threads may use."""
+
+    def __init__(self, items: Iterator[bytes]) -> None:
+        self._items, self._lock = items, threading.Lock()
+
+    def __next__(self) -> bytes:
+        with self._lock:
+            return next(self._items)
+
+
+def one_client(port: int, bodies: Iterator[bytes], end: float, latencies: list[float], statuses: list[int]) -> None:
     """Send one request after the other on one connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while time.perf_counter() < end:
-        body = next(bodies)
-        begin = time.perf_counter()
-        writer.write(
-            b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-        assert length is not None
-        await reader.readexactly(int(length[1]))
-        status = int(head[9:12])
-        statuses.append(status)
-        if status == 200:
-            latencies.append(time.perf_counter() - begin)
-        else:
-            await asyncio.sleep(0.05)
-    writer.close()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while time.perf_counter() < end:
+            body = next(bodies)
+            begin = time.perf_counter()
+            connection.sendall(_HEAD % len(body) + body)
+            answer = b""
+            while b"\r\n\r\n" not in answer:
+                answer += connection.recv(1 << 20)
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            assert length is not None
+            left = int(length[1]) - len(rest)
+            while left > 0:
+                left -= len(connection.recv(1 << 20))
+            statuses.append(int(head[9:12]))
+            if statuses[-1] == 200:
+                latencies.append(time.perf_counter() - begin)
+            else:
+                time.sleep(0.05)
 
 
 def cpu_seconds(pid: int) -> float:
     """The CPU time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def megabytes(pid: int) -> float:
+    """The memory of a process."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def measure(pid: int, port: int, texts: list[str], clients: int, per_request: int, seconds: float, more: str) -> Load:
@@ -97,14 +115,20 @@ def measure(pid: int, port: int, texts: list[str], clients: int, per_request: in
     latencies: list[float] = []
     statuses: list[int] = []
 
-    async def run() -> float:
-        stream, begin = bodies(), time.perf_counter()
-        jobs = [one_client(port, stream, begin + seconds, latencies, statuses) for _ in range(clients)]
-        await asyncio.gather(*jobs)
+    def run() -> float:
+        stream, begin = Shared(bodies()), time.perf_counter()
+        clients_running = [
+            threading.Thread(target=one_client, args=(port, stream, begin + seconds, latencies, statuses))
+            for _ in range(clients)
+        ]
+        for client in clients_running:
+            client.start()
+        for client in clients_running:
+            client.join()
         return time.perf_counter() - begin
 
     before = cpu_seconds(pid)
-    wall = asyncio.run(run())
+    wall = run()
     done = statuses.count(200)
     assert done, f"no request was answered: {set(statuses)}"
     cpu = (cpu_seconds(pid) - before) / (done * per_request)
@@ -197,17 +221,21 @@ def main() -> None:
     if given.peer:
         peer = [str(FASTAPI.make()), "-m", "peers.fastapi_minilm", str(given.port), str(WORDS)]
         servers["FastAPI, MiniLM"] = (peer + ([given.minilm] if given.minilm else []), "{}")
+    memory: list[str] = []
     for name, (command, more) in servers.items():
         with running(command, given.port) as pid:
             if name == "elmo serve":
                 check_bits(elmo, given.port, texts)
             measure(pid, given.port, texts, 4, 8, 1.0, more)
+            before = megabytes(pid)
             for per_request in given.texts:
                 for clients in given.clients:
                     load = measure(pid, given.port, texts, clients, per_request, given.seconds, more)
                     row(name, load, clients, per_request)
+            memory.append(f"{name}: {before:.0f} MB before the runs, {megabytes(pid):.0f} after them")
     rate, cpu, single = encode_alone(elmo, texts)
     print(f"| Elmo.encode again | – | – | – | {rate:,.0f} | {single:.1f} (one alone) | – | {cpu * 1e3:.2f} |")
+    print("\n" + "\n".join(memory))
 
 
 if __name__ == "__main__":
