@@ -77,7 +77,7 @@ $(DOCS)/.ready: pyproject.toml constraints.txt
 $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
-	$(CLIENTS)/bin/python $(INSTALL) --editable '.[serve,hub]' --group clients
+	$(CLIENTS)/bin/python $(INSTALL) --editable '.[serve,hub]' --group clients --group test
 	@touch $@
 
 clean:
