@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # or every malformed request would write a line
             access_log=False,
             server_header=False,
             proxy_headers=False,
