@@ -2,6 +2,7 @@
 # make test         lint, types and tests: what must pass before a commit
 # make test-slow    further combinations of what make test checks
 # make test-browser the sense explorer's page in Chromium, in an environment of its own
+# make test-clients the server against clients that others have written, in an environment of its own
 # make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
 # make docs         the documentation site in site/
 # make wheel        a wheel in dist/, installed in a clean environment, with the demo run there
@@ -11,6 +12,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 DOCS := .venv-docs
+CLIENTS := .venv-clients
 WHEEL := .venv-wheel
 BROWSER := .venv-browser
 EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
@@ -18,7 +20,7 @@ EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
 INSTALL := -m pip install --quiet --constraint constraints.txt
 WHEEL_LIMIT_MB := 95
 
-.PHONY: demo test test-slow test-browser coverage lint format docs wheel clean
+.PHONY: demo test test-slow test-browser test-clients coverage lint format docs wheel clean
 
 demo: $(BASE)
 	$(BIN)/python examples/demo.py
@@ -31,6 +33,9 @@ test-slow: $(READY)
 
 test-browser: $(BROWSER)/.ready
 	ELMOKIT_AXE=$(wildcard $(BROWSER)/axe/package/axe.min.js) $(BROWSER)/bin/pytest tests/browser
+
+test-clients: $(CLIENTS)/.ready
+	ELMOKIT_CLIENTS=1 $(CLIENTS)/bin/pytest tests/clients -o filterwarnings=default
 
 coverage: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term
@@ -81,5 +86,11 @@ $(BROWSER)/.ready: pyproject.toml constraints.txt
 	-mkdir -p $(BROWSER)/axe && cd $(BROWSER)/axe && npm pack --silent axe-core@4.14.0 && tar xzf axe-core-*.tgz
 	@touch $@
 
+$(CLIENTS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
+	$(CLIENTS)/bin/python $(INSTALL) --editable '.[serve,hub]' --group clients --group test
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(DOCS) $(WHEEL) $(BROWSER) dist site
+	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(BROWSER) $(WHEEL) dist site

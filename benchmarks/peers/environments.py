@@ -1,7 +1,8 @@
-"""Make the environments in which the peers run: AllenNLP, and all-MiniLM-L6-v2 in onnxruntime and transformers.
+"""Make the environments in which the peers run: AllenNLP, and all-MiniLM-L6-v2 in several runtimes.
 
     python benchmarks/peers/environments.py allennlp [FOLDER]
     python benchmarks/peers/environments.py minilm [FOLDER]
+    python benchmarks/peers/environments.py fastapi [FOLDER]
 
 Each is a virtual environment that shares this one's torch and numpy, so that all systems run on the same build of them
 and pip downloads no other. Of AllenNLP only the package itself is installed: what else it imports and ELMo never calls
@@ -97,7 +98,14 @@ MINILM = Environment(
     packages=("--constraint", os.fspath(CONSTRAINTS), "onnxruntime", "onnx", "tokenizers", "transformers"),
     check="import onnx, onnxruntime, tokenizers, torch; from transformers import BertModel",
 )
-ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM}
+FASTAPI = Environment(
+    title="FastAPI with all-MiniLM-L6-v2",
+    name="fastapi",
+    shared=("torch", "numpy", "safetensors"),
+    packages=("--constraint", os.fspath(CONSTRAINTS), "fastapi", "uvicorn", "tokenizers", "transformers"),
+    check="import fastapi, uvicorn, tokenizers, torch; from transformers import BertModel",
+)
+ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM, "fastapi": FASTAPI}
 
 
 def main() -> None:

@@ -87,11 +87,21 @@ def test_requests_take_turns_within_the_token_budget(elmo):
         await asyncio.gather(*tasks)
 
     run(elmo, test)
-    assert [names for _, names in elmo.batches[1:]] == [
-        ["a0", "b0", "c0", "a1", "c1"],
-        ["a2", "a3", "a4", "a5", "a6"],
-        ["a7"],
-    ]
+    batches = [" ".join(names) for _, names in elmo.batches[1:]]
+    assert batches == ["a0 a1 a2 b0 c0", "a3 a4 a5 c1 a6", "a7"]  # half of a batch is for the oldest request
+
+
+def test_a_large_request_ends_although_many_others_wait(elmo):
+    async def test(batcher):
+        others = [(texts(f"other{number}-", 1, 2), "top") for number in range(60)]
+        tasks = await queued(batcher, (texts("large", 12, 2), "top"), *others)
+        elmo.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(elmo, test)
+    names = [name for _, names in elmo.batches[1:] for name in names]
+    assert names.index("large11") < 40
+    assert names.index("other0-0") < 5
 
 
 def test_results_come_in_the_order_of_the_texts(elmo):

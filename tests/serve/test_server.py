@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,6 +89,24 @@ def test_a_model_that_cannot_be_loaded_ends_the_server():
 def test_a_port_in_use_is_refused():
     with bind("127.0.0.1", 0) as taken, pytest.raises(ElmoError, match=str(taken.getsockname()[1])):
         bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_small_answers_are_sent_at_once():
+    """Without TCP_NODELAY each answer to a client that keeps its connection waits 40 ms for an acknowledgement."""
+    options = []
+    with serving() as server:
+        plain = server.server.on_tick
+
+        async def look(counter):
+            for connection in server.server.server_state.connections:
+                sock = connection.transport.get_extra_info("socket")
+                options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            return await plain(counter)
+
+        server.server.on_tick = look
+        with server.connect():
+            wait_for(lambda: options)
+    assert all(options)
 
 
 def test_the_command_serves_until_a_signal(model_folder):

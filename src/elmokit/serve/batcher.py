@@ -1,8 +1,8 @@
 """The queue of the server: the texts of all requests → batches by a token budget, computed in one thread.
 
 There is no waiting window. An idle server starts at once, and batches form from what arrives while one is computed. A
-batch takes one text of each waiting request in turn, so that a request of many texts does not block a single one. A
-text longer than the budget is computed alone.
+batch takes one text of each waiting request in turn, so that a request of many texts does not block a single one; half
+of the batch is for the oldest request. A text longer than the budget is computed alone.
 
 A text has the same vectors in any batch: `Elmo` guarantees that.
 """
@@ -35,6 +35,8 @@ BOUNDARIES = 2
 """Tokens that the model adds to each text."""
 _IDLE_SECONDS = 1.0
 """After this time without work, unused memory is returned to the system."""
+_BUSY_SECONDS = 10.0
+"""The same while there is work."""
 _SMOOTHING = 0.2
 """Weight of the newest batch in the mean speed."""
 _NO_LIMIT = 1 << 40
@@ -62,6 +64,11 @@ class Work:
     queued: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     finished: float = 0.0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are texts that are in no batch yet."""
+        return self.next < len(self.sizes)
 
     @property
     def key(self) -> object:
@@ -126,7 +133,7 @@ class Batcher:
         return await self._finish(work)
 
     def seconds_left(self) -> float:
-        """How long the queue will take, by the speed of the last batches; 0 if that is not known."""
+        """How long the queue will take, by the speed of the last large batches; 0 if that is not known."""
         return self.tokens / self._rate if self._rate else 0.0
 
     def _future(self) -> asyncio.Future[None]:
@@ -139,7 +146,8 @@ class Batcher:
                 422, f"a request may have {self.max_queue_tokens:,} tokens in all, got {size:,}: send fewer texts"
             )
         seconds = self.seconds_left()
-        if self.tokens and (self.tokens + size > self.max_queue_tokens or seconds > self.max_wait):
+        # The oldest request is sure of half of the speed, so that it ends within twice the time of the queue.
+        if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds > self.max_wait):
             self.metrics.rejected.labels("queue").inc()
             raise overloaded(f"the queue is full: {self.tokens:,} tokens wait", ceil(seconds))
 
@@ -189,7 +197,7 @@ class Batcher:
         metrics.batch_tokens.observe(size)
         metrics.texts.inc(len(batch))
         metrics.tokens.inc(size - BOUNDARIES * len(batch))
-        if batch[0][0].function is None and seconds > 0:
+        if batch[0][0].function is None and seconds > 0 and 2 * size >= self._budget:  # small batches are slower
             rate = size / seconds
             self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
         for (work, place), result in zip(batch, results, strict=True):
@@ -216,8 +224,12 @@ class Batcher:
 
     def _run(self) -> None:
         with suppress(RuntimeError):  # the event loop was closed without a stop
+            trimmed = time.perf_counter()
             while batch := self._next_batch():
                 begin = time.perf_counter()
+                if begin - trimmed > _BUSY_SECONDS:
+                    trim_memory()
+                    trimmed = begin
                 results = self._compute(batch)
                 seconds = time.perf_counter() - begin
                 self._loop.call_soon_threadsafe(self._deliver, batch, results, seconds)
@@ -242,7 +254,11 @@ class Batcher:
                 trimmed = True
 
     def _take(self, now: float) -> tuple[list[Item], list[Work]]:
-        """The texts of the next batch, one of each request in turn, and the works that waited too long."""
+        """The texts of the next batch, and the works that waited too long.
+
+        Half of the budget is for the oldest request, so that a large one ends although new ones keep coming. The rest
+        is for one text of each request in turn.
+        """
         late = [work for work in self._queue if not work.next and now - work.queued > self.max_wait]
         waiting = [work for work in self._queue if work not in late] if late else list(self._queue)
         if not waiting:
@@ -251,24 +267,27 @@ class Batcher:
         batch: list[Item] = []
         room, key = self._budget, waiting[0].key
         turn = [work for work in waiting if work.key == key]
-        while turn and room > BOUNDARIES:
-            more = []
+
+        def take(work: Work) -> None:
+            nonlocal room
+            if not work.next:
+                work.started = now
+            batch.append((work, work.next))
+            room -= work.sizes[work.next]
+            work.next += 1
+
+        oldest = min(turn, key=lambda work: work.queued)
+        while oldest.has_more and (not batch or oldest.sizes[oldest.next] <= room - self._budget // 2):
+            take(oldest)
+        while room > BOUNDARIES and (turn := [work for work in turn if work.has_more]):
+            before = len(batch)
             for work in turn:
-                size = work.sizes[work.next]
-                if batch and size > room:  # it stays where it is in the queue, so that a later batch begins with it
-                    continue
-                batch.append((work, work.next))
-                room -= size
-                if not work.next:
-                    work.started = now
-                work.next += 1
-                if work.next < len(work.sizes):
-                    more.append(work)
-                if room <= BOUNDARIES:
-                    break
-            turn = more
+                if work.sizes[work.next] <= room:  # else it stays where it is in the queue
+                    take(work)
+            if len(batch) == before:
+                break
         served = {id(work) for work, _ in batch}
-        behind = [work for work in waiting if id(work) in served and work.next < len(work.sizes)]
+        behind = [work for work in waiting if id(work) in served and work.has_more]
         self._queue = deque([*(work for work in waiting if id(work) not in served), *behind])
         return batch, late
 

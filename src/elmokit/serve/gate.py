@@ -28,6 +28,8 @@ BODY_SECONDS = 30.0
 """A request whose body takes longer to arrive is refused."""
 _WATCH_SECONDS = 0.05
 """A request that takes longer than this is dropped if its client goes away."""
+_MOST_DISCARDED, _DISCARD_SECONDS = 8, 1.0
+"""How much of a body that is too large is read before the answer: so many times the limit, for so long."""
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 _GZIP_ADVICE = "send the body without Content-Encoding"
@@ -166,8 +168,7 @@ class Endpoint:
         announced = headers.get("content-length", "")
         size = int(announced) if announced.isdigit() else limit
         if size > limit:
-            self.service.metrics.rejected.labels("body").inc()
-            raise _too_large(limit)
+            raise await self._too_large(receive, limit)
         call._stack.enter_context(self.service.reserve(min(size, limit), "the request"))
         parts, size = [], 0
         try:
@@ -179,21 +180,28 @@ class Endpoint:
                     part = message.get("body", b"")
                     size += len(part)
                     if size > limit:
-                        self.service.metrics.rejected.labels("body").inc()
-                        raise _too_large(limit)
+                        raise await self._too_large(receive, limit)
                     parts.append(part)
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             raise RequestError(408, f"the body must arrive within {BODY_SECONDS:g} seconds", headers=CLOSE) from None
 
+    async def _too_large(self, receive: Receive, limit: int) -> RequestError:
+        """The refusal of a large body, a part of which is read: a client that still sends would not see an answer."""
+        self.service.metrics.rejected.labels("body").inc()
+        left = _MOST_DISCARDED * limit
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while left > 0 and (message := await receive())["type"] == "http.request":
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        break
+        return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
+
 
 CLOSE = {"Connection": "close"}
 """The rest of the body is not read."""
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
 
 
 def check_key(service: Service, headers: dict[bytes, bytes]) -> None:

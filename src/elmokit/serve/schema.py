@@ -155,7 +155,7 @@ _POST: list[tuple[str, str, str, Schema, list[str], Schema, tuple[str, ...]]] = 
     ("/words", "tei", "Words of an index", {**_INDEX, "prefix": TEXT, "k": _whole(1, 1000)}, [], OBJECT, ()),
 ]  # fmt: skip
 _GET: list[tuple[str, str, str, tuple[int, ...], bool]] = [  # path, summary, content type, statuses, whether public
-    ("/", "The page for a browser, otherwise as /health", "text/html", (503,), True),
+    ("/", "The page for a browser, otherwise as /health", "", (503,), True),
     ("/health", "Whether the server takes work", "", (503,), True),
     ("/ping", "The same as /health", "", (503,), True),
     ("/live", "Whether the port is open", "", (), True),

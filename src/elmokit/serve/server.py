@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Generator
@@ -22,8 +23,9 @@ HEADER_SECONDS = 15.0
 WRITE_SECONDS = 60.0
 """A connection whose client reads nothing of its answer for this time is closed."""
 KEEP_ALIVE_SECONDS = 65
+_BACKLOG = 2048
 _LAST_SECONDS = 0.2
-"""After the last answer, open connections still get a clean refusal for this time."""
+"""After the last answer there are no new connections; open ones still get a clean refusal for this time."""
 
 
 class Server(uvicorn.Server):
@@ -36,6 +38,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # or every malformed request would write a line
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -72,6 +75,8 @@ class Server(uvicorn.Server):
         """Finish what was accepted while new requests get a refusal, then close the connections."""
         if self.service.state == "draining":
             await self.service.drained(self.service.settings.drain, lambda: self.force_exit)
+            for server in self.servers:
+                server.close()
             if not self.force_exit:
                 await asyncio.sleep(_LAST_SECONDS)
         await super().shutdown(sockets)
@@ -120,12 +125,19 @@ class _WithLifespan:
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on an address; refused with a sentence if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers at once (TCP_NODELAY) only on a socket that names its protocol; the default does not.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
     except OSError as error:
+        listening.close()
         raise ElmoError(
             f"host {host} and port {port} cannot be used: {error.strerror}: choose another port", "host", "port"
         ) from error
+    return listening
 
 
 def serve(service: Service, listening: socket.socket) -> None:

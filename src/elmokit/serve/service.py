@@ -207,7 +207,7 @@ class Service:
             shorter, is_cut = _shortened(text, length, limit, left)
             if is_cut and not truncate:
                 raise _too_long(number, limit, f"{length:,} characters")
-            tokens: list[Any]  # of strings, or with `spans` of tokens with their offsets
+            tokens: Any  # a list of strings, or with `spans` of tokens with their offsets
             if isinstance(shorter, str):
                 split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
                 tokens = await asyncio.to_thread(split, shorter) if length > _CHARACTERS_AT_ONCE else split(shorter)
