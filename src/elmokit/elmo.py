@@ -309,7 +309,7 @@ class Elmo(nn.Module):
         check_layer(layer, self.config.n_outputs)
         check_pool(pool)
         budget = check_batch_tokens(batch_tokens, self.device)
-        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
         policy = self.text_policy.override(segment)
         rows = (policy.tokens_of(sentence) for sentence in sentences)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from elmokit import __version__
-from elmokit.cli.registry import application, typed
+from elmokit.cli.registry import OutputClosedError, application, typed
 from elmokit.errors import ElmoError
 
 _INTERRUPTED = 130
@@ -41,14 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
         _stop(f"{error.format_message()} ({name} --help shows the usage)", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
-    except OSError as error:
-        if not _stdout_fails():
+    except (OSError, OutputClosedError) as caught:
+        problem = caught if isinstance(caught, OSError) else caught.__cause__
+        if not isinstance(problem, OSError) or not _stdout_fails():
             raise
         # Keep Python from flushing into it once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
+        if isinstance(problem, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
             sys.exit(141)
-        _stop(f"standard output cannot be written: {error.strerror or error}", 2)
+        _stop(f"standard output cannot be written: {problem.strerror or problem}", 2)
     if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
         _stop("interrupted", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)

@@ -111,6 +111,10 @@ def _typer_group(name: str) -> typer.Typer:
     return made
 
 
+class OutputClosedError(Exception):
+    """A BrokenPipeError, which typer's own handler would end with status 1."""
+
+
 def _function(made: type[Command]) -> Callable[..., int | None]:
     """A function with a parameter for each option, as typer needs it."""
 
@@ -119,6 +123,8 @@ def _function(made: type[Command]) -> Callable[..., int | None]:
             return made(**_values(made, given)).run()
         except ElmoError as error:
             raise ElmoError(message_with_options(error, made, given)) from error
+        except BrokenPipeError as error:
+            raise OutputClosedError from error
 
     parameters = [
         inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
