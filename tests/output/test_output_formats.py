@@ -116,7 +116,7 @@ def test_every_float16_has_decimals_of_its_own():
 
 def test_a_number_beyond_float16_is_refused(tmp_path):
     large = np.full((1, D), 70_000, np.float32)
-    with pytest.raises(ElmoError, match="store must be float32 .*70000"):
+    with pytest.raises(ElmoError, match=r"store must be float32 .*70000"):
         embed(["a"], tmp_path / "o.npz", encode=lambda sentences: (large for _ in sentences), store="float16")
 
 
