@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from elmokit import ElmoError
 from elmokit.encode import WINDOW_BATCHES, batches, encode_stream, run_halving
 from support.exactness import assert_same
 from support.tiny_models import tiny_config
@@ -133,3 +134,9 @@ def test_streaming_takes_any_iterable(make_elmo):
     elmo = make_elmo()
     stream = elmo.stream(iter(["the bank", "a"]), layer="all", pool="mean")
     assert [array.shape for array in stream] == [(3, 12), (3, 12)]
+
+
+@pytest.mark.parametrize("given", [b"the bank", [b"the bank"], [["the", b"bank"]], [bytearray(b"the")]], ids=str)
+def test_bytes_are_no_text(make_elmo, given):
+    with pytest.raises(ElmoError, match=r"bytes b'.*decode\('utf-8'\)"):
+        make_elmo().encode(given)

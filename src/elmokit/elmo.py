@@ -380,7 +380,7 @@ class Elmo(nn.Module):
         if pool is not None:
             check_value("pool", pool, Pool)
         budget = check_batch_tokens(batch_tokens, self.device)
-        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
             raise ElmoError(f"stream takes an iterable of sentences, got {type(sentences).__name__}")
         policy = self.text_policy.override(segment)
         rows = (policy.tokens_of(sentence) for sentence in sentences)

@@ -77,7 +77,7 @@ def test_similarity(tmp_path, make_elmo, shown) -> None:
     assert values[2, 1, 2] == pytest.approx(cosine, abs=1e-5)
     draw_similarity(values, first, second, tmp_path / "map.png")
     panels = shown[0].axes[:3]
-    assert [panel.get_title() for panel in panels] == ["layer 0, no context", "layer 1", "layer 2"]
+    assert [panel.get_title() for panel in panels] == ["layer 0: words without context", "layer 1", "layer 2"]
     assert [text.get_text() for text in panels[0].get_yticklabels()] == first
     assert [text.get_text() for text in panels[2].get_xticklabels()] == second
     assert len(panels[1].texts) == 21
@@ -107,12 +107,18 @@ def test_words(tmp_path, make_elmo, shown) -> None:
     elmo = make_elmo()
     draw_words(["bank", "money"], place_words(elmo, ["bank", "money"], found), tmp_path / "words.png")
     figure = shown[0]
-    assert [panel.get_title() for panel in figure.axes] == ["layer 0, no context", "layer 1", "layer 2"]
+    assert [panel.get_title() for panel in figure.axes] == ["layer 0: words without context", "layer 1", "layer 2"]
     assert sorted(text.get_text() for text in figure.axes[0].texts) == ["bank × 3", "money × 3"]
     for panel in figure.axes[1:]:
         assert len(panel.texts) == 6
     for one, other in combinations(boxes_of(figure), 2):
         assert not one.overlaps(other)
+    marks, sentences = ([text.get_text() for text in legend.texts] for legend in figure.legends)
+    assert marks == ["bank", "money"]
+    assert sentences == lines, "each has a colour"
+    colours = {tuple(points.get_facecolor()[0]) for points in figure.axes[1].collections}
+    assert len(colours) == 4
+    assert len({tuple(points.get_facecolor()[0]) for points in figure.axes[0].collections}) == 1, "of no sentence"
     with pytest.raises(ElmoError, match="at most 80 places of bank, money, got 120"):
         place_words(elmo, ["bank", "money"], found * 20)
 

@@ -53,3 +53,16 @@ def test_mistakes(index) -> None:
         find_senses(index, "zebra")
     with pytest.raises(ElmoError, match=r"from 1 to 60, .* got 61"):
         find_senses(index, "bank", clusters=61)
+
+
+@pytest.mark.parametrize("function", [("the", "of", "and"), ("的", "了", "在"), ("der", "und", "mit")])
+def test_typical_words_are_no_function_words(tmp_path, function) -> None:
+    """They are as typical of a cluster here as the other words."""
+    rows = []
+    for number in range(60):
+        near = ["river", "water", function[0]] if number % 2 else ["money", "war", function[1]]
+        rows.append([*near, "bank", f"number{number}", function[2]])
+    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    found = {word for sense in find_senses(index, "bank", 2).senses for word in sense.typical}
+    assert not found & set(function)
+    assert ("war" in found) == (function[0] != "der"), "a German function word and an English noun"

@@ -44,7 +44,7 @@ def test_standard_input_and_bad_bytes(model_folder, dash):
     )
 
 
-@pytest.mark.parametrize("ending", ["h5", "npz", "parquet", "jsonl"])
+@pytest.mark.parametrize("ending", ["h5", "npz", "npy", "parquet", "jsonl", "csv"])
 @pytest.mark.parametrize(("layer", "pool"), [("mix", "none"), ("all", "none"), ("1", "mean"), ("all", "max")])
 def test_every_file_holds_what_encode_gives(capsys, tmp_path, model_folder, text_file, ending, layer, pool):
     output = tmp_path / f"vectors.{ending}"
@@ -154,9 +154,11 @@ def test_a_terminal_sees_a_progress_bar(tmp_path, model_folder, text_file):
 def test_a_reader_that_leaves_ends_it_quietly(model_folder):
     many = b"the bank of the river\n" * 3000
     command = f"{sys.executable} -m elmokit embed --model {model_folder} | head -1"
-    result = subprocess.run(["bash", "-c", command], input=many, capture_output=True, check=False)
+    status = "; exit ${PIPESTATUS[0]}"
+    result = subprocess.run(["bash", "-c", command + status], input=many, capture_output=True, check=False)
     assert result.stdout.count(b"\n") == 1
     assert result.stderr == b""
+    assert result.returncode == 141, "as if SIGPIPE had ended it"
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
@@ -239,3 +241,75 @@ def test_ctrl_c_before_anything_is_kept_says_no_more(capsys, monkeypatch, tmp_pa
     monkeypatch.setattr(Elmo, "load", interrupted)
     status, _, err = call(capsys, "embed", "x", "--model", model_folder, "--output", tmp_path / "v.h5")
     assert (status, err) == (130, "elmo: interrupted\n")
+
+
+def test_the_name_of_a_file_is_not_embedded(capsys, model_folder, text_file):
+    status, out, err = call(capsys, "embed", text_file, "--model", model_folder)
+    assert (status, out) == (2, "")
+    assert f"--input {text_file}" in err
+    assert f"--text {text_file}" in err
+    status, out, _ = call(capsys, "embed", "--text", text_file, "--model", model_folder)
+    assert status == 0
+    assert out.startswith("[1 x 12]")
+    status, _, err = call(capsys, "embed", "--text", "a", "--input", text_file, "--model", model_folder)
+    assert status == 2
+    assert "not both" in err
+    assert call(capsys, "embed", "w " * 5000, "--model", model_folder)[0] == 0, "too long for a name"
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("none", ["The bank. A river.", "of money", "", "It is. Not."]),
+        ("line", ["The bank.", "A river.", "of money", "It is.", "Not."]),
+        ("paragraph", ["The bank.", "A river. of money", "It is.", "Not."]),
+    ],
+)
+def test_lines_are_split_into_sentences(capsys, tmp_path, model_folder, split, expected):
+    (tmp_path / "raw.txt").write_text("The bank. A river.\nof money\n\nIt is. Not.\n")
+    output = tmp_path / "v.npz"
+    given = ("--input", tmp_path / "raw.txt", "--output", output, "--split", split, "--segment", "none")
+    status, _, err = call(capsys, "embed", "--model", model_folder, *given)
+    assert status == 0, err
+    assert [" ".join(tokens) for tokens, _ in read_vectors(output)] == expected
+
+
+def test_json_lines_on_standard_output(capsys, tmp_path, model_folder):
+    call(capsys, "embed", "the bank", "a river", "--model", model_folder, "--output", tmp_path / "v.jsonl")
+    for arguments in (("--output", "-"), ("--json",)):
+        status, out, _ = call(capsys, "embed", "the bank", "a river", "--model", model_folder, *arguments)
+        assert status == 0
+        assert out == (tmp_path / "v.jsonl").read_text()
+    status, _, err = call(capsys, "embed", "a", "--model", model_folder, "--output", "-", "--resume")
+    assert status == 2
+    assert "--resume needs --output FILE" in err
+
+
+def test_json_says_what_was_written(capsys, tmp_path, model_folder):
+    output = tmp_path / "v.npy"
+    status, out, _ = call(capsys, "embed", "the bank", "--model", model_folder, "--output", output, "--json")
+    assert status == 0
+    assert json.loads(out) == {"output": str(output), "sentences": 1, "tokens": 2, "resumed_from": 0}
+
+
+def test_a_log_shows_progress_with_total_rate_and_what_is_computed(monkeypatch, capsys, tmp_path, model_folder):
+    """The clock of the display is not waited for: every update is shown."""
+    monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.progress._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.cli.embed._SHOW_SECONDS", 0.01)
+    monkeypatch.setattr("elmokit.cli.embed._QUIET_SECONDS", 0.0)
+    real = Elmo.stream
+
+    def slow(self, sentences, **options):
+        for vectors in real(self, sentences, **options):
+            time.sleep(0.1)
+            yield vectors
+
+    monkeypatch.setattr(Elmo, "stream", slow)
+    (tmp_path / "in.txt").write_text("the bank\n" * 3)
+    given = ("--input", tmp_path / "in.txt", "--output", tmp_path / "v.npz")
+    _, _, err = call(capsys, "embed", "--model", model_folder, *given)
+    assert "3 of 3 sentences" in err
+    assert "sentences/s" in err
+    assert " left" in err
+    assert "tokens being computed for" in err

@@ -334,3 +334,45 @@ def test_our_own_file_of_zeros_is_read(tmp_path, name):
     line = " ".join(["the"] * len(zeros))
     embed([line] * 200, tmp_path / name, encode=lambda sentences: (zeros for _ in sentences))
     assert sum(len(vectors) for _, vectors in read_vectors(tmp_path / name)) == 200 * len(zeros)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-10],
+        lambda data: data[:200],
+        lambda data: data.replace(b"(10, 8)", b"(99, 8)"),
+        lambda data: data.replace(b"(10, 8)", b"(10,-8)"),
+        lambda data: data.replace(b"<f4", b"|O8"),
+        lambda data: data.replace(b'["w3"', b'["w3","w4"'),
+        lambda data: data + b"[1]\n",
+        lambda data: data + b"[" * 100_000,
+    ],
+)
+def test_an_npy_that_lies(tmp_path, damage):
+    path = tmp_path / "out.npy"
+    embed(["w3 a b", "w4", "a b c d e f"], path)
+    data = path.read_bytes()
+    assert b"(10, 8)" in data
+    path.write_bytes(damage(data))
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a,b\n1,2\n",
+        "sentence,position,token,d1\n1,1\n",
+        "sentence,position,token,d1\n1,1,a,x\n",
+        "sentence,position,token,d1,d2\n1,1,a,1\n",
+        "sentence,position,token,layer,d1\n1,1,a,x,1\n",
+        "sentence,position,token,layer,d1\n1,1,a,0,1\n1,2,b,0,1\n1,2,b,1,1\n",
+        "sentence,position,token,layer,d1\n1,1,a,1,1\n",
+        "sentence,tokens,d1\n1\n",
+        "sentence,position,token,d1\n\n",
+    ],
+)
+def test_a_csv_of_other_things(tmp_path, text):
+    (tmp_path / "out.csv").write_text(text)
+    refused(tmp_path / "out.csv")

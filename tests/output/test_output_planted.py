@@ -82,7 +82,7 @@ def test_own_work_made_with_an_open_umask_is_resumed(tmp_path):
     assert same(tmp_path / "out.npz", LINES)
 
 
-@pytest.mark.parametrize("name", ["out.h5", "out.npz", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.h5", "out.npz", "out.npy", "out.jsonl", "out.csv", "out.parquet"])
 def test_folders_that_are_swapped_all_the_time(tmp_path, precious, name):
     """Whoever may rename in the folder puts one with links in the place of ours, again and again."""
     done = threading.Event()

@@ -16,8 +16,10 @@ FORMATS = (
     ("out.h5", "bilm"),
     ("out.hdf5", "allennlp"),
     ("out.npz", "elmokit"),
+    ("out.npy", "elmokit"),
     ("out.parquet", "elmokit"),
     ("out.jsonl", "elmokit"),
+    ("out.csv", "elmokit"),
 )
 AWKWARD = (
     "",

@@ -17,6 +17,7 @@ from elmokit.errors import ElmoError
 from elmokit.messages import counted, perplexity
 from elmokit.plots.labels import Box, label_points
 from elmokit.plots.style import (
+    GREY,
     LEGEND,
     POINT_STYLES,
     blank_panel,
@@ -31,6 +32,7 @@ from elmokit.pretrain.evaluate import ByPosition, StateUse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from elmokit.elmo import Elmo
 
@@ -46,7 +48,7 @@ _DIGIT_SPACE = "\u2007"
 
 # Words in their sentences.
 MOST_OCCURRENCES = 80
-_WORDS_PANEL = 4.6
+_PANEL_WIDTH, _PANEL_HEIGHT, _PANELS_ACROSS = 4.6, 3.5, 3
 _REACH, _LONGEST_WORD_LABEL = 2, 26
 """Words on each side in a label, and its characters."""
 _FAR = 20.0
@@ -89,8 +91,8 @@ def draw_senses(senses: Senses, index: OccurrenceIndex, path: Path) -> None:
     with drawing(path, (_SENSES_WIDTH, height), texts) as figure:
         axes = figure.add_axes((0.02, bottom / height, 0.96, _SENSES_PANEL / height))
         count = len(senses.senses)
-        kinds = "1 cluster" if count == 1 else f"{count} clusters, silhouette {senses.silhouette:.2f}"
-        axes.set_title(f"{senses.word}: {counted(len(senses.rows), 'occurrence')} in {kinds}", fontsize=11)
+        title = f"“{senses.word}”: {counted(len(senses.rows), 'occurrence')}, {counted(count, 'way')} of use"
+        axes.set_title(title, fontsize=11)
         # The largest cluster first, so that the small ones are on top.
         _scatter(axes, senses.points, senses.labels, legends, size=14 if len(senses.rows) > 400 else 26, alpha=0.85)
         low, high = senses.points.min(axis=0), senses.points.max(axis=0)
@@ -192,38 +194,85 @@ def place_words(elmo: Elmo, words: Sequence[str], found: Sequence[tuple[int, Occ
 
 
 def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
-    """Write up to 8 words in the plane of their largest differences, one panel per layer, as .png, .svg or .pdf."""
+    """Write up to 8 words in the plane of their largest differences, one panel per layer, as .png, .svg or .pdf.
+
+    Up to 8 sentences have a colour each, and words a mark each; with more sentences, words have the colours.
+    """
     check_groups(len(words), "words")
-    count = len(placed.vectors)
-    width, height = count * _WORDS_PANEL + 0.1 * (count + 1), _WORDS_PANEL + 0.75
-    texts = [*words, *(snippet(each, 0, _LONGEST_WORD_LABEL) for each in placed.occurrences)]
+    numbers = {occurrence.sentence: occurrence.tokens for occurrence in placed.occurrences}
+    by_sentence = 1 < len(numbers) <= len(POINT_STYLES)
+    sentences = [shortened(join_tokens(tokens), _LONGEST_LEGEND) for tokens in numbers.values()] if by_sentence else []
+    colours = [list(numbers).index(each.sentence) for each in placed.occurrences] if by_sentence else placed.groups
+    shown = (
+        sentences if all(map(drawable, sentences)) else [f"sentence {number + 1}" for number in range(len(sentences))]
+    )
+    texts = [*words, *shown, *(snippet(each, 0, _LONGEST_WORD_LABEL) for each in placed.occurrences)]
     texts += [text for each in placed.occurrences if drawable(text := snippet(each, _REACH, _LONGEST_WORD_LABEL))]
+    across = min(len(placed.vectors), _PANELS_ACROSS)
+    down = -(-len(placed.vectors) // across)
+    bottom = 0.35 + _LEGEND_LINE * len(shown)
+    width, height = across * _PANEL_WIDTH, down * _PANEL_HEIGHT + bottom
     with drawing(path, (width, height), texts) as figure:
         for number, vectors in enumerate(placed.vectors):
-            left = 0.1 + number * (_WORDS_PANEL + 0.1)
-            axes = figure.add_axes((left / width, 0.45 / height, _WORDS_PANEL / width, _WORDS_PANEL / height))
+            row, column = divmod(number, across)
+            left, low = column * _PANEL_WIDTH + 0.06, height - (row + 1) * _PANEL_HEIGHT
+            size = (_PANEL_WIDTH - 0.12) / width, (_PANEL_HEIGHT - 0.3) / height
+            axes = figure.add_axes((left / width, low / height, *size))
             axes.set_title(_layer_title(number), fontsize=10)
             flat = principal_components(vectors.astype(np.float64), 2)
             points = np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
-            _scatter(axes, points, np.array(placed.groups), words, size=30)
-            low, high = points.min(axis=0), points.max(axis=0)
-            middle, half = (low + high) / 2, np.maximum((high - low) / 2, 1e-3) * 1.25
-            axes.set_xlim(middle[0] - half[0], middle[0] + half[0])
+            middle, half = (points.min(axis=0) + points.max(axis=0)) / 2, np.ptp(points, axis=0) / 2
+            half = np.maximum(half * 1.12, 1e-3)  # as near to the frame as labels beside the points allow
+            axes.set_xlim(middle[0] - 1.25 * half[0], middle[0] + 1.25 * half[0])
             axes.set_ylim(middle[1] - half[1], middle[1] + half[1])
             blank_panel(axes)
             # Without context the words around a word say nothing about its place.
-            _label_words(axes, placed, _REACH if number else 0, points, 2 * half)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="lower center", ncol=len(words), frameon=False, fontsize=9, borderaxespad=0.4)
+            together = _same_points(points / (2 * half), placed.groups)
+            for group in together:
+                marker = POINT_STYLES[placed.groups[group[0]]].marker
+                # One point that belongs to several sentences has the colour of none.
+                several = len({colours[each] for each in group}) > 1
+                color, _, edge = POINT_STYLES[colours[group[0]]]
+                style = {"color": GREY if several else color, "edgecolors": "white" if several else edge}
+                axes.scatter(*points[group[0]], s=34, marker=marker, linewidths=0.5, **style)
+            _label_words(axes, placed, _REACH if number else 0, points, together)
+        _words_legend(figure, words, shown, height)
+
+
+def _words_legend(figure: Figure, words: Sequence[str], sentences: Sequence[str], height: float) -> None:
+    """Below the panels: the mark of each word, and the colour of each sentence if sentences have colours."""
+    from matplotlib.lines import Line2D
+
+    def mark(name: str, colour: str, marker: str) -> Line2D:
+        return Line2D([], [], linestyle="none", label=name, color=colour, marker=marker, markersize=6)
+
+    marks = [
+        mark(word, GREY if sentences else style.color, style.marker)
+        for word, style in zip(words, POINT_STYLES, strict=False)
+    ]
+    colours = [mark(text, style.color, "o") for text, style in zip(sentences, POINT_STYLES, strict=False)]
+    under = 0.1 + _LEGEND_LINE * len(sentences)
+    options: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": 8.5,
+        "borderaxespad": 0,
+        "borderpad": 0,
+        "labelspacing": 0.45,
+    }
+    for handles, low, columns in ((marks, under, len(marks)), (colours, 0.06, 1)):
+        if handles:
+            place = (0.01, low / height)
+            figure.legend(handles=handles, loc="lower left", bbox_to_anchor=place, ncol=columns, **options)
 
 
 def _layer_title(number: int) -> str:
-    return f"layer {number}" if number else "layer 0, no context"
+    return f"layer {number}" if number else "layer 0: words without context"
 
 
-def _label_words(axes: Axes, placed: PlacedWords, reach: int, points: Points, size: Points) -> None:
+def _label_words(
+    axes: Axes, placed: PlacedWords, reach: int, points: Points, together: Sequence[Sequence[int]]
+) -> None:
     """Label every point with the words around it, or with fewer of them; the last try may leave points without."""
-    together = _same_points(points / size, placed.groups)
     anchors = points[[group[0] for group in together]]
     tries = [(around, letters) for around in range(reach, min(reach, 1) - 1, -1) for letters in (7.0, 6.0)]
     for around, letters in tries:
@@ -273,7 +322,7 @@ def draw_similarity(values: Floats, first: Sequence[str], second: Sequence[str],
     rows, columns = ([shortened(token, _LONGEST_TOKEN) for token in tokens] for tokens in (first, second))
     cell = _CELL if longest <= _NUMBERS_UP_TO else _SMALL_CELL
     upright = _LETTER * max(map(display_width, columns)) < 0.9 * cell
-    size = cell * len(columns) * len(values) + 3, cell * len(rows) + 2
+    size = cell * len(columns) * len(values) + 2, cell * len(rows) + 1.2
     with drawing(path, size, [*rows, *columns], layout="constrained", crop=True) as figure:
         low = float(np.floor(values.min() * 10) / 10)
         panels = figure.subplots(1, len(values), sharey=True, squeeze=False)[0]
@@ -289,7 +338,7 @@ def draw_similarity(values: Floats, first: Sequence[str], second: Sequence[str],
         bar = figure.colorbar(image, ax=panels, aspect=30, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=7, length=2)
-        bar.ax.set_title("cosine", fontsize=8)
+        bar.ax.set_title("similarity", fontsize=8)
 
 
 def _write_numbers(axes: Axes, values: Floats, low: float) -> None:

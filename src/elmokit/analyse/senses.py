@@ -22,6 +22,31 @@ _SEEN = 2
 _LIFT, _LIFT_OF_COMMON = 1.5, 600.0
 """and this many times as often as elsewhere; words such as `of` need more, by the second number times their share."""
 
+_ENGLISH = """a about above after again against all almost along already also although always am among an and another
+any are around as at away back be became because become been before being below between both but by can cannot could did
+do does doing done down during each either else even ever every few first for from further gave get gets give go goes
+going gone got had has have having he her here hers herself him himself his how however i if in inside instead into is
+it its itself just last later least less let like made make makes many may me might mine more most much must my myself
+near neither never next no nor not now of off often on once one only onto or other others our ours out outside over own
+per perhaps put rather said same second see seen several shall she should since so some soon still such take taken than
+that the their theirs them themselves then there therefore these they third this those though three through thus to
+together too toward towards two under until up upon us used very was we well went were what when where whether which
+while who whom whose why will with within without would yes yet you your yours 's 're 've 'll 'd 'm n't"""
+_GERMAN = """aber alle als also am an auch auf aus bei bin bis da damit dann das dass dem den denn der des die dies
+diese doch durch ein eine einem einen einer eines er es euch für hat hatte ich ihr im in ist ja kann kein man mehr
+mein mit nach nicht noch nur ob oder ohne sehr sein seine sich sie sind so über um und uns unter vom von vor war was
+wenn wie wir wird wurde zu zum zur zwischen"""
+_FRENCH = """au aux avec ce ces cette comme dans de des du elle elles en est et eux il ils je la le les leur lui mais
+même ne nous on ou où par pas plus pour qu que qui sa sans se ses son sont sous sur un une vous y été être d' l' s' n'
+qu'"""
+_SPANISH = """a al como con cual de del desde donde el ella ellos en entre era es esta este esto fue ha hasta la las
+lo los más muy ni nos o otra otro para pero por que se ser sin sobre su sus también un una uno unos y ya"""
+_CHINESE = """的 了 在 是 和 与 及 或 而 但 也 都 就 又 还 不 没 没有 有 为 以 于 之 其 此 这 那 这个 那个 这些 那些
+我 你 他 她 它 我们 你们 他们 她们 被 把 从 到 向 对 对于 关于 由 因 因为 所以 如果 虽然 但是 并 并且 则 会 能 可以
+可 将 已 已经 着 过 很 更 最 上 下 中 里 个 一 一个 等 啊 吗 呢 吧 年 月 日"""
+_FUNCTION_WORDS = [frozenset(words.split()) for words in (_ENGLISH, _GERMAN, _FRENCH, _SPANISH, _CHINESE)]
+"""Words of each language that say nothing about a sense."""
+
 
 @dataclass(frozen=True)
 class Sense:
@@ -90,7 +115,8 @@ def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: 
     total = near.sum(axis=0)
     texts = index.types
     own = {texts[number].casefold() for number in np.unique(np.asarray(index.text.tokens[index.tokens[rows]]))}
-    ordinary = np.array([any(c.isalpha() for c in text) and text.casefold() not in own for text in texts])
+    left_out = own | _function_words(index)
+    ordinary = np.array([any(c.isalpha() for c in text) and text.casefold() not in left_out for text in texts])
     lift = _LIFT + _LIFT_OF_COMMON * index.text.counts / index.text.n_tokens
     lists = []
     for counts in near:
@@ -101,6 +127,15 @@ def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: 
         order = np.argsort(-np.where(usable, ratio, -np.inf), kind="stable")[: int(usable.sum())]
         lists.append(_without_repeats([texts[number] for number in order[: 4 * most].tolist()])[:most])
     return lists
+
+
+def _function_words(index: OccurrenceIndex) -> frozenset[str]:
+    """The function words of the language of a text, which is the one whose words it has most often."""
+    folded = [text.casefold() for text in index.types]
+    counts = index.text.counts.tolist()
+    return max(
+        _FUNCTION_WORDS, key=lambda words: sum(n for text, n in zip(folded, counts, strict=True) if text in words)
+    )
 
 
 def _context_counts(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, ModelOptions, is_same_file, say
+from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, SPLIT_HELP, ModelOptions, Split, is_same_file, say
 from elmokit.corpus.sentence_formats import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
-from elmokit.messages import counted, printable
+from elmokit.messages import counted, duration, printable
 from elmokit.options import argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
 _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
 _INTERRUPTED = 130
-# They would change the direction of what a terminal shows after them.
+_SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
+"""The progress line is renewed after the first; after the second without a sentence it says what is computed."""
 
 
 @command("embed")
@@ -40,15 +45,19 @@ class EmbedCommand(ModelOptions):
     """Turn sentences into vectors. They are shown line by line, or written to a file."""
 
     texts: tuple[str, ...] = argument("Sentences, each as one argument.", "TEXT", default=(), blank=True)
+    text: tuple[str, ...] = option(
+        (), "A sentence, even if a file has that name; may be repeated.", metavar="TEXT", blank=True
+    )
     input: str | None = option(
         None, "Text with one sentence per line, plain or compressed; - is standard input.", metavar="FILE"
     )
     input_format: SentenceFormat = option(
         "lines", "What --input contains: text, words with tabs between them, or CoNLL columns."
     )
+    split: Split = option("none", f"{SPLIT_HELP} With none a line is a sentence.")
     output: str | None = option(
         None,
-        "File to write: .h5, .npz, .parquet, .jsonl or .txt.",
+        "File to write: .h5, .npz, .npy, .parquet, .jsonl, .csv or .txt; - writes JSON lines to standard output.",
         metavar="FILE",
         shown="one line per sentence on screen",
     )
@@ -62,12 +71,16 @@ class EmbedCommand(ModelOptions):
         "none", "How to make one vector per sentence from its tokens; none gives one vector per token."
     )
     format: Literal["elmokit", "bilm", "allennlp", "manylangs"] = option("elmokit", "Layout of an HDF5 output.")
+    store: Literal["float32", "float16"] = option(
+        "float32", "dtype of the numbers in the output; float16 halves the file."
+    )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     resume: bool = option(False, "Continue an output that was interrupted.")
     batch_tokens: int | None = option(None, "Number of tokens per batch.", least=1, shown="chosen for the device")
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] | None = option(
         None, "dtype to compute in; int8 is for the CPU.", shown="float32, or int8 if the model is stored so"
     )
+    json: bool = option(False, "Print JSON: one line per sentence, or with --output FILE what was written.")
 
     def run(self) -> None:
         """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
@@ -77,19 +90,23 @@ class EmbedCommand(ModelOptions):
         try:
             self._embed()
         except KeyboardInterrupt:
-            stored = self.output and partial_folder(check_output(self.output)).exists()
+            stored = self._file and partial_folder(check_output(self._file)).exists()
             say(f"elmo: interrupted{'; the same command with --resume continues' if stored else ''}")
             sys.exit(_INTERRUPTED)
 
     def _embed(self) -> None:
-        from elmokit.corpus.lines import InputLines
-        from elmokit.elmo import Elmo
         from elmokit.text.policy import TextPolicy
 
         layer = parse_layer(self._layer)
         TextPolicy(self.segment).split("")  # a missing extra is reported before the model is loaded
         self._check()
-        with self._lines() as lines:
+        with ExitStack() as stack:
+            source = stack.enter_context(InputSentences(self._sentences, self.input, self.split, self.input_format))
+            progress = None
+            if self._file or self._json_lines:
+                progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
+            from elmokit.elmo import Elmo
+
             elmo = Elmo.load(
                 self.model,
                 options=self.options,
@@ -104,39 +121,59 @@ class EmbedCommand(ModelOptions):
             def tokenise(line: str) -> list[str]:
                 tokens = elmo.text_policy.split(line) if self.input_format == "lines" else given_words(line)
                 unknown.add(tokens)
+                if progress is not None:
+                    progress.reading(len(tokens))
                 return tokens
 
             def encode(sentences: Iterable[list[str]]) -> Iterator[Vectors]:
                 return elmo.stream(sentences, layer=layer, pool=pool, batch_tokens=self.batch_tokens)
 
-            sentences = sentence_lines(lines, self.input_format)
-            if self.output:
-                self._write_file(elmo, sentences, tokenise, encode)
+            if progress is None:
+                _print_lines(source, tokenise, encode)
+            elif self._file:
+                self._write_file(elmo, source, tokenise, encode, progress)
             else:
-                _print_lines(sentences, tokenise, encode)
-            if message := unknown.message():
-                say(f"elmo: {message}")
-            if isinstance(lines, InputLines) and lines.bad_lines:
-                count = f"{lines.bad_lines} line{'s were' if lines.bad_lines > 1 else ' was'}"
-                first = f"the first is line {lines.first_bad_line}"
-                say(f"elmo: {count} not UTF-8 ({first}); bad bytes were read as U+FFFD")
+                self._print_json(source, tokenise, encode, progress)
+        if message := unknown.message():
+            say(f"elmo: {message}")
+        if message := source.message():
+            say(f"elmo: {message}")
+
+    @property
+    def _sentences(self) -> tuple[str, ...]:
+        """The sentences that were given as arguments; a lone - is standard input."""
+        return (*(() if self.texts == ("-",) else self.texts), *self.text)
+
+    @property
+    def _file(self) -> str | None:
+        return None if self.output == "-" else self.output
+
+    @property
+    def _json_lines(self) -> bool:
+        """Whether JSON lines go to standard output."""
+        return self.output == "-" or (self.json and self.output is None)
 
     @property
     def _layer(self) -> str:
-        return self.layer or ("all" if self.output is not None and self.format in ("bilm", "allennlp") else "mix")
+        return self.layer or ("all" if self._file is not None and self.format in ("bilm", "allennlp") else "mix")
 
     def _check(self) -> None:
         from elmokit.output import check_output, writer_for
 
-        if self.texts and self.input:
+        for text in self.texts:
+            if is_file(text):
+                raise ElmoError(f"{text} is a file: --input {text} reads it, and --text {text} embeds the string")
+        if self._sentences and self.input:
             raise ElmoError("give sentences as arguments or with --input, not both")
-        if self.input_format != "lines" and (self.segment or tuple(self.texts) not in ((), ("-",))):
-            other = "--segment, which splits text" if self.segment else "sentences as arguments: give --input"
-            raise ElmoError(f"input_format {self.input_format} does not go with {other}", "input_format")
-        if self.resume and not self.output:
+        if self.input_format != "lines" and (self.segment or self._sentences or self.split != "none"):
+            other = (
+                "--segment, which splits text" if self.segment else "--split" if self.split != "none" else "sentences"
+            )
+            raise ElmoError(f"input_format {self.input_format} does not go with {other}: give --input", "input_format")
+        if self.resume and not self._file:
             raise ElmoError("--resume needs --output FILE: it continues the file of an interrupted run")
-        if self.output:
-            output = check_output(self.output)
+        if self._file:
+            output = check_output(self._file)
             self._refuse_own_sources(output)
             writer_for(output, self.format)
         elif self.format != "elmokit":
@@ -155,28 +192,118 @@ class EmbedCommand(ModelOptions):
                     f"--output must not be a file that --{name} reads, got {self.output}: it would be overwritten"
                 )
 
-    @contextmanager
-    def _lines(self) -> Iterator[Iterable[str]]:
+    def _write_file(
+        self, elmo: Elmo, lines: Iterable[str], tokenise: Tokenise, encode: Encode, progress: EmbedProgress
+    ) -> None:
+        from elmokit.output import embed_lines
+
+        assert self._file is not None
+        settings = {
+            "model": elmo.fingerprint(mixes=True),
+            "layer": self._layer,
+            "pool": self.pool,
+            "segment": elmo.text_policy.name_in_files if self.input_format == "lines" else self.input_format,
+            "split": self.split,
+            "dtype": elmo.dtype,
+        }
+        summary = embed_lines(
+            lines,
+            tokenise=tokenise,
+            encode=encode,
+            output=self._file,
+            layout=self.format,
+            settings=settings,
+            pooled=self.pool != "none",
+            store=self.store,
+            resume=self.resume,
+            on_progress=progress.done,
+        )
+        progress.close()
+        if self.json:
+            print(json.dumps({"output": self.output, **asdict(summary)}))
+            return
+        resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
+        done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
+        say(f"wrote {self.output}: {done}{resumed}")
+
+    def _print_json(self, lines: Iterable[str], tokenise: Tokenise, encode: Encode, progress: EmbedProgress) -> None:
+        """One JSON object per sentence, as in a .jsonl file."""
+        from elmokit.output.sentence_vectors import VectorShape
+        from elmokit.output.writers.jsonl import write_sentence
+
+        waiting: deque[list[str]] = deque()
+
+        def tokens() -> Iterator[list[str]]:
+            for line in lines:
+                waiting.append(tokenise(line))
+                yield waiting[-1]
+
+        total = 0
+        for index, vectors in enumerate(encode(tokens())):
+            words = waiting.popleft()
+            shape = VectorShape.of(vectors, self.pool != "none", self.store)
+            write_sentence(sys.stdout, index, words, shape.from_rows(shape.to_rows(vectors, len(words))), shape)
+            total += len(words)
+            progress.done(index + 1, total)
+
+
+class InputSentences(Iterator[str]):
+    """The sentences to embed: arguments, or the lines of a file or of standard input, split if that is asked for."""
+
+    def __init__(self, given: Sequence[str], path: str | None, split: Split, form: SentenceFormat) -> None:
         from elmokit.corpus.lines import InputLines
 
-        if self.texts and tuple(self.texts) != ("-",):
-            yield self.texts
-            return
-        closed = self.input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
-        if closed or (self.input is None and sys.stdin.isatty()):
-            raise ElmoError("nothing to embed: give sentences as arguments, or --input FILE, or - for standard input")
-        with InputLines(self.input or "-") as lines:
-            yield lines
+        self.split, self.form, self.lines = split, form, 0
+        """How many lines have been read by now."""
+        self._given, self._path, self._file = given, path, None
+        if not given:
+            closed = path in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
+            if closed or (path is None and sys.stdin.isatty()):
+                advice = "give sentences as arguments, or --input FILE, or - for standard input"
+                raise ElmoError(f"nothing to embed: {advice}")
+            self._file = InputLines(path or "-")
+        self._sentences = self._read(sentence_lines(self._file or iter(given), form))
 
-    def _total(self, lines: Iterable[str]) -> int | None:
-        """The number of sentences, if it is known or quickly counted."""
+    def _read(self, lines: Iterable[str]) -> Iterator[str]:
+        from elmokit.text.splitting import split_sentences
+
+        paragraph: list[str] = []
+        for line in lines:
+            self.lines += 1
+            if self.split == "none":
+                yield line
+            elif self.split == "line":
+                yield from split_sentences(line)
+            elif line.strip():
+                paragraph.append(line)
+            else:
+                yield from split_sentences("\n".join(paragraph))
+                paragraph = []
+        yield from split_sentences("\n".join(paragraph))
+
+    def __next__(self) -> str:
+        return next(self._sentences)
+
+    def __enter__(self) -> InputSentences:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def count_lines(self) -> int | None:
+        """The number of lines, if it is known or quickly counted."""
         from elmokit.text.packed import PACKED_ENDINGS
 
-        if lines is self.texts:
-            return len(self.texts)
-        path = Path(self.input or "-")
-        conll = self.input_format.startswith("conll")
-        if conll or self.input in (None, "-") or not path.is_file() or path.suffix in PACKED_ENDINGS:
+        path = Path(self._path or "-")
+        if self._given:
+            return len(self._given)
+        if (
+            self.form.startswith("conll")
+            or self._path in (None, "-")
+            or not path.is_file()
+            or path.suffix in PACKED_ENDINGS
+        ):
             return None
         count, last = 0, b"\n"
         with path.open("rb") as file:
@@ -184,33 +311,80 @@ class EmbedCommand(ModelOptions):
                 count, last = count + part.count(b"\n"), part[-1:]
         return count + (last != b"\n")
 
-    def _write_file(self, elmo: Elmo, lines: Iterable[str], tokenise: Tokenise, encode: Encode) -> None:
-        from elmokit.output import embed_lines
+    def message(self) -> str | None:
+        """What is to be said about lines that were not UTF-8."""
+        if self._file is None or not self._file.bad_lines:
+            return None
+        count = f"{self._file.bad_lines} line{'s were' if self._file.bad_lines > 1 else ' was'}"
+        return f"{count} not UTF-8 (the first is line {self._file.first_bad_line}); bad bytes were read as U+FFFD"
+
+
+class EmbedProgress:
+    """Shows how many sentences are done, and of a long one for how long it has been computed.
+
+    A thread shows it: sentences come many at once, and between the first and the last of them no speed is right.
+    """
+
+    def __init__(self, source: InputSentences) -> None:
         from elmokit.progress import ProgressDisplay
 
-        assert self.output is not None
-        settings = {
-            "model": elmo.fingerprint(mixes=True),
-            "layer": self._layer,
-            "pool": self.pool,
-            "segment": elmo.text_policy.name_in_files if self.input_format == "lines" else self.input_format,
-            "dtype": elmo.dtype,
-        }
-        with ProgressDisplay("embedding", "sentences", total=self._total(lines)) as display:
-            summary = embed_lines(
-                lines,
-                tokenise=tokenise,
-                encode=encode,
-                output=self.output,
-                layout=self.format,
-                settings=settings,
-                pooled=self.pool != "none",
-                resume=self.resume,
-                on_progress=lambda sentences, tokens: display.update(sentences, extra=counted(tokens, "token")),
-            )
-        resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
-        done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
-        say(f"wrote {self.output}: {done}{resumed}")
+        self._source, self._by_line = source, source.split != "none"
+        self._display = ProgressDisplay("embedding", "lines" if self._by_line else "sentences")
+        self._sentences, self._tokens, self._read, self._shown = -1, 0, 0, 0
+        self._since = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def reading(self, tokens: int) -> None:
+        """A sentence has been read."""
+        self._read += tokens
+
+    def done(self, sentences: int, tokens: int) -> None:
+        """So many sentences and tokens are done, those of an earlier run included."""
+        if self._sentences < 0:
+            self._read += tokens
+            self._show(sentences, tokens)  # the speed is counted from here
+        self._sentences, self._tokens, self._since = sentences, tokens, time.monotonic()
+
+    def _show(self, sentences: int, tokens: int, extra: str = "") -> None:
+        self._shown = sentences
+        parts = [counted(sentences, "sentence")] if self._by_line else []
+        parts += [counted(tokens, "token"), *([extra] if extra else [])]
+        self._display.update(self._source.lines if self._by_line else sentences, extra=", ".join(parts))
+
+    def _watch(self) -> None:
+        if (total := self._source.count_lines()) is not None:
+            self._display.total = total
+        while not self._stopped.wait(_SHOW_SECONDS):
+            sentences, tokens = self._sentences, self._tokens
+            seconds, waiting = time.monotonic() - self._since, self._read - tokens
+            if sentences > self._shown:
+                self._show(sentences, tokens)
+            elif sentences >= 0 and seconds >= _QUIET_SECONDS and waiting > 0:
+                self._show(sentences, tokens, f"{counted(waiting, 'token')} being computed for {duration(seconds)}")
+
+    def close(self) -> None:
+        """Remove the line from a terminal; a log gets the last one."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._thread.join()
+            if self._sentences > self._shown:
+                self._show(self._sentences, self._tokens)
+            self._display.close()
+
+    def __enter__(self) -> EmbedProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_file(text: str) -> bool:
+    """Whether a text is the name of a file."""
+    with suppress(OSError, ValueError):  # a long sentence is no name
+        return Path(text).is_file()
+    return False
 
 
 def parse_layer(layer: str) -> Layer:

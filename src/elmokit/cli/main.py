@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from elmokit import __version__, progress
-from elmokit.cli.registry import QUIET_HELP, application, be_quiet, typed, typed_command
+from elmokit.cli.registry import QUIET_HELP, OutputClosedError, application, be_quiet, typed, typed_command
 from elmokit.errors import ElmoError
 from elmokit.messages import printable
 
@@ -44,14 +44,15 @@ def main(arguments: list[str] | None = None) -> None:
         _stop(f"{_usage_message(error)} ({typed_command()} --help shows the usage)", 2)
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
-    except OSError as error:
-        if not _stdout_fails():
+    except (OSError, OutputClosedError) as caught:
+        problem = caught if isinstance(caught, OSError) else caught.__cause__
+        if not isinstance(problem, OSError) or not _stdout_fails():
             raise
         # Keep Python from flushing into it once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
+        if isinstance(problem, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
             sys.exit(141)
-        _stop(f"standard output cannot be written: {error.strerror or error}", 2)
+        _stop(f"standard output cannot be written: {problem.strerror or problem}", 2)
     finally:  # what --quiet and --verbose changed
         progress.silent = False
         logging.getLogger().setLevel(level)

@@ -132,6 +132,10 @@ def _typer_group(name: str) -> typer.Typer:
     return made
 
 
+class OutputClosedError(Exception):
+    """A BrokenPipeError, which typer's own handler would end with status 1."""
+
+
 def _function(made: type[Command]) -> Callable[..., int | None]:
     """A function with a parameter for each option, as typer needs it."""
 
@@ -144,6 +148,8 @@ def _function(made: type[Command]) -> Callable[..., int | None]:
             return made(**_values(made, given)).run()
         except ElmoError as error:
             raise ElmoError(message_with_options(error, made, given)) from error
+        except BrokenPipeError as error:
+            raise OutputClosedError from error
 
     parameters = [each.for_typer() for each in own]
     if not has_quiet:

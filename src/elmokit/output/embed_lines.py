@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
+from elmokit.output.sentence_vectors import Store
 from elmokit.output.spool import Spool, partial_folder
 from elmokit.output.writers import writer_for
 from elmokit.storage.trusted import follow_links
@@ -65,6 +66,7 @@ def embed_lines(
     layout: str = "elmokit",
     settings: Mapping[str, object],
     pooled: bool = False,
+    store: Store = "float32",
     resume: bool = False,
     commit_bytes: int = 64 << 20,
     commit_seconds: float = 5.0,
@@ -72,14 +74,15 @@ def embed_lines(
 ) -> Summary:
     """Encode each line as a sentence and write all of them to one file, which appears whole or not at all.
 
-    `encode` yields arrays [T, D] or [L+1, T, D], or with `pooled` [D] or [L+1, D]. They are collected in
+    `encode` yields arrays [T, D] or [L+1, T, D], or with `pooled` [D] or [L+1, D]; `store` is their dtype on the disk.
+    They are collected in
     OUTPUT.partial, and flushed to the disk every `commit_bytes` or `commit_seconds` and when an exception ends the run.
     `resume` continues from there if the settings and the lines already done are the same. `on_progress` is called with
     the number of sentences and tokens done, including those of the earlier run.
     """
     target = check_output(output)
     writer = writer_for(target, layout)
-    with Spool(target, settings=settings, pooled=pooled, resume=resume) as spool:
+    with Spool(target, settings=settings, pooled=pooled, store=store, resume=resume) as spool:
         source = iter(lines)
         spool.skip_committed(source)
         resumed_from = spool.done.sentences

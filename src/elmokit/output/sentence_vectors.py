@@ -1,4 +1,4 @@
-"""The sentences and vectors that a writer turns into a file, and the order of their numbers on the disk.
+"""The sentences and vectors that a writer turns into a file, and the order and dtype of their numbers on the disk.
 
 T tokens, L+1 layers, D dimensions. All vectors are rows of one flat array; a row is a token, or a whole sentence if the
 vectors are pooled:
@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 
 Vectors = NDArray[np.float32]
+Store = Literal["float32", "float16"]
+"""The dtype of the numbers on the disk."""
+DTYPES: dict[Store, str] = {"float32": "<f4", "float16": "<f2"}
 VECTORS, TEXTS = "vectors.bin", "sentences.jsonl"
 BLOCK_BYTES = 8 << 20
 _BATCH = 1024
@@ -45,16 +48,23 @@ class VectorShape:
     """L+1 if all layers are stored, None for one layer."""
     dim: int
     """D, the size of a vector."""
+    store: Store = "float32"
+    """The dtype on the disk."""
 
     @classmethod
-    def of(cls, vectors: NDArray[Any], pooled: bool) -> VectorShape:
+    def of(cls, vectors: NDArray[Any], pooled: bool, store: Store = "float32") -> VectorShape:
         """The shape of one sentence's vectors."""
         one, every = ("[D]", "[L+1, D]") if pooled else ("[T, D]", "[L+1, T, D]")
         low = 1 if pooled else 2
         if vectors.ndim not in (low, low + 1):
             kind = "pooled vectors" if pooled else "vectors"
             raise ValueError(f"{kind} must have the shape {one} or {every}, got {vectors.shape}")
-        return cls(pooled, vectors.shape[0] if vectors.ndim > low else None, vectors.shape[-1])
+        return cls(pooled, vectors.shape[0] if vectors.ndim > low else None, vectors.shape[-1], store)
+
+    @property
+    def dtype(self) -> str:
+        """The little-endian dtype on the disk, as numpy writes it."""
+        return DTYPES[self.store]
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -67,15 +77,23 @@ class VectorShape:
 
     def to_rows(self, vectors: NDArray[Any], tokens: int) -> Vectors:
         """The vectors of one sentence as contiguous little-endian rows."""
-        if VectorShape.of(vectors, self.pooled) != self:
+        if VectorShape.of(vectors, self.pooled, self.store) != self:
             raise ValueError(f"vectors of a sentence must be like those before ({self}), got {vectors.shape}")
         if not self.pooled and vectors.shape[-2] != tokens:
             raise ValueError(f"a sentence of {tokens} tokens must have as many vectors, got {vectors.shape}")
         ordered = vectors[np.newaxis] if self.pooled else vectors if self.layers is None else vectors.swapaxes(0, 1)
-        return np.ascontiguousarray(ordered, dtype="<f4")
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(ordered, dtype=self.dtype)
+        if self.store == "float16" and not np.array_equal(np.isfinite(rows), np.isfinite(ordered)):
+            raise ElmoError(
+                f"store must be float32 for these vectors: float16 ends at 65,504, got {np.abs(ordered).max():g}",
+                "store",
+            )
+        return rows
 
     def from_rows(self, rows: Vectors) -> Vectors:
-        """The vectors of one sentence in the shape in which they were given."""
+        """The vectors of one sentence in the shape in which they were given, as float32."""
+        rows = rows.astype(np.float32, copy=False)
         if self.pooled:
             return rows.reshape(self.row)
         return rows if self.layers is None else np.ascontiguousarray(rows.swapaxes(0, 1))
@@ -132,7 +150,7 @@ class SentenceVectors:
                 yield text, tokens, self._read(file, self.shape.rows(len(tokens)))
 
     def _read(self, file: IO[bytes], rows: int) -> Vectors:
-        block = np.empty((rows, *self.shape.row), dtype="<f4")
+        block = np.empty((rows, *self.shape.row), dtype=self.shape.dtype)
         if block.size:
             view = block.data.cast("B")
             while view:
@@ -144,6 +162,12 @@ class SentenceVectors:
 
     def _damaged(self, name: str) -> ElmoError:
         return ElmoError(f"{self.shown / name} is shorter than its state says: delete {self.shown} and start again")
+
+
+def shortest_decimals(vector: NDArray[Any]) -> list[str]:
+    """The shortest decimals that give the numbers [D] again when they are read as float64 and rounded."""
+    # The one float32 (and its negative) whose shortest decimal, read as a float64, rounds to a neighbour.
+    return [number.replace("7.038531e-26", "7.0385307e-26") for number in map(str, vector)]
 
 
 def without_surrogates(text: str) -> str:

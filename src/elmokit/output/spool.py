@@ -1,7 +1,7 @@
 """A crash-safe spool: the folder OUTPUT.partial next to the output, in which the vectors are collected.
 
     state.json        the settings of the run, and how much of the other files counts
-    vectors.bin       the flat array of rows (sentence_vectors.py), little-endian float32
+    vectors.bin       the flat array of rows (sentence_vectors.py), little-endian float32 or float16
     sentences.jsonl   [text, [token, ...]] for each sentence
     lock              locked while a process works here
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
-from elmokit.output.sentence_vectors import TEXTS, VECTORS, SentenceVectors, VectorShape
+from elmokit.output.sentence_vectors import TEXTS, VECTORS, SentenceVectors, Store, VectorShape
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import disk_errors, sync, write_text
 from elmokit.storage.cache import remove_leftovers
@@ -72,11 +72,17 @@ class Spool:
     """
 
     def __init__(
-        self, output: Path, *, settings: Mapping[str, object], pooled: bool = False, resume: bool = False
+        self,
+        output: Path,
+        *,
+        settings: Mapping[str, object],
+        pooled: bool = False,
+        store: Store = "float32",
+        resume: bool = False,
     ) -> None:
         self.output = output
         self.folder = partial_folder(output)
-        self.pooled = pooled
+        self.pooled, self.store = pooled, store
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
         self.finished = False
         """Whether an earlier run has written the output, and only the clean-up is missing."""
@@ -143,9 +149,13 @@ class Spool:
         sync(self._work.path)
         sync(self.folder.parent)
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"pooled": self.pooled, "store": self.store, **self.settings}
+
     def _write_state(self, done: SpoolProgress) -> None:
-        state = {"format": FORMAT, "version": VERSION, "pooled": self.pooled, "settings": self.settings}
-        write_text(self._work.path / STATE, json.dumps({**state, "done": asdict(done)}, indent=1), errors=nullcontext)
+        state = {"format": FORMAT, "version": VERSION, "settings": self._facts, "done": asdict(done)}
+        write_text(self._work.path / STATE, json.dumps(state, indent=1), errors=nullcontext)
 
     def _read_state(self) -> tuple[dict[str, Any], SpoolProgress]:
         """The settings and the progress of an earlier run; sets `finished`."""
@@ -171,10 +181,10 @@ class Spool:
         sizes = [path.stat().st_size if (path := self._work.path / name).exists() else 0 for name in (VECTORS, TEXTS)]
         if not self.finished and (sizes[0] < done.vector_bytes or sizes[1] < done.text_bytes):
             done = SpoolProgress()  # a finished run removes its data first; then somebody removed its output
-        return {"pooled": found["pooled"], **found["settings"]}, done
+        return found["settings"], done
 
     def _compare(self, before: Mapping[str, Any]) -> None:
-        now = {"pooled": self.pooled, **self.settings}
+        now = self._facts
         differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
         if differ:
             said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
@@ -204,8 +214,7 @@ class Spool:
     def append(self, text: str, tokens: list[str], vectors: NDArray[Any]) -> None:
         """Add a sentence; vectors are [T, D] or [L+1, T, D], or [D] or [L+1, D] if pooled."""
         vectors, done = np.asarray(vectors), self.done
-        first = done.dim is None
-        shape = VectorShape.of(vectors, self.pooled) if first else VectorShape(self.pooled, done.layers, done.dim or 0)
+        shape = self._shape(done) if done.dim is not None else VectorShape.of(vectors, self.pooled, self.store)
         rows = shape.to_rows(vectors, len(tokens))
         # JSON escapes everything beyond ASCII, so lone surrogates are preserved and no text contains a line end.
         line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
@@ -249,8 +258,12 @@ class Spool:
     def stored(self) -> SentenceVectors:
         """The committed sentences, for a writer."""
         done = self._committed
-        shape = VectorShape(self.pooled, done.layers, done.dim or 0)
-        return SentenceVectors(self._work.path, self.folder, done.sentences, done.tokens, shape, self.settings)
+        return SentenceVectors(
+            self._work.path, self.folder, done.sentences, done.tokens, self._shape(done), self.settings
+        )
+
+    def _shape(self, done: SpoolProgress) -> VectorShape:
+        return VectorShape(self.pooled, done.layers, done.dim or 0, self.store)
 
     def publish(self, write: Callable[[SentenceVectors, Path], None]) -> None:
         """Let a writer build the output in the spool, move it to its place, and remove the spool."""

@@ -91,10 +91,12 @@ class TextPolicy:
         """The tokens of a sentence: a string is split, a list of tokens is taken as it is."""
         if isinstance(sentence, str):
             return self.split(sentence)
+        _refuse_bytes(sentence)
         if not isinstance(sentence, Iterable):
             raise ElmoError(f"a sentence must be a string or a list of tokens, got {type(sentence).__name__}")
         tokens = list(sentence)
         if wrong := [token for token in tokens if not isinstance(token, str)]:
+            _refuse_bytes(wrong[0])
             raise ElmoError(f"a token must be a string, got {wrong[0]!r}")
         return tokens
 
@@ -102,6 +104,7 @@ class TextPolicy:
         """The tokens of any number of sentences; one string is one sentence."""
         if isinstance(sentences, str):
             return [self.split(sentences)]
+        _refuse_bytes(sentences)
         if not isinstance(sentences, Iterable):
             raise ElmoError(f"sentences must be a list of strings or of token lists, got {type(sentences).__name__}")
         return [self.tokens_of(sentence) for sentence in sentences]
@@ -123,6 +126,13 @@ class TextPolicy:
 
 
 _SHOWN = 20
+
+
+def _refuse_bytes(value: object) -> None:
+    """Text is asked for: bytes would be read as a list of numbers."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        shown = repr(bytes(value[:_SHOWN]))
+        raise ElmoError(f"text must be a string, got bytes {shown}: decode them first, as in data.decode('utf-8')")
 
 
 def _stuck_word(text: str) -> str | None:

@@ -1,7 +1,7 @@
 """HDF5 output in four layouts, and reading it back.
 
 elmokit   one flat array, made for slicing:
-            vectors    float32 [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]
+            vectors    float32 or float16 [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]
             offsets    int64 [N+1]; sentence i has the tokens, and unless pooled the vectors, offsets[i]:offsets[i+1]
             tokens     strings [tokens]
             sentences  strings [N]
@@ -69,7 +69,7 @@ def write_elmokit(stored: SentenceVectors, target: Path) -> None:
         _describe(file, stored)
         file.attrs["format"] = FORMAT
         file.attrs["version"] = VERSION
-        vectors = file.create_dataset("vectors", shape=(stored.rows, *stored.shape.row), dtype="<f4")
+        vectors = file.create_dataset("vectors", shape=(stored.rows, *stored.shape.row), dtype=stored.shape.dtype)
         offsets = file.create_dataset("offsets", shape=(stored.sentences + 1,), dtype="<i8")
         tokens = file.create_dataset("tokens", shape=(stored.tokens,), dtype=text)
         sentences = file.create_dataset("sentences", shape=(stored.sentences,), dtype=text)
@@ -95,7 +95,7 @@ def write_bilm(stored: SentenceVectors, target: Path, *, index: bool = False) ->
     with create_hdf5(target) as (file, check):
         _describe(file, stored)
         for number, (sentence, _, rows) in enumerate(stored.items()):
-            file.create_dataset(str(number), data=stored.shape.from_rows(rows))
+            file.create_dataset(str(number), data=stored.shape.from_rows(rows), dtype=stored.shape.dtype)
             check()
             if index:
                 places[sentence.strip()] = str(number)
@@ -155,7 +155,7 @@ def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors
         words = tokens.read(bounds[0], bounds[-1])
         for number, (start, end) in enumerate(itertools.pairwise(bounds), first):
             rows = vectors[number : number + 1] if shape.pooled else vectors[start:end]
-            yield words[start - bounds[0] : end - bounds[0]], shape.from_rows(rows.astype(np.float32, copy=False))
+            yield words[start - bounds[0] : end - bounds[0]], shape.from_rows(rows)
 
 
 def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401

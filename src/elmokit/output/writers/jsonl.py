@@ -1,8 +1,8 @@
 """JSON lines: {"index", "dim", "tokens", "vectors": [[...], ...]} for each sentence.
 
 With all layers "layers" [L+1][T][D] replaces "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which
-an empty sentence does not show. Numbers are the shortest that give the same float32 again; NaN is null and infinity
-1e999, since JSON has neither. Everything beyond ASCII is escaped, which preserves NUL and lone surrogates.
+an empty sentence does not show. Numbers are the shortest that give the same float32, or float16, again; NaN is null and
+infinity 1e999, since JSON has neither. Everything beyond ASCII is escaped, which preserves NUL and lone surrogates.
 """
 
 from __future__ import annotations
@@ -10,42 +10,39 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.output.sentence_vectors import SentenceVectors, Vectors, as_tokens
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, as_tokens, shortest_decimals
 from elmokit.output.writers import register_writer
 
-# The one float32 (and its negative) whose shortest decimal, read as a float64, rounds to a neighbour.
-_TRAP = np.float32(7.0385307e-26)
-_SPECIAL = {
-    "nan": "null",
-    "inf": "1e999",
-    "-inf": "-1e999",
-    "7.038531e-26": "7.0385307e-26",
-    "-7.038531e-26": "-7.0385307e-26",
-}
+_NOT_IN_JSON = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
 
 
 def write(stored: SentenceVectors, target: Path) -> None:
     """Write a line for each sentence, one vector after the other."""
-    shape = stored.shape
-    key = "vector" if shape.pooled else "vectors" if shape.layers is None else "layers"
     with target.open("w", encoding="ascii", newline="\n") as file:
         for index, (_, tokens, rows) in enumerate(stored.items()):
-            head = json.dumps({"index": index, "dim": shape.dim, "tokens": tokens}, separators=(",", ":"))
-            file.write(f'{head[:-1]},"{key}":')
-            _write_nested(file, shape.from_rows(rows))
-            file.write("}\n")
+            write_sentence(file, index, tokens, stored.shape.from_rows(rows), stored.shape)
 
 
-def _write_nested(file: TextIO, vectors: Vectors) -> None:
+def write_sentence(file: TextIO, index: int, tokens: list[str], vectors: Vectors, shape: VectorShape) -> None:
+    """Write the line of one sentence."""
+    key = "vector" if shape.pooled else "vectors" if shape.layers is None else "layers"
+    head = json.dumps({"index": index, "dim": shape.dim, "tokens": tokens}, separators=(",", ":"))
+    file.write(f'{head[:-1]},"{key}":')
+    _write_nested(file, vectors.astype(shape.dtype, copy=False))
+    file.write("}\n")
+
+
+def _write_nested(file: TextIO, vectors: NDArray[Any]) -> None:
     if vectors.ndim == 1:
-        numbers = map(str, vectors)
-        if not np.isfinite(vectors).all() or (np.abs(vectors) == _TRAP).any():
-            numbers = (_SPECIAL.get(number, number) for number in numbers)  # type: ignore[assignment]
+        numbers = shortest_decimals(vectors)
+        if not np.isfinite(vectors).all():
+            numbers = [_NOT_IN_JSON.get(number, number) for number in numbers]
         file.write(f"[{','.join(numbers)}]")
         return
     file.write("[")

@@ -8,22 +8,26 @@ sentence, a JSON array. Members are stored uncompressed, with ZIP64 sizes, and w
 from __future__ import annotations
 
 import json
-import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-from numpy.lib import format as npy
-
 from elmokit.errors import ElmoError
-from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, as_tokens
+from elmokit.output.sentence_vectors import SentenceVectors, Vectors
 from elmokit.output.writers import register_writer
+from elmokit.output.writers.npy import (
+    FORMAT,
+    VERSION,
+    read_header,
+    read_sentences,
+    write_array,
+    write_header,
+    write_tokens,
+)
 from elmokit.storage.trusted import check_zip
 
 VECTORS, OFFSETS, TOKENS, SETTINGS = "vectors.npy", "offsets.npy", "tokens.jsonl", "settings.json"
-FORMAT, VERSION = "elmokit-vectors", 1
 
 
 def write(stored: SentenceVectors, target: Path) -> None:
@@ -33,27 +37,20 @@ def write(stored: SentenceVectors, target: Path) -> None:
             head = {"format": FORMAT, "version": VERSION, "settings": stored.settings}
             file.write(json.dumps(head).encode("ascii"))
         with _member(archive, VECTORS) as file:
-            _npy_header(file, "<f4", (stored.rows, *stored.shape.row))
-            for block in stored.blocks():
-                file.write(block.tobytes())
+            write_array(file, stored)
         if not stored.shape.pooled:
             with _member(archive, OFFSETS) as file:
-                _npy_header(file, "<i8", (stored.sentences + 1,))
+                write_header(file, "<i8", (stored.sentences + 1,))
                 file.write(bytes(8))
                 for _, _, ends in stored.batches():
                     file.write(ends.astype("<i8").tobytes())
         with _member(archive, TOKENS) as file:
-            for _, tokens in stored.texts():
-                file.write(json.dumps(tokens, separators=(",", ":")).encode("ascii") + b"\n")
+            write_tokens(file, stored)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     # A fixed date makes equal contents equal files.
     return archive.open(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), "w", force_zip64=True)
-
-
-def _npy_header(file: IO[bytes], descr: str, shape: tuple[int, ...]) -> None:
-    npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
 
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
@@ -67,21 +64,9 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
                 f"is this a file of vectors?"
             )
         with archive.open(VECTORS) as vectors, archive.open(TOKENS) as lines:
-            npy.read_magic(vectors)
-            flat, _, dtype = npy.read_array_header_1_0(vectors)
-            if dtype.kind != "f" or len(flat) not in (2, 3) or min(flat) < 0:
-                raise ValueError(f"vectors of {dtype} in the shape {flat}")
-            shape = VectorShape(OFFSETS not in names, flat[1] if len(flat) == 3 else None, flat[-1])
-            row_bytes = math.prod(shape.row) * dtype.itemsize
+            flat, dtype = read_header(vectors)
             left = archive.getinfo(VECTORS).file_size
-            for line in lines:
-                tokens = as_tokens(json.loads(line))
-                rows = shape.rows(len(tokens))
-                left -= rows * row_bytes
-                if left < 0:
-                    raise EOFError("more tokens than vectors")
-                data = np.frombuffer(vectors.read(rows * row_bytes), dtype).astype(np.float32, copy=False)
-                yield tokens, shape.from_rows(data.reshape(rows, *shape.row))
+            yield from read_sentences(vectors, lines, flat, dtype, left, pooled=OFFSETS not in names)
 
 
 register_writer(".npz", write=write, read=read, magic=b"PK")

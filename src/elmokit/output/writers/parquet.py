@@ -3,7 +3,7 @@
     index      int64
     sentence   string
     tokens     list<string>
-    vectors    list<fixed_size_list<float32>[D]>, pooled fixed_size_list<float32>[D];
+    vectors    list<fixed_size_list<float32>[D]>, pooled fixed_size_list<float32>[D], or with float16;
                with all layers the columns layer_0 ... layer_L instead, each of that type
 
 The file's metadata contain `elmokit` as JSON: format, version, pooled, settings. Lone surrogates become U+FFFD.
@@ -24,7 +24,7 @@ from elmokit.output.writers import register_writer
 from elmokit.storage.trusted import check_unpacked
 
 FORMAT, VERSION = "elmokit-vectors", 1
-GROUP_BYTES = 32 << 20
+GROUP_BYTES = 8 << 20
 GROUP_ROWS = 1 << 16
 READ_ROWS = 64
 _LONGEST = 1 << 24
@@ -44,7 +44,8 @@ def write(stored: SentenceVectors, target: Path) -> None:
     """Write row groups of bounded size."""
     pa, pq = load_pyarrow("Writing parquet")
     shape = stored.shape
-    vector = pa.list_(pa.float32(), max(1, shape.dim))  # Arrow has no lists of size 0, which an empty output would need
+    number = pa.float16() if shape.store == "float16" else pa.float32()
+    vector = pa.list_(number, max(1, shape.dim))  # Arrow has no lists of size 0, which an empty output would need
     column = vector if shape.pooled else pa.list_(vector)
     names = ["vectors"] if shape.layers is None else [f"layer_{layer}" for layer in range(shape.layers)]
     head = {"format": FORMAT, "version": VERSION, "pooled": shape.pooled, "settings": stored.settings}
@@ -69,6 +70,7 @@ def write(stored: SentenceVectors, target: Path) -> None:
                 columns.append(values if shape.pooled else pa.ListArray.from_arrays(ends, values, type=column))
             writer.write_table(pa.table(columns, schema=schema), row_group_size=len(group))
             first += len(group)
+            pa.default_memory_pool().release_unused()  # or it grows with the number of groups
 
 
 def _groups(stored: SentenceVectors) -> Iterator[list[tuple[str, list[str], Vectors]]]:
@@ -126,8 +128,8 @@ def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
     """D of a column of vectors, which must be of the type that `write` uses."""
     if not pooled:
         kind = kind.value_type if pa.types.is_list(kind) else None
-    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float32():
-        raise ValueError("a column of vectors is not lists of a fixed size of float32")
+    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.value_type not in (pa.float32(), pa.float16()):
+        raise ValueError("a column of vectors is not lists of a fixed size of float32 or float16")
     return int(kind.list_size)
 
 
