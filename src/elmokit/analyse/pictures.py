@@ -233,8 +233,8 @@ def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
                 # One point that belongs to several sentences has the colour of none.
                 several = len({colours[each] for each in group}) > 1
                 color, _, edge = POINT_STYLES[colours[group[0]]]
-                style = {"color": GREY if several else color, "edgecolors": "white" if several else edge}
-                axes.scatter(*points[group[0]], s=34, marker=marker, linewidths=0.5, **style)
+                fill, line = (GREY, "white") if several else (color, edge)
+                axes.scatter(*points[group[0]], s=34, marker=marker, linewidths=0.5, color=fill, edgecolors=line)
             _label_words(axes, placed, _REACH if number else 0, points, together)
         _words_legend(figure, words, shown, height)
 

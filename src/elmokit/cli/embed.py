@@ -166,9 +166,7 @@ class EmbedCommand(ModelOptions):
         if self._sentences and self.input:
             raise ElmoError("give sentences as arguments or with --input, not both")
         if self.input_format != "lines" and (self.segment or self._sentences or self.split != "none"):
-            other = (
-                "--segment, which splits text" if self.segment else "--split" if self.split != "none" else "sentences"
-            )
+            other = "--segment" if self.segment else "--split" if self.split != "none" else "sentences as arguments"
             raise ElmoError(f"input_format {self.input_format} does not go with {other}: give --input", "input_format")
         if self.resume and not self._file:
             raise ElmoError("--resume needs --output FILE: it continues the file of an interrupted run")
@@ -298,12 +296,9 @@ class InputSentences(Iterator[str]):
         path = Path(self._path or "-")
         if self._given:
             return len(self._given)
-        if (
-            self.form.startswith("conll")
-            or self._path in (None, "-")
-            or not path.is_file()
-            or path.suffix in PACKED_ENDINGS
-        ):
+        if self.form.startswith("conll") or self._path in (None, "-"):
+            return None
+        if not path.is_file() or path.suffix in PACKED_ENDINGS:
             return None
         count, last = 0, b"\n"
         with path.open("rb") as file:
