@@ -60,7 +60,9 @@ INLINE const char *panel_at(const struct matrix *m, int64_t panel) {
     return (const char *)m->panels + panel * WIDTH * bytes;
 }
 
-#define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */
+/* Inputs whose products have a sum of their own: sums of sums lose fewer digits than one long sum. A panel's part for
+   them stays in the level 1 cache. */
+#define K_BLOCK 128
 
 /* The vector at place `at` of a panel of floats. */
 INLINE floats weights_at(const int half, const void *panel, int64_t at) {
@@ -77,7 +79,7 @@ INLINE void float_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) s[r][v] = all(0.0f);
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
@@ -93,7 +95,7 @@ INLINE void float_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) += s[r][v];
 }
 
 /* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
