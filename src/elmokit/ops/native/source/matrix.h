@@ -62,7 +62,7 @@ INLINE const char *panel_at(const struct matrix *m, int64_t panel) {
 
 /* Inputs whose products have a sum of their own: sums of sums lose fewer digits than one long sum. A panel's part for
    them stays in the level 1 cache. */
-#define K_BLOCK 128
+#define K_BLOCK 64
 
 /* The vector at place `at` of a panel of floats. */
 INLINE floats weights_at(const int half, const void *panel, int64_t at) {
@@ -215,38 +215,39 @@ static void int8_tile_of(
 #undef CALL
 }
 
-INLINE void product_in(
-    const int half, const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel,
-    const char *after, float *sums
-) {
-    const int64_t bytes = WIDTH * (half ? 2 : 4); /* of one input of a panel */
-    int64_t tiles = ceiling(n, ROWS);
-    const char *here = panel_at(m, panel);
-    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
-        int64_t count = smaller(K_BLOCK, m->inputs - k);
-        const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
-            int high = (int)(n / tiles + (tile < n % tiles));
-            /* One line a round: the first tiles bring what the next slice needs. */
-            int64_t lines = tile * count, needed = count * bytes / 64;
-            const char *fetch = lines < needed ? coming + 64 * lines : slice;
-            float_tile_of(
-                high, half, count, rows + row * stride + k, stride, slice, sums + row * WIDTH, fetch,
-                lines < needed ? 64 : 0
-            );
-            row += high;
-        }
-    }
-}
+#define WIDE_ROWS (3 * ROWS) /* rows that are worth a copy of the weights in float32 */
 
 /* sums [n][WIDTH] += rows [n][K] · panel; `after` is the place of the panel that is needed next. */
 static void float_product(
     const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, const char *after, float *sums
 ) {
-    if (m->half)
-        product_in(1, m, n, rows, stride, panel, after, sums);
-    else
-        product_in(0, m, n, rows, stride, panel, after, sums);
+    const int64_t bytes = WIDTH * (m->half ? 2 : 4); /* of one input of a panel */
+    float copy[K_BLOCK * WIDTH] __attribute__((aligned(64)));
+    int64_t tiles = ceiling(n, ROWS);
+    const char *here = panel_at(m, panel);
+    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
+        int64_t count = smaller(K_BLOCK, m->inputs - k);
+        const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
+        const void *weights = slice;
+        int half = m->half;
+        if (half && n >= WIDE_ROWS) {
+            for (int64_t at = 0; at < count * WIDTH; at += LANES) *(floats *)(copy + at) = weights_at(1, slice, at);
+            weights = copy;
+            half = 0;
+        }
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+            int high = (int)(n / tiles + (tile < n % tiles));
+            /* One line a round: the first tiles bring what the next slice needs. */
+            int64_t lines = tile * count, needed = count * bytes / 64;
+            const char *fetch = lines < needed ? coming + 64 * lines : slice;
+            int64_t step = lines < needed ? 64 : 0;
+            if (half)
+                float_tile_of(high, 1, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
+            else
+                float_tile_of(high, 0, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
+            row += high;
+        }
+    }
 }
 
 /* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits: of one part of the inputs. */
