@@ -119,9 +119,7 @@ class TransformerEncoder(ContextEncoder):
         flat = Flat(tokens, lengths)
         return ContextOutput(flat.padded(self._layers(flat, None, dropout)), None)
 
-    def flat_layers(
-        self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0
-    ) -> Tensor:
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
         """The layers of `forward` without padding, [L+1, N, P], or only one of them, [1, N, P]."""
         return self._layers(Flat(tokens, lengths), only, dropout)
 
