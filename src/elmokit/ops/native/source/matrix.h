@@ -145,9 +145,17 @@ INLINE ints dot_4(ints sum, int32_t activations, ints weights) {
 #endif
 }
 
+/* What turns sums of int8 products into float32. */
+struct units {
+    const float *outputs; /* [WIDTH]: what one unit of each output is worth */
+    const float *rows;    /* [n]: and of each row */
+    int add;              /* to what is there, or in its place */
+};
+
+/* sums [R][WIDTH] = rows [R][groups · 4] · panel in whole numbers, or in float32 where there are units. */
 INLINE void int8_tile(
-    const int R, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
-    int32_t *sums, const char *next, int64_t step
+    const int R, const int whole, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel,
+    const int32_t *offsets, void *sums, const char *next, int64_t step, const struct units *units, int64_t row
 ) {
     ints s[ROWS][GATES];
 #pragma GCC unroll 8
@@ -170,7 +178,16 @@ INLINE void int8_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) *(ints *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < GATES; v++) {
+            int64_t at = r * WIDTH + v * LANES;
+            if (whole) {
+                *(ints *)((int32_t *)sums + at) = s[r][v];
+                continue;
+            }
+            floats *to = (floats *)((float *)sums + at);
+            floats unit = *(const floats *)(units->outputs + v * LANES) * all(units->rows[row + r]);
+            *to = times_plus(__builtin_convertvector(s[r][v], floats), unit, units->add ? *to : all(0.0f));
+        }
 }
 
 /* CALL(R) for a tile of `high` rows, each with code of its own. */
@@ -208,11 +225,17 @@ INLINE void float_tile_of(
 
 static void int8_tile_of(
     int rows_here, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
-    int32_t *sums, const char *next, int64_t step
+    void *sums, const char *next, int64_t step, const struct units *units, int64_t row
 ) {
-#define CALL(R) int8_tile(R, groups, rows, stride, panel, offsets, sums, next, step)
-    TILE_CASES(rows_here)
+    if (units) {
+#define CALL(R) int8_tile(R, 0, groups, rows, stride, panel, offsets, sums, next, step, units, row)
+        TILE_CASES(rows_here)
 #undef CALL
+    } else {
+#define CALL(R) int8_tile(R, 1, groups, rows, stride, panel, offsets, sums, next, step, NULL, 0)
+        TILE_CASES(rows_here)
+#undef CALL
+    }
 }
 
 #define WIDE_ROWS (3 * ROWS) /* rows that are worth a copy of the weights in float32 */
@@ -250,10 +273,11 @@ static void float_product(
     }
 }
 
-/* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits: of one part of the inputs. */
+/* sums [n][WIDTH] = rows [n][K] · panel, rows and weights of 8 bits: of one part of the inputs; in whole numbers, or in
+   float32 where there are units. */
 static void int8_part_product(
     const struct matrix *m, int64_t part, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel,
-    const char *after, int32_t *sums
+    const char *after, void *sums, const struct units *units
 ) {
     int64_t first = part * part_size(m), last = smaller(first + part_size(m), m->inputs);
     int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(last - first);
@@ -265,7 +289,8 @@ static void int8_part_product(
         const char *fetch = lines < needed ? after + 64 * lines : here;
         int8_tile_of(
             high, groups, rows + row * stride + first, stride, (const int8_t *)here,
-            m->offsets + (part * panel_count(m) + panel) * WIDTH, sums + row * WIDTH, fetch, lines < needed ? 64 : 0
+            m->offsets + (part * panel_count(m) + panel) * WIDTH, (float *)sums + row * WIDTH, fetch,
+            lines < needed ? 64 : 0, units, row
         );
         row += high;
     }
@@ -276,7 +301,7 @@ static void int8_product(
     const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, const char *after,
     int32_t *sums
 ) {
-    int8_part_product(m, 0, n, rows, stride, panel, after, sums);
+    int8_part_product(m, 0, n, rows, stride, panel, after, sums, NULL);
 }
 
 /* A row less its mean, times factors [count] unless they are NULL, as int8 around 128, and what one unit of it is worth:
