@@ -24,7 +24,7 @@ class System(Protocol):
         """Forget the words of earlier batches."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The vectors of each sentence's words, [T, D], as one batch: of an LSTM the mean of all layers, else the top layer."""
+        """The vectors of each sentence's words, [T, D], as one batch: an LSTM's mean of layers, or the top layer."""
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
         """The same of any number of sentences; a system without batches of its own takes `size` at a time."""
