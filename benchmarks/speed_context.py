@@ -1,4 +1,4 @@
-"""Context encoders alone on the CPU, in turns: Transformer blocks of random weights and the bundled model's biLSTM.
+"""Context encoders alone on the CPU, in turns: Transformer blocks of random weights and the biLSTM of `en-lstm`.
 
     python benchmarks/speed_context.py                      # a sentence of 20 words, then batches of 64 and 512
     python benchmarks/speed_context.py --cpu-time           # one thread's own time, on a machine that others use too
@@ -39,7 +39,7 @@ def lstm_runs(lengths: Sequence[int]) -> dict[str, Run]:
     runs: dict[str, Run] = {}
     given = torch.tensor(lengths)
     for dtype in ("float32", "int8"):
-        model = Elmo.load("en", dtype=dtype)
+        model = Elmo.load("en-lstm", dtype=dtype)
         [encoder] = [part for part in model.modules() if isinstance(part, LstmEncoder)]
         stacks, skip = encoder.stacks(), encoder.config.skip_connections
         x = torch.randn(len(lengths), max(lengths), stacks[0][0].input.shape[1])

@@ -166,6 +166,9 @@ class FakeChild:
     def seconds(self, batch, *, fresh=False, own_batches=False, size=64):
         return self.rule(sum(map(len, batch)), fresh, size if own_batches else len(batch))
 
+    def repeated(self, batch, times):
+        return [self.seconds(batch)] * times
+
     def megabytes(self):
         return 100.0
 

@@ -31,15 +31,15 @@ class Ours:
         self.elmo.type_cache.clear()
 
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The mix of each sentence, [T, D]."""
+        """The vectors of each sentence, [T, D]: by default an LSTM's mix, a Transformer's top layer."""
         with self._path():
-            vectors: list[Vectors] = self.elmo.encode(batch, layer="mix", batch_tokens=EVERYTHING)
+            vectors: list[Vectors] = self.elmo.encode(batch, batch_tokens=EVERYTHING)
         return vectors
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
         """The same in batches of its own."""
         with self._path():
-            vectors: list[Vectors] = self.elmo.encode(sentences, layer="mix")
+            vectors: list[Vectors] = self.elmo.encode(sentences)
         return vectors
 
     def _path(self) -> AbstractContextManager[None]:

@@ -43,7 +43,7 @@ class Plain:
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The mean of all layers of each sentence, [T, D]."""
+        """The mean of all layers of each sentence, or a Transformer's top layer, [T, D]."""
         bilm, indexer = self.elmo.bilm, self.elmo.indexer
         lengths = torch.tensor([len(tokens) + 2 for tokens in batch])
         longest = int(lengths.max())
@@ -52,7 +52,7 @@ class Plain:
         assert flat is not None
         tokens_in = characters(bilm, torch.from_numpy(flat).to(bilm.device)).view(len(batch), longest, -1)
         if isinstance(bilm.context, TransformerEncoder):
-            return transformer_means(bilm.context, tokens_in, lengths)
+            return transformer_tops(bilm.context, tokens_in, lengths)
         tokens_in = tokens_in * (torch.arange(longest) < lengths.unsqueeze(1)).unsqueeze(-1).to(bilm.device)
         recurrence = loop if self.structure == "loop" else reference
         layers = recurrence(
@@ -79,12 +79,11 @@ def characters(bilm: BiLM, ids: Tensor) -> Tensor:
     return x if projection is None else projection(x)
 
 
-def transformer_means(context: TransformerEncoder, x: Tensor, lengths: Tensor) -> list[Vectors]:
-    """x [B, T, P], lengths [B] → the mean of all layers of each sentence without its boundaries."""
+def transformer_tops(context: TransformerEncoder, x: Tensor, lengths: Tensor) -> list[Vectors]:
+    """x [B, T, P], lengths [B] → the top layer of each sentence without its boundaries."""
     config, blocks = context.config, context.block_weights()
-    outputs = range(0, config.n_blocks + 1, config.every)
     return [
-        transformer_reference(tokens[:length], blocks, window=config.window, outputs=outputs).mean(0)[1:-1].numpy()
+        transformer_reference(tokens[:length], blocks, window=config.window, outputs=[len(blocks)])[0, 1:-1].numpy()
         for tokens, length in zip(x, lengths.tolist(), strict=True)
     ]
 

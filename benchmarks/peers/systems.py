@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -23,7 +24,7 @@ class System(Protocol):
         """Forget the words of earlier batches."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The vectors of each sentence's words, [T, D], as one batch: of ELMo the mean of all layers."""
+        """The vectors of each sentence's words, [T, D], as one batch: an LSTM's mean of layers, or the top layer."""
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
         """The same of any number of sentences; a system without batches of its own takes `size` at a time."""
@@ -47,7 +48,7 @@ TITLES = {
     "minilm-transformers": "MiniLM, transformers",
     "float32": "float32",
     "int8": "int8",
-    "packed": "packed torch",
+    "packed": "torch, no C compiler",
     "reference": "reference",
 }
 """What the columns are called."""
@@ -79,4 +80,6 @@ def loader(name: str) -> Callable[[str], System]:
         return partial(Plain, structure=name)
     from peers.ours import Ours
 
+    if name == "packed":
+        os.environ["ELMOKIT_NATIVE"] = "0"
     return partial(Ours, dtype="int8" if name == "int8" else "float32", path="packed" if name == "packed" else None)

@@ -1,7 +1,8 @@
 """How the benchmark speaks with a system in a child process: a line of JSON each way.
 
 A child loads its model, says so with the seconds it took, and then answers requests one by one. It times itself, so
-that what goes over the pipe is in nobody's figures. Its memory is the peak of its whole process.
+that what goes over the pipe is in nobody's figures. Between requests its process is stopped: threads that spin while
+they wait for work take no time from the system that is measured. Its memory is the peak of its whole process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ from peers.systems import Batch, System, Vectors, loader
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _STILL = 0.02
-"""Seconds before a system is timed: the threads of the one before may still spin, waiting for work."""
+"""Seconds before a system is timed, as in a service that waits for requests."""
 
 
 class NoSystemError(Exception):
@@ -52,8 +54,16 @@ class Child:
 
         With `own_batches` the system makes the batches, of `size` sentences where it has no rule of its own.
         """
+        return self._times(batch, fresh=fresh, own_batches=own_batches, size=size)[0]
+
+    def repeated(self, batch: Batch, times: int) -> list[float]:
+        """What a batch took each time, computed so many times in a row, as in a service that is busy."""
+        return self._times(batch, fresh=False, own_batches=False, size=len(batch), times=times)
+
+    def _times(self, batch: Batch, *, fresh: bool, own_batches: bool, size: int, times: int = 1) -> list[float]:
         time.sleep(_STILL)
-        found: float = self._ask(do="time", batch=batch, fresh=fresh, own_batches=own_batches, size=size)["seconds"]
+        answer = self._ask(do="time", batch=batch, fresh=fresh, own_batches=own_batches, size=size, times=times)
+        found: list[float] = answer["seconds"]
         return found
 
     def vectors(self, sentences: Batch, folder: Path) -> list[Vectors]:
@@ -74,6 +84,7 @@ class Child:
         """End the process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
@@ -86,6 +97,7 @@ class Child:
 
     def _ask(self, **request: object) -> dict[str, Any]:
         assert self.process.stdin is not None
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._answer()
@@ -97,6 +109,7 @@ class Child:
         if "error" in answer:
             self.close()
             raise NoSystemError(answer["error"])
+        self.process.send_signal(signal.SIGSTOP)
         return answer
 
 
@@ -131,9 +144,12 @@ def serve(system: System, load_seconds: float, requests: TextIO, answers: TextIO
             if request["fresh"]:
                 system.fresh()
             batch, size = request["batch"], request["size"]
-            start = time.perf_counter()
-            _ = system.encode_all(batch, size) if request["own_batches"] else system.encode(batch)
-            answer(seconds=time.perf_counter() - start)
+            seconds = []
+            for _ in range(request["times"]):
+                start = time.perf_counter()
+                system.encode_all(batch, size) if request["own_batches"] else system.encode(batch)
+                seconds.append(time.perf_counter() - start)
+            answer(seconds=seconds)
 
 
 def main() -> None:

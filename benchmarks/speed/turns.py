@@ -21,6 +21,8 @@ PEER_BATCHES = (8, 16, 32, 64)
 """Sentences at a time that are tried for systems without batches of their own; the best counts."""
 BEFORE = 5
 """How often a sentence is computed before it is timed, where its words are known."""
+IN_A_ROW = 15
+"""How often it is then timed."""
 FLOORS = ("float32", "int8")
 """Number types whose floor is shown."""
 
@@ -80,7 +82,7 @@ def rows(
 
 
 def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turns: int) -> list[Row]:
-    """A sentence by itself, first without a known word, then in turns with its words known, as in a running service.
+    """A sentence by itself, first without a known word, then with its words known, as in a service that is busy.
 
     A system that stores no words has the same work both times.
     """
@@ -92,7 +94,7 @@ def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
                 unknown[name].append(child.seconds([sentence], fresh=True))
         for _ in range(turns):
             for name, times in known.items():
-                times.append(_settled(children[name], [sentence]))
+                times += children[name].repeated([sentence], BEFORE + IN_A_ROW)[BEFORE:]
     length = len(sentences[0])
     floor = {f"floor {dtype}": statistics.median(limits.of([s], dtype) for s in sentences) for dtype in FLOORS}
     bare = {
@@ -105,13 +107,6 @@ def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
         Row("the same, its words known", "ms", "less", _medians(known, bare), "alone, words known"),
         Row("the same, the best time", "ms", "less", _medians(best, bare), "alone, best"),
     ]
-
-
-def _settled(child: Child, batch: Batch) -> float:
-    """The seconds of a batch after the same batch, as in a service that runs: the weights are in the caches then."""
-    for _ in range(BEFORE):
-        child.seconds(batch)
-    return child.seconds(batch)
 
 
 def _medians(seconds: Mapping[str, Sequence[float]], floor: Mapping[str, float]) -> dict[str, float]:

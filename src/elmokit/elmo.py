@@ -389,25 +389,27 @@ class Elmo(nn.Module):
             mix = self.mixes[0]
             assert isinstance(mix, ScalarMix)
             with torch.no_grad():
-                return arrays(self.layers_of(batch), mix, layer, pool, boundaries=self.boundaries)
+                return arrays(self.layers_of(batch, layer), mix, layer, pool, boundaries=self.boundaries)
 
         if self.state == "carry":
             return iter(run(list(rows)))
         return encode_stream(rows, run, budget, size=self._size)
 
-    def layers_of(self, sentences: Sequence[Sequence[str]]) -> Layers:
+    def layers_of(self, sentences: Sequence[Sequence[str]], layer: Layer = "all") -> Layers:
         """Lists of tokens → all layers with the boundaries in, one vector per token.
 
-        In a model of characters the vector of a token is the mean of those of its characters.
+        In a model of characters the vector of a token is the mean of those of its characters. If only one `layer` is
+        needed, the result may have that one alone.
         """
         pieces, counts = self._pieces(sentences)
-        layers = self._network_layers(pieces)
+        layers = self._network_layers(pieces, layer=layer)
         return layers if counts is None else layers.means(counts)
 
-    def _network_layers(self, sentences: Sequence[Sequence[str]]) -> Layers:
-        """What the network reads → all layers with the boundaries in."""
+    def _network_layers(self, sentences: Sequence[Sequence[str]], *, layer: Layer) -> Layers:
+        """What the network reads → all layers, or only the one that is needed, with the boundaries in."""
         tokens, lengths = self._tokens(sentences)
-        flat = self.bilm.flat_layers(tokens, lengths)
+        only = None if layer in ("all", "mix") else -1 if layer == "top" else int(layer)
+        flat = self.bilm.flat_layers(tokens, lengths, only=only)
         if flat is not None:
             return Layers(None, lengths, flat)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))

@@ -156,7 +156,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 class Layers:
-    """All layers of a batch of sentences, given with padding or without."""
+    """All layers of a batch of sentences, or only the one that is needed, given with padding or without."""
 
     def __init__(self, values: Tensor | None, lengths: Tensor, flat: Tensor | None = None) -> None:
         self.lengths = lengths  # [B], on the CPU
@@ -308,11 +308,11 @@ def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, b
 
 
 def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: ScalarMix) -> Tensor:
-    """values [L+1, N, D] of sentences one after the other → [N, D], or all of them."""
+    """values [L+1, N, D] of sentences one after the other, or only the layer → [N, D], or all of them."""
     if layer == "all":
         return values
     if layer != "mix":
-        return values[-1 if layer == "top" else layer]
+        return values[-1 if layer == "top" or len(values) == 1 else layer]
     if values.dtype == torch.float32 and values.is_cpu and not mix.layer_norm and values[0].numel() <= FEW_NUMBERS:
         return torch.from_numpy(mix.of_array(values.numpy()))
     # A layer norm is applied sentence by sentence, so that no sentence depends on the others.

@@ -93,6 +93,25 @@ def test_equals_torch(widths, count, threads, every_thread):
         assert_near(found, plain(network, last, ids))
 
 
+def test_the_original_shape_is_as_exact_as_torch():
+    """Sums of 2048 products: one long sum of them is 2.3 times as far from float64 as torch's."""
+    widths = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+    network, projection = make(widths, size=16, highways=2, outputs=512, longest=12)
+    ids = words(48, network.config)
+    expected = plain(network, projection, ids)
+
+    def error(found):
+        return float((found - expected).square().mean().sqrt())
+
+    with torch.no_grad():
+        x = network.embedding(ids).mT
+        x = torch.cat([conv(x).amax(2) for conv in network.convolutions], dim=1).relu()
+        for highway in network.highways:
+            gate = highway.gate(x).sigmoid()
+            x = gate * highway.transform(x).relu() + (1 - gate) * x
+    assert error(network(ids, projection)) <= 1.2 * error(projection(x))
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("highways", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 16, 50])

@@ -5,6 +5,7 @@ import torch
 
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.int8 import Int8Matrix, column_sizes
+from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, transformer
@@ -82,6 +83,27 @@ def test_int8_matrices_are_taken_as_the_numbers_they_stand_for():
         found, transformer_reference(x, blocks, window=4, outputs=[2])[0], dim=-1
     )
     assert close.min() > 0.999
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_without_compiled_kernels_a_sentence_is_the_same_in_any_batch(half, monkeypatch):
+    """Weights that are float16 numbers take torch's float16 products, which need no filled rows."""
+    monkeypatch.setenv(SWITCH, "0")
+    blocks = random_blocks(dtype=torch.float32)
+    if half:
+        blocks = [BlockWeights(*(part.half().float() for part in block)) for block in blocks]
+    x = tokens(dtype=torch.float32)
+    found = transformer(x, Segments.of(LENGTHS), blocks, window=64, outputs=[0, 1, 2])
+    for part, values in zip(x.split(LENGTHS), found.split(LENGTHS, dim=1), strict=True):
+        if len(part):
+            alone = transformer(part, Segments.of([len(part)]), blocks, window=64, outputs=[0, 1, 2])
+            assert torch.equal(alone, values)
+            want = transformer_reference(part, blocks, window=64, outputs=[0, 1, 2])
+            torch.testing.assert_close(alone, want, rtol=1e-4, atol=1e-4)
+    blocks[1].gate_bias.add_(0.5)
+    changed = transformer(x, Segments.of(LENGTHS), blocks, window=64, outputs=[1, 2])
+    assert torch.equal(changed[0], found[1])
+    assert not torch.equal(changed[1], found[2])
 
 
 def test_gradients_need_the_packed_path():

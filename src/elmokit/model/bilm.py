@@ -135,9 +135,9 @@ class BiLM(nn.Module):
         output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
         return output
 
-    def flat_layers(self, tokens: Tensor, lengths: Tensor) -> Tensor | None:
-        """The layers of `contextualise` without padding, [L+1, N, D], of an encoder that computes them so."""
-        return self.context.flat_layers(tokens, lengths, dropout=self.dropout if self.training else 0.0)
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None) -> Tensor | None:
+        """The layers of `contextualise`, or only one, without padding, of an encoder that computes them so."""
+        return self.context.flat_layers(tokens, lengths, only=only, dropout=self.dropout if self.training else 0.0)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """tokens [B, T, P], lengths [B] → what the softmax reads at each token."""

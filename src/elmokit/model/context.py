@@ -107,8 +107,13 @@ class ContextEncoder(nn.Module, ABC):
         """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
         return torch.cat([tokens] * self.n_directions, dim=-1)
 
-    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, dropout: float = 0.0) -> Tensor | None:
-        """The layers of `forward` without padding, [L+1, N, D], where an encoder computes them so; None elsewhere."""
+    def flat_layers(
+        self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0
+    ) -> Tensor | None:
+        """The layers of `forward` without padding, [L+1, N, D], where an encoder computes them so; None elsewhere.
+
+        With `only`, the number of a layer (−1 is the last), [1, N, D].
+        """
         return None
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:

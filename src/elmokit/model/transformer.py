@@ -117,15 +117,15 @@ class TransformerEncoder(ContextEncoder):
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
         flat = Flat(tokens, lengths)
-        return ContextOutput(flat.padded(self._layers(flat, dropout)), None)
+        return ContextOutput(flat.padded(self._layers(flat, None, dropout)), None)
 
-    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, dropout: float = 0.0) -> Tensor:
-        """The layers of `forward` without padding, [L+1, N, P]."""
-        return self._layers(Flat(tokens, lengths), dropout)
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
+        """The layers of `forward` without padding, [L+1, N, P], or only one of them, [1, N, P]."""
+        return self._layers(Flat(tokens, lengths), only, dropout)
 
-    def _layers(self, flat: Flat, dropout: float) -> Tensor:
-        outputs = range(0, self.config.n_blocks + 1, self.config.every)
-        return self.run(flat.tokens, flat.segments(), outputs, dropout)
+    def _layers(self, flat: Flat, only: int | None, dropout: float) -> Tensor:
+        outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
+        return self.run(flat.tokens, flat.segments(), outputs if only is None else [outputs[only]], dropout)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""

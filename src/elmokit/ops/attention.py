@@ -118,8 +118,5 @@ def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, H, E] → vectors of length √E, turned by their position: products then depend on distances only."""
-    if x.device.type == "cpu":  # the steps of torch's own, which takes longer to begin
-        y = x * x.square().mean(-1, keepdim=True).add(torch.finfo(x.dtype).eps).rsqrt()
-    else:
-        y = F.rms_norm(x, x.shape[-1:])
+    y = torch.rms_norm(x, x.shape[-1:])
     return (y * cos + y.roll(y.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

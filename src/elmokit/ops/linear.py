@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from elmokit.ops import native
 from elmokit.ops.int8 import Int8Matrix
+from elmokit.ops.weights import BlockStack
 
 ROWS = 4
 """Rows come in multiples of this many."""
@@ -28,6 +29,7 @@ LEAST_NUMBERS = 10_000
 _dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
 _half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _reordered_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_half_stacks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def filled(rows: int) -> int:
@@ -56,13 +58,13 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
     return F.linear(x, weight, bias)[:rows]
 
 
-def linear_again(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
+def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
     """`linear` with a matrix that is used again and again: torch's products get a copy in the order they read it in.
 
     They are about a fifth faster with it, for as much memory again.
     """
-    if x.device.type != "cpu" or can_be_compiled(x, weight):
-        return linear(x, weight)
+    if bias is not None or x.device.type != "cpu" or can_be_compiled(x, weight):
+        return linear(x, weight, bias)
     if isinstance(weight, Int8Matrix):
         weight = dense(weight)
     if (
@@ -76,6 +78,40 @@ def linear_again(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, reordered, None, "none", [], "")
     return y[:rows]
+
+
+class HalfProducts:
+    """Products with the matrices of blocks, packed as torch's float16 products read them.
+
+    No row depends on another, so none has to be filled up. Narrow results are `COLUMNS` wide.
+    """
+
+    COLUMNS = 32
+
+    def __init__(self, packed: dict[int, object]) -> None:
+        self._packed = packed
+        self._product = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def __call__(self, x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
+        """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O]; `bias` is the one that the matrix was packed with."""
+        y: Tensor = self._product(x, self._packed[id(weight)])
+        return y
+
+
+def half_products(stack: BlockStack) -> HalfProducts | None:
+    """The products with a stack's matrices, packed again only where they have changed; None where they do not fit."""
+    tensors = stack.tensors
+    state = (*map(id, tensors), *map(_state, tensors))
+    known = _half_stacks.get(tensors[0])  # type: ignore[no-untyped-call]
+    if known is None or known[0] != state:
+        packed = {}
+        for block in stack:
+            for matrix, bias in ((block.qkv, None), (block.out, None), (block.up, None), (block.down, None), block[4:]):
+                packed[id(matrix)] = None if isinstance(matrix, Int8Matrix) else _packed_halves(matrix, bias)
+        fit = all(each is not None for each in packed.values())
+        known = _half_stacks[tensors[0]] = state, HalfProducts(packed) if fit else None
+    found: HalfProducts | None = known[1]
+    return found
 
 
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
@@ -138,11 +174,15 @@ def _reordered(weight: Tensor) -> object | None:
     return found
 
 
-def _packed_halves(weight: Tensor) -> object | None:
-    if not torch.equal(weight.half().float(), weight):
+def _packed_halves(weight: Tensor, bias: Tensor | None = None) -> object | None:
+    weight = weight.detach()
+    if weight.dtype != torch.float32 or not torch.equal(weight.half().float(), weight):
         return None
+    if bias is not None:
+        missing = -len(bias) % HalfProducts.COLUMNS
+        weight, bias = F.pad(weight, (0, 0, 0, missing)), F.pad(bias.detach().float(), (0, missing))
     try:
-        found: object = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
+        found: object = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
     except RuntimeError:  # this build of torch has no such products
         return None
     return found

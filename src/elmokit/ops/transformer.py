@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from elmokit.ops import kernels, native
 from elmokit.ops.attention import Segments, attend, rotary, turn, turning
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import filled, linear, linear_again
+from elmokit.ops.linear import HalfProducts, filled, half_products, linear_again
 from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import PathChoice, forced_choice
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights
 
 _VECTOR = 16
 """Floats that the widest instructions take together."""
@@ -31,27 +31,35 @@ _ONE_THREAD = 32_768
 """Numbers that torch's elementwise operations leave to one thread."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
+Products = Callable[[Tensor, Tensor | Int8Matrix, Tensor | None], Tensor]
+"""x [N, K], weight [O, K], bias [O] → [N, O], or more columns than O."""
 
 
 def norm(x: Tensor) -> Tensor:
     """Layer norm without weights: mean 0 and variance 1 over the last dimension, in the dtype of x."""
-    return F.layer_norm(x, x.shape[-1:]).to(x.dtype)
+    return torch.layer_norm(x, x.shape[-1:]).to(x.dtype)
 
 
 def block(
-    x: Tensor, weights: BlockWeights, attention: Attention, cos: Tensor, sin: Tensor, dropout: float = 0.0
+    x: Tensor,
+    weights: BlockWeights,
+    attention: Attention,
+    cos: Tensor,
+    sin: Tensor,
+    dropout: float = 0.0,
+    product: Products = linear_again,
 ) -> Tensor:
     """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
-    qkv = linear_again(y, weights.qkv).view(rows, 3 * heads, size // heads)
+    qkv = product(y, weights.qkv, None).view(rows, 3 * heads, size // heads)
     q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
     seen = attention(q, k, qkv[:, 2 * heads :])
-    seen = seen * sigmoid(linear(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
-    x = x + _drop(linear_again(norm(seen.reshape(rows, size)), weights.out), dropout)
-    values, gates = linear_again(norm(x), weights.up).chunk(2, dim=-1)
-    return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
+    seen = seen * sigmoid(product(y, weights.gate_weight, weights.gate_bias))[:, :heads].unsqueeze(-1)
+    x = x + _drop(product(norm(seen.reshape(rows, size)), weights.out, None), dropout)
+    values, gates = product(norm(x), weights.up, None).chunk(2, dim=-1)
+    return x + _drop(product(norm(values * gelu(gates)), weights.down, None), dropout)
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
@@ -113,10 +121,10 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
-    rows = len(x)
-    if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
+    rows, product = len(x), _products(x, blocks)
+    if x.device.type == "cpu" and product is None and filled(rows) != rows:  # once here, and not before every product
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
-    step = _stepper(x, segments, blocks[0].n_heads, window)
+    step = _stepper(x, segments, blocks[0].n_heads, window, product or linear_again)
     x = norm(x)
     found = {0: x}
     for number, weights in enumerate(blocks, start=1):
@@ -126,8 +134,17 @@ def transformer_packed(
     return torch.stack([found[number][:rows] for number in outputs])
 
 
+def _products(x: Tensor, blocks: Sequence[BlockWeights]) -> HalfProducts | None:
+    """torch's float16 products with all matrices; None where they would change the numbers, or others are faster."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not len(x) or needs_gradient(x, blocks):
+        return None
+    if native.reason_against(x.dtype, int8=False) is None:
+        return None
+    return half_products(blocks if isinstance(blocks, BlockStack) else BlockStack(blocks))
+
+
 def _stepper(
-    x: Tensor, segments: Segments, n_heads: int, window: int
+    x: Tensor, segments: Segments, n_heads: int, window: int, product: Products
 ) -> Callable[[Tensor, BlockWeights, float], Tensor]:
     """What takes x through one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
@@ -135,7 +152,7 @@ def _stepper(
         places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
         cos, sin = turning(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
-            x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
+            x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout, product
         )
     given = segments.on_gpu
     first, last, positions = segments.reach(window).to(x.device) if given is None else given
@@ -193,12 +210,17 @@ def gelu(x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return F.gelu(x)
-    if x.shape[1] % _VECTOR:
-        return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5
-    rows = max(1, _ONE_THREAD // x.shape[1])
-    return F.gelu(x) if len(x) <= rows else torch.cat([F.gelu(x[at : at + rows]) for at in range(0, len(x), rows)])
+    return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5 if x.shape[1] % _VECTOR else _by_rows(F.gelu, x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(−x)), like `gelu` the same anywhere in a tensor."""
-    return torch.sigmoid(x) if x.device.type != "cpu" else (torch.exp(-x) + 1).reciprocal()
+    """x [N, C] → 1 / (1 + exp(−x)), like `gelu` the same anywhere in a tensor."""
+    if x.device.type != "cpu":
+        return torch.sigmoid(x)
+    return (torch.exp(-x) + 1).reciprocal() if x.shape[1] % (2 * _VECTOR) else _by_rows(torch.sigmoid, x)
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An elementwise function, called with so few rows at a time that torch leaves them to one thread."""
+    rows = max(1, _ONE_THREAD // x.shape[1])
+    return function(x) if len(x) <= rows else torch.cat([function(x[at : at + rows]) for at in range(0, len(x), rows)])

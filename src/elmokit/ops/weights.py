@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from elmokit.ops.int8 import Int8Matrix
 
-
-@dataclass(frozen=True)
-class LstmWeights:
-    """Gates lie along 4H in the order input, forget, candidate, output."""
-
-    input: Tensor  # [4H, P_in]
-    recurrent: Tensor  # [4H, P]
-    bias: Tensor  # [4H]
-    projection: Tensor | None  # [P, H]
-    forget_bias: float = 1.0
-    cell_clip: float | None = None
-    projection_clip: float | None = None
+Matrix = TypeVar("Matrix", Tensor, Int8Matrix)
 
 
 @dataclass(frozen=True, eq=False)
-class Int8LstmWeights:
-    """The same with its int8 matrices; the bias stays float32."""
+class _LstmParts(Generic[Matrix]):
+    """Gates lie along 4H in the order input, forget, candidate, output."""
 
-    input: Int8Matrix  # [4H, P_in]
-    recurrent: Int8Matrix  # [4H, P]
+    input: Matrix  # [4H, P_in]
+    recurrent: Matrix  # [4H, P]
     bias: Tensor  # [4H]
-    projection: Int8Matrix | None  # [P, H]
+    projection: Matrix | None  # [P, H]
     forget_bias: float = 1.0
     cell_clip: float | None = None
     projection_clip: float | None = None
+
+
+class LstmWeights(_LstmParts[Tensor]):
+    """A layer with its matrices in a floating-point dtype."""
+
+
+class Int8LstmWeights(_LstmParts[Int8Matrix]):
+    """A layer with int8 matrices; the bias stays float32."""
 
     def dense(self, convert: Callable[[Int8Matrix], Tensor] = Int8Matrix.dense) -> LstmWeights:
         """The same with its matrices in float32, by a conversion that may remember them."""

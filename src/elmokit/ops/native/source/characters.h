@@ -2,8 +2,8 @@
 
    U words of M characters, each of which has c numbers; filters of one width are a matrix [count][c·width], all of them
    have F outputs. A word's numbers are laid out [c][M], so that the window at p has its number k = i·width + j at
-   [i][p + j]: no window is put together. Its sum runs over k from the bias on, as the products with a matrix do. After a
-   word's last character comes padding, whose windows are all the same: one of them is enough.
+   [i][p + j]: no window is put together. After a word's last character comes padding, whose windows are all the same:
+   one of them is enough.
 
    Words are divided among teams, and the panels of every matrix among the members of a team. */
 
@@ -77,13 +77,13 @@ INLINE floats larger(floats a, floats b) { return where((b > a) | (b != b), b, a
 /* largest [GATES] = the largest of it and of R windows' products with a panel, the first of which is at `numbers`. */
 INLINE void window_tile(
     const int R, const int half, int64_t size, int64_t width, const float *numbers, int64_t room, const void *panel,
-    const float *bias, floats *largest
+    floats *largest
 ) {
     floats s[ROWS][GATES];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) s[r][v] = *(const floats *)(bias + v * LANES);
+        for (int v = 0; v < GATES; v++) s[r][v] = all(0.0f);
     for (int64_t i = 0, k = 0; i < size; i++, numbers += room)
         for (int64_t j = 0; j < width; j++, k++) {
             floats w[GATES];
@@ -104,12 +104,12 @@ INLINE void window_tile(
 
 INLINE void windows_in(
     const int half, const struct characters *job, const float *numbers, int64_t windows, int64_t width,
-    const void *panel, const float *bias, floats *largest
+    const void *panel, floats *largest
 ) {
     int64_t tiles = ceiling(windows, ROWS);
     for (int64_t tile = 0; tile < tiles; tile++) {
         int high = (int)(windows / tiles + (tile < windows % tiles));
-#define CALL(R) window_tile(R, half, job->size, width, numbers, job->longest, panel, bias, largest)
+#define CALL(R) window_tile(R, half, job->size, width, numbers, job->longest, panel, largest)
         TILE_CASES(high)
 #undef CALL
         numbers += high;
@@ -136,10 +136,11 @@ static void convolve_panel(const struct member *me, const struct filters *f, int
         floats largest[GATES], up, down;
         for (int v = 0; v < GATES; v++) largest[v] = all(-INFINITY);
         if (m->half)
-            windows_in(1, job, numbers, windows, f->width, weights, bias, largest);
+            windows_in(1, job, numbers, windows, f->width, weights, largest);
         else
-            windows_in(0, job, numbers, windows, f->width, weights, bias, largest);
+            windows_in(0, job, numbers, windows, f->width, weights, largest);
         for (int v = 0; v < GATES; v++) {
+            largest[v] += *(const floats *)(bias + v * LANES);
             if (job->tanh) {
                 tanh_fraction(largest[v], &up, &down);
                 largest[v] = up / down;

@@ -60,7 +60,9 @@ INLINE const char *panel_at(const struct matrix *m, int64_t panel) {
     return (const char *)m->panels + panel * WIDTH * bytes;
 }
 
-#define K_BLOCK 1024 /* inputs whose part of a float32 panel stays in the level 2 cache */
+/* Inputs whose products have a sum of their own: sums of sums lose fewer digits than one long sum. A panel's part for
+   them stays in the level 1 cache. */
+#define K_BLOCK 64
 
 /* The vector at place `at` of a panel of floats. */
 INLINE floats weights_at(const int half, const void *panel, int64_t at) {
@@ -77,7 +79,7 @@ INLINE void float_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) s[r][v] = *(const floats *)(sums + r * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) s[r][v] = all(0.0f);
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
@@ -93,7 +95,7 @@ INLINE void float_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) += s[r][v];
 }
 
 /* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
@@ -143,9 +145,17 @@ INLINE ints dot_4(ints sum, int32_t activations, ints weights) {
 #endif
 }
 
+/* What turns sums of int8 products into float32. */
+struct units {
+    const float *outputs; /* [WIDTH]: what one unit of each output is worth */
+    const float *rows;    /* [n]: and of each row */
+    int add;              /* to what is there, or in its place */
+};
+
+/* sums [R][WIDTH] = rows [R][groups · 4] · panel in whole numbers, or in float32 where there are units. */
 INLINE void int8_tile(
-    const int R, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
-    int32_t *sums, const char *next, int64_t step
+    const int R, const int whole, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel,
+    const int32_t *offsets, void *sums, const char *next, int64_t step, const struct units *units, int64_t row
 ) {
     ints s[ROWS][GATES];
 #pragma GCC unroll 8
@@ -168,7 +178,16 @@ INLINE void int8_tile(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) *(ints *)(sums + r * WIDTH + v * LANES) = s[r][v];
+        for (int v = 0; v < GATES; v++) {
+            int64_t at = r * WIDTH + v * LANES;
+            if (whole) {
+                *(ints *)((int32_t *)sums + at) = s[r][v];
+                continue;
+            }
+            floats *to = (floats *)((float *)sums + at);
+            floats unit = *(const floats *)(units->outputs + v * LANES) * all(units->rows[row + r]);
+            *to = times_plus(__builtin_convertvector(s[r][v], floats), unit, units->add ? *to : all(0.0f));
+        }
 }
 
 /* CALL(R) for a tile of `high` rows, each with code of its own. */
@@ -206,51 +225,59 @@ INLINE void float_tile_of(
 
 static void int8_tile_of(
     int rows_here, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel, const int32_t *offsets,
-    int32_t *sums, const char *next, int64_t step
+    void *sums, const char *next, int64_t step, const struct units *units, int64_t row
 ) {
-#define CALL(R) int8_tile(R, groups, rows, stride, panel, offsets, sums, next, step)
-    TILE_CASES(rows_here)
+    if (units) {
+#define CALL(R) int8_tile(R, 0, groups, rows, stride, panel, offsets, sums, next, step, units, row)
+        TILE_CASES(rows_here)
 #undef CALL
-}
-
-INLINE void product_in(
-    const int half, const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel,
-    const char *after, float *sums
-) {
-    const int64_t bytes = WIDTH * (half ? 2 : 4); /* of one input of a panel */
-    int64_t tiles = ceiling(n, ROWS);
-    const char *here = panel_at(m, panel);
-    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
-        int64_t count = smaller(K_BLOCK, m->inputs - k);
-        const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
-        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
-            int high = (int)(n / tiles + (tile < n % tiles));
-            /* One line a round: the first tiles bring what the next slice needs. */
-            int64_t lines = tile * count, needed = count * bytes / 64;
-            const char *fetch = lines < needed ? coming + 64 * lines : slice;
-            float_tile_of(
-                high, half, count, rows + row * stride + k, stride, slice, sums + row * WIDTH, fetch,
-                lines < needed ? 64 : 0
-            );
-            row += high;
-        }
+    } else {
+#define CALL(R) int8_tile(R, 1, groups, rows, stride, panel, offsets, sums, next, step, NULL, 0)
+        TILE_CASES(rows_here)
+#undef CALL
     }
 }
+
+#define WIDE_ROWS (3 * ROWS) /* rows that are worth a copy of the weights in float32 */
 
 /* sums [n][WIDTH] += rows [n][K] · panel; `after` is the place of the panel that is needed next. */
 static void float_product(
     const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, const char *after, float *sums
 ) {
-    if (m->half)
-        product_in(1, m, n, rows, stride, panel, after, sums);
-    else
-        product_in(0, m, n, rows, stride, panel, after, sums);
+    const int64_t bytes = WIDTH * (m->half ? 2 : 4); /* of one input of a panel */
+    float copy[K_BLOCK * WIDTH] __attribute__((aligned(64)));
+    int64_t tiles = ceiling(n, ROWS);
+    const char *here = panel_at(m, panel);
+    for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
+        int64_t count = smaller(K_BLOCK, m->inputs - k);
+        const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
+        const void *weights = slice;
+        int half = m->half;
+        if (half && n >= WIDE_ROWS) {
+            for (int64_t at = 0; at < count * WIDTH; at += LANES) *(floats *)(copy + at) = weights_at(1, slice, at);
+            weights = copy;
+            half = 0;
+        }
+        for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+            int high = (int)(n / tiles + (tile < n % tiles));
+            /* One line a round: the first tiles bring what the next slice needs. */
+            int64_t lines = tile * count, needed = count * bytes / 64;
+            const char *fetch = lines < needed ? coming + 64 * lines : slice;
+            int64_t step = lines < needed ? 64 : 0;
+            if (half)
+                float_tile_of(high, 1, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
+            else
+                float_tile_of(high, 0, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
+            row += high;
+        }
+    }
 }
 
-/* sums [n][WIDTH] = rows [n][K] · panel in whole numbers, rows and weights of 8 bits: of one part of the inputs. */
+/* sums [n][WIDTH] = rows [n][K] · panel, rows and weights of 8 bits: of one part of the inputs; in whole numbers, or in
+   float32 where there are units. */
 static void int8_part_product(
     const struct matrix *m, int64_t part, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel,
-    const char *after, int32_t *sums
+    const char *after, void *sums, const struct units *units
 ) {
     int64_t first = part * part_size(m), last = smaller(first + part_size(m), m->inputs);
     int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(last - first);
@@ -262,7 +289,8 @@ static void int8_part_product(
         const char *fetch = lines < needed ? after + 64 * lines : here;
         int8_tile_of(
             high, groups, rows + row * stride + first, stride, (const int8_t *)here,
-            m->offsets + (part * panel_count(m) + panel) * WIDTH, sums + row * WIDTH, fetch, lines < needed ? 64 : 0
+            m->offsets + (part * panel_count(m) + panel) * WIDTH, (float *)sums + row * WIDTH, fetch,
+            lines < needed ? 64 : 0, units, row
         );
         row += high;
     }
@@ -273,7 +301,7 @@ static void int8_product(
     const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, const char *after,
     int32_t *sums
 ) {
-    int8_part_product(m, 0, n, rows, stride, panel, after, sums);
+    int8_part_product(m, 0, n, rows, stride, panel, after, sums, NULL);
 }
 
 /* A row less its mean, times factors [count] unless they are NULL, as int8 around 128, and what one unit of it is worth:

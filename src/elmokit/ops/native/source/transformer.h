@@ -60,7 +60,6 @@ struct workspace {
 /* What one thread works in. */
 struct scratch {
     float *sums;   /* [SUM_ROWS][WIDTH] */
-    int32_t *small_sums; /* the same in int8 */
     float *query;  /* [ROWS][E] */
     float *turned; /* [LANES][E]: keys before they go into panels */
     float *keys;   /* [panels of keys][E][WIDTH] */
@@ -191,76 +190,32 @@ struct piece {
     int64_t row, n, panel;
 };
 
-/* What turns a piece's sums with one part of the inputs into float32. */
-struct units {
-    const int32_t *sums; /* [n][WIDTH] */
-    const float *rows;   /* [n]: what a unit of each row is worth */
-    floats outputs[GATES]; /* and of each output */
-};
-
-INLINE struct units units_of(const struct tiler *me, const struct piece *piece, int64_t part) {
-    struct units units = {me->scratch.small_sums, me->space->units + part * me->space->most + piece->row, {}};
-    for (int v = 0; v < GATES; v++)
-        units.outputs[v] = *(const floats *)(piece->m->scales + piece->panel * WIDTH + v * LANES);
-    return units;
-}
-
-/* Vector v of the sums of row r in float32, on top of `before`. */
-INLINE floats in_float32(const struct units *units, int64_t r, int v, floats before) {
-    floats sum = __builtin_convertvector(*(const ints *)(units->sums + r * WIDTH + v * LANES), floats);
-    return times_plus(sum, units->outputs[v] * all(units->rows[r]), before);
-}
-
-/* The sums in int8 of the last part; those of earlier parts are in `sums`, in float32. */
+/* The sums of all parts in float32. */
 static void small_product(const struct tiler *me, const struct piece *piece, const char *after) {
     const struct matrix *m = piece->m;
     const uint8_t *rows = me->space->small + piece->row * padded(m->inputs);
-    float *sums = me->scratch.sums;
     for (int64_t part = 0; part < m->parts; part++) {
-        if (part) {
-            struct units units = units_of(me, piece, part - 1);
-            for (int64_t r = 0; r < piece->n; r++)
-#pragma GCC unroll 4
-                for (int v = 0; v < GATES; v++) {
-                    floats *sum = (floats *)(sums + r * WIDTH + v * LANES);
-                    *sum = in_float32(&units, r, v, part > 1 ? *sum : all(0.0f));
-                }
-        }
-        int8_part_product(m, part, piece->n, rows, padded(m->inputs), piece->panel, after, me->scratch.small_sums);
+        const float *units = me->space->units + part * me->space->most + piece->row;
+        int8_part_product(
+            m, part, piece->n, rows, padded(m->inputs), piece->panel, after, me->scratch.sums,
+            &(struct units){m->scales + piece->panel * WIDTH, units, part > 0}
+        );
     }
 }
 
 /* What becomes of a product: it is stored, added, or the first half of a panel is multiplied by gelu of the second. */
 enum ending { STORE, ADD, GATED };
 
-INLINE void end_piece(
-    const int int8, const enum ending ending, const struct tiler *me, const struct piece *piece, float *to,
-    int64_t stride
-) {
-    int64_t parts = piece->m->parts, n = piece->n;
-    const float *earlier = me->scratch.sums;
-    struct units units;
-    if (int8) units = units_of(me, piece, parts - 1);
-    for (int64_t r = 0; r < n; r++, to += stride) {
-        floats sums[GATES];
+INLINE void end_piece(const enum ending ending, const float *sums, int64_t n, float *to, int64_t stride) {
+    for (int64_t r = 0; r < n; r++, sums += WIDTH, to += stride)
 #pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) {
-            const floats *sum = (const floats *)(earlier + r * WIDTH + v * LANES);
-            if (int8)
-                sums[v] = in_float32(&units, r, v, parts > 1 ? *sum : all(0.0f));
-            else
-                sums[v] = *sum;
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) {
-            if (ending == GATED && v >= GATES / 2) break;
-            floats *at = (floats *)(to + v * LANES);
+        for (int v = 0; v < (ending == GATED ? WIDTH / 2 : WIDTH); v += LANES) {
+            floats sum = *(const floats *)(sums + v), *at = (floats *)(to + v);
             if (ending == GATED)
-                *at = sums[v] * gelu(sums[v + GATES / 2]);
+                *at = sum * gelu(*(const floats *)(sums + v + WIDTH / 2));
             else
-                *at = sums[v] + (ending == ADD ? *at : all(0.0f));
+                *at = sum + (ending == ADD ? *at : all(0.0f));
         }
-    }
 }
 
 /* m times rows first to last, of `rows` or in int8 of `small`. The matrix `then` comes next. */
@@ -280,12 +235,11 @@ INLINE void multiply(
             float *end = to + row * stride + panel * (WIDTH / m->gates);
             if (me->job->int8) {
                 small_product(me, &piece, after);
-                end_piece(1, ending, me, &piece, end, stride);
             } else {
                 memset(me->scratch.sums, 0, piece.n * WIDTH * sizeof(float));
                 float_product(m, piece.n, rows + row * wide, wide, panel, after, me->scratch.sums);
-                end_piece(0, ending, me, &piece, end, stride);
             }
+            end_piece(ending, me->scratch.sums, piece.n, end, stride);
         }
 }
 
@@ -643,7 +597,6 @@ static struct scratch scratch_at(const struct transformer *job, int64_t most, ch
     struct scratch scratch;
     int64_t used = 0, size = job->size / job->heads;
     TAKE(&scratch, sums, SUM_ROWS * WIDTH)
-    TAKE(&scratch, small_sums, SUM_ROWS * WIDTH)
     TAKE(&scratch, query, ROWS * size)
     TAKE(&scratch, turned, LANES * size)
     TAKE(&scratch, keys, ceiling(most, WIDTH) * WIDTH * size)
