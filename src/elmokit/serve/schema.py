@@ -145,7 +145,7 @@ _POST: list[tuple[str, str, str, Schema, list[str], Schema, tuple[str, ...]]] = 
     }, ["input"], _OPENAI_LIST, ()),
     ("/pooling", "openai", "One vector per token", _OPENAI, ["input"], _OPENAI_LIST, ()),
     ("/substitutes", "tei", "Likely words in the place of a token", _PLACE, ["inputs", "position"], OBJECT, ()),
-    ("/neighbours", "tei", "Sentences of an index in which a word is used alike", {
+    ("/neighbours", "tei", "Sentences of an index in which a word is used in the same way", {
         **_PLACE, **_INDEX, "word": TEXT, "any_word": FLAG, "ignore_case": FLAG,
     }, ["inputs"], OBJECT, ()),
     ("/senses", "tei", "The occurrences of a word in clusters", {

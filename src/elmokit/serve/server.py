@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
@@ -145,17 +145,3 @@ def serve(service: Service, listening: socket.socket) -> None:
     Server(service).run([listening])
     if service.failure is not None:
         raise service.failure
-
-
-@contextlib.asynccontextmanager
-async def running(service: Service) -> AsyncIterator[ASGIApp]:
-    """The application with its model loaded, without a socket, for a server of your own and for tests."""
-    service.start()
-    while service.state == "loading":
-        await asyncio.sleep(0.005)
-    if service.failure is not None:
-        raise service.failure
-    try:
-        yield create_app(service)
-    finally:
-        service.batcher.stop()
