@@ -30,7 +30,7 @@ def test_sizes():
         (lambda: LstmConfig(8, 4, projection_clip=float("inf")), "projection_clip must be"),
         (lambda: LstmConfig(8, 4, forget_bias=0.5), "forget_bias must be 0 or 1"),
         (lambda: LstmConfig(8, 4, skip_connections=1), "skip_connections must be true or false"),
-        (lambda: CharacterConfig(filters=()), "at least one convolution"),
+        (lambda: CharacterConfig(filters=()), "1 to 1000 convolutions, got 0"),
         (lambda: CharacterConfig(filters=((1, 2, 3),)), "pairs of width and count"),
         (lambda: CharacterConfig(filters=((60, 2),)), "width must be from 1 to 50, got 60"),
         (lambda: CharacterConfig(filters=((1, 2),), max_characters=2), "max_characters must be from 3 to"),
