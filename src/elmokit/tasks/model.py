@@ -57,6 +57,8 @@ class TaskModel:
         """`segment`: how a string becomes tokens, as the training texts did."""
         self.network, self.task, self.elmo = network.eval(), task, elmo
         self.text_policy = TextPolicy.of(segment)
+        self.segment = self.text_policy.name
+        """How strings become tokens: english, jieba, chars or whitespace."""
         self.device = device or torch.device("cpu")
         self.kind, self.options = task.name, network.options
         self.labels = task.labels
