@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from elmokit.corpus.prepare import prepare
 def told(progress):
+    if not progress.tokens:
+        return
     print("building", flush=True)
     if sys.argv[3] == "slow":
         import time; time.sleep(0.3)

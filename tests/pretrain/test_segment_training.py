@@ -93,11 +93,11 @@ def test_a_leg_from_weights_alone_continues_the_schedules(elmo, refused, text, t
 def test_minutes_end_a_leg_and_never_move_a_schedule(elmo, text, tmp_path, monkeypatch) -> None:
     command = ("train", text, *SMALL, *WATCHED, "--epochs", "0.5")
     assert elmo(*command, "--output", tmp_path / "whole").status == 0
-    plain, step = SegmentObjective._seconds, iter([0.0] * 6)
-    monkeypatch.setattr(SegmentObjective, "_seconds", lambda self, _: next(step, 61.0))
+    plain, clock = SegmentObjective.leg_ended, iter([0.0] * 6)
+    monkeypatch.setattr(SegmentObjective, "leg_ended", lambda self, done, _: plain(self, done, next(clock, 61.0)))
     assert "this leg ends" in elmo(*command, "--minutes", "1", "--output", tmp_path / "legs").err
     assert last_snapshot(tmp_path / "legs").facts["progressed"]["step"] == 6
-    monkeypatch.setattr(SegmentObjective, "_seconds", plain)
+    monkeypatch.setattr(SegmentObjective, "leg_ended", plain)
     assert elmo(*command, "--output", tmp_path / "legs", "--resume").status == 0
     assert_same_run(tmp_path / "whole", tmp_path / "legs")
 

@@ -156,9 +156,11 @@ class EvalCommand(ModelFileOptions, DeviceOption):
 
                 if self.by_position:
                     positions[state] = by_position(network, types, sentences, state=state, on_progress=show)
-                    display.start("scoring masked words", "predictions", total)
-                    masked = masked_perplexity(network, types, sentences, on_progress=show) if masks else None
-                    results[state] = replace(positions[state].all(), masked=masked)
+                    results[state] = positions[state].all()
+                    if masks:
+                        display.start("scoring masked words", "predictions", total)
+                        masked = masked_perplexity(network, types, sentences, on_progress=show)
+                        results[state] = replace(results[state], masked=masked)
                 else:
                     results[state] = evaluate(network, types, sentences, state=state, on_progress=show)
         return results, positions
