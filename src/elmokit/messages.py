@@ -1,18 +1,23 @@
-"""Numbers, times and texts as messages show them."""
+"""Numbers, times and names as messages show them."""
+
+import re
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a cursor, changes colours or turns the direction of writing."""
+
+
+def printable(text: str) -> str:
+    r"""A line for the terminal, without control characters: names of files, tensors and labels may come from anyone.
+
+    >>> printable("a\x1b[31m red name")
+    'a\ufffd[31m red name'
+    """
+    return _CONTROLS.sub("\ufffd", text)
 
 
 def counted(number: int, noun: str) -> str:
     """The number and the noun: 1 sentence, 2,000 sentences."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """The text without characters that would move a terminal's cursor, change its colours or reverse the line.
-
-    >>> printable("bank\\x1b[31m")
-    'bank\ufffd[31m'
-    """
-    return "".join(c if c.isprintable() or c in "\u200c\u200d" else "\ufffd" for c in text)
 
 
 def duration(seconds: float) -> str:

@@ -137,7 +137,7 @@ class ProgressDisplay:
         self._begin(doing, unit, total)
 
     def _begin(self, doing: str, unit: str, total: int | None) -> None:
-        self._doing, self._unit, self._total = doing, unit, total
+        self._doing, self._unit, self.total = doing, unit, total
         self._line, self._begun = self._new_line(), self._clock()
         self._since: tuple[float, int] | None = None
         self._stopped = threading.Event()
@@ -159,18 +159,18 @@ class ProgressDisplay:
 
     def update(self, done: int, total: int | None = None, extra: str = "") -> None:
         """Take how many are done, those of an earlier run included; `extra` is shown behind the numbers."""
-        self._total = total if total is not None else self._total
+        self.total = total if total is not None else self.total
         now = self._clock()
         if self._since is None:  # what was done before the first call says nothing about the speed
             self._since = (now, done)
         parts = [self._amount(done)]
-        if self._total:
-            parts.insert(0, f"{int(100 * min(1.0, done / self._total)):3d} %")
+        if self.total:
+            parts.insert(0, f"{int(100 * min(1.0, done / self.total)):3d} %")
         seconds, count = now - self._since[0], done - self._since[1]
         if seconds > 0 and count > 0:
             parts.append(f"{quantity(count / seconds)}{'' if self._unit == 'B' else ' '}{self._unit}/s")
-            if self._total:
-                parts.append(f"{duration(seconds / count * max(0, self._total - done))} left")
+            if self.total:
+                parts.append(f"{duration(seconds / count * max(0, self.total - done))} left")
         if extra:
             parts.append(extra)
         self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}")
@@ -192,9 +192,9 @@ class ProgressDisplay:
 
     def _amount(self, done: int) -> str:
         if self._unit == "B":
-            return f"{quantity(done)}B" + ("" if self._total is None else f" of {quantity(self._total)}B")
-        unit = self._unit.removesuffix("s") if self._total == 1 else self._unit
-        return f"{done:,}{'' if self._total is None else f' of {self._total:,}'} {unit}"
+            return f"{quantity(done)}B" + ("" if self.total is None else f" of {quantity(self.total)}B")
+        unit = self._unit.removesuffix("s") if self.total == 1 else self._unit
+        return f"{done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
 
     def __enter__(self) -> ProgressDisplay:
         return self

@@ -27,7 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
     _prepare_streams()
     for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
         import_module(f"elmokit.cli.{module.name}")
-    logging.basicConfig(format="elmo: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("elmo: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -56,6 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
     if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
         _stop("interrupted", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+class _Formatter(logging.Formatter):
+    """Messages with names in them, made safe for a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        return printable(super().formatMessage(record))
 
 
 def _usage_message(error: Any) -> str:  # noqa: ANN401 - a usage error of click
