@@ -20,8 +20,9 @@ from elmokit.options import REQUIRED, check_options, check_value, option
 Activation = Literal["relu", "tanh"]
 Alphabet = Literal["bytes", "symbols"]
 
+_MOST_PARTS = 1000
+"""Layers, highways or filters: a damaged file with a billion would be built before its weights are missed."""
 _size = partial(option, least=1, most=2**31 - 1)
-_parts = partial(option, least=1, most=1000)  # a damaged file with a billion layers would be built
 _characters = partial(option, least=3, most=2**16)  # a damaged file with more would turn each word into millions of ids
 _clip = partial(option, 3.0, least=1e-18, most=1e18)  # torch clamps to no whole number above 2**63
 
@@ -35,7 +36,7 @@ class CharacterConfig:
     embedding_size: int = _size(16, "Numbers per character.")
     max_characters: int = _characters(50, "M: ids per token, the two word markers included; a longer token is cut.")
     activation: Activation = option("relu", "Applied after the maximum over positions.")
-    n_highway: int = _parts(0, "Highway layers over the F filter outputs.", least=0)
+    n_highway: int = option(0, "Highway layers over the F filter outputs.", least=0, most=_MOST_PARTS)
     alphabet: Alphabet = option(
         "bytes", "bytes: UTF-8 bytes and five markers; symbols: the code points of the model's own table."
     )
@@ -50,8 +51,8 @@ class CharacterConfig:
             isinstance(pair, list | tuple) and len(pair) == 2 for pair in self.filters
         ):
             raise ElmoError(f"filters must be pairs of width and count, got {self.filters!r}")
-        if not 0 < len(self.filters) <= 1000:
-            raise ElmoError(f"filters must name 1 to 1000 convolutions, got {len(self.filters)}")
+        if not 0 < len(self.filters) <= _MOST_PARTS:
+            raise ElmoError(f"filters must name 1 to {_MOST_PARTS} convolutions, got {len(self.filters)}")
         for width, count in self.filters:
             check_value("a filter's width", width, int, {"least": 1, "most": self.max_characters})
             check_value("a filter's count", count, int, {"least": 1})
@@ -150,7 +151,7 @@ class LstmConfig(ContextConfig):
     output_size: int = _size(
         REQUIRED, "P: numbers in the output and in the recurrent state; equal to H where there is no projection."
     )
-    n_layers: int = _parts(2, "L.", train="layers")
+    n_layers: int = _size(2, "L.", most=_MOST_PARTS, train="layers")
     projection: bool = option(True, "Whether the cell's output is multiplied down from H to P.", train=None)
     skip_connections: bool = option(True, "Whether layers after the first add their input to their output.")
     cell_clip: float | None = _clip("Bound on each number of the memory cell.")
@@ -206,7 +207,7 @@ class TransformerConfig(ContextConfig):
     objective: ClassVar[str] = "segments"
     default_layer: ClassVar[Literal["mix", "top"]] = "top"
     size: int = _size(REQUIRED, "P: numbers per token, in every layer.")
-    n_blocks: int = _parts(8, "Blocks on top of each other.", train="blocks")
+    n_blocks: int = _size(8, "Blocks on top of each other.", most=_MOST_PARTS, train="blocks")
     n_heads: int = _size(6, "Attention heads, each with P / n_heads numbers per token.", train="heads")
     inner_size: int = _size(960, "I: numbers per token inside the feed-forward part.")
     window: int = _size(64, "How far a token sees to either side in one block.", train="attention_window")

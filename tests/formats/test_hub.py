@@ -265,7 +265,7 @@ def test_a_repository_of_another_kind(fake, tmp_path):
     fake.folder.mkdir()
     (fake.folder / "config.json").write_text('{"model_type": "bert"}')
     (fake.folder / "model.safetensors").write_bytes(b"")
-    assert "config.json describes no ELMo model: format must be elmokit, got None" in refused("google/bert")
+    assert "config.json describes no ELMo model: format must be elmokit, got None" in refused("someone/other")
 
 
 SCRIPT = """
