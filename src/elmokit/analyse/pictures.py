@@ -94,7 +94,12 @@ def draw_senses(senses: Senses, index: OccurrenceIndex, path: Path) -> None:
         title = f"“{senses.word}”: {counted(len(senses.rows), 'occurrence')}, {counted(count, 'way')} of use"
         axes.set_title(title, fontsize=11)
         # The largest cluster first, so that the small ones are on top.
-        _scatter(axes, senses.points, senses.labels, legends, size=14 if len(senses.rows) > 400 else 26, alpha=0.85)
+        for number, (style, name) in enumerate(zip(POINT_STYLES, legends, strict=False)):
+            x, y = senses.points[senses.labels == number].T
+            axes.scatter(
+                x, y, s=14 if len(senses.rows) > 400 else 26, color=style.color,
+                marker=style.marker, edgecolors=style.edge, alpha=0.85, linewidths=0.4, label=name, zorder=2,
+            )  # fmt: skip
         low, high = senses.points.min(axis=0), senses.points.max(axis=0)
         margin = 0.09 * np.maximum(high - low, 1e-3)
         axes.set_xlim(low[0] - 1.4 * margin[0], high[0] + 1.4 * margin[0])
@@ -111,18 +116,6 @@ def draw_senses(senses: Senses, index: OccurrenceIndex, path: Path) -> None:
         )  # fmt: skip
         for handle in legend.legend_handles:
             handle.set(sizes=[36], alpha=1)  # type: ignore[union-attr]
-
-
-def _scatter(
-    axes: Axes, points: Points, groups: NDArray[np.int64], names: Sequence[str], *, size: float, alpha: float = 1.0
-) -> None:
-    """Draw points [N, 2], each group in its own style."""
-    for number, (style, name) in enumerate(zip(POINT_STYLES, names, strict=False)):
-        mine = points[groups == number]
-        axes.scatter(
-            mine[:, 0], mine[:, 1], s=size, color=style.color, marker=style.marker, edgecolors=style.edge,
-            alpha=alpha, linewidths=0.4, label=name, zorder=2,
-        )  # fmt: skip
 
 
 def _label_cluster(axes: Axes, points: Points, texts: Sequence[str], every: Points, used: Sequence[Box]) -> list[Box]:
@@ -233,8 +226,9 @@ def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
                 # One point that belongs to several sentences has the colour of none.
                 several = len({colours[each] for each in group}) > 1
                 color, _, edge = POINT_STYLES[colours[group[0]]]
-                fill, line = (GREY, "white") if several else (color, edge)
-                axes.scatter(*points[group[0]], s=34, marker=marker, linewidths=0.5, color=fill, edgecolors=line)
+                color, edge = (GREY, "white") if several else (color, edge)
+                x, y = points[group[0]]
+                axes.scatter(x, y, s=34, color=color, marker=marker, edgecolors=edge, linewidths=0.5)
             _label_words(axes, placed, _REACH if number else 0, points, together)
         _words_legend(figure, words, shown, height)
 
