@@ -18,7 +18,7 @@ import numpy as np
 
 from elmokit.errors import ElmoError
 from elmokit.text.splitting import split_sentences
-from elmokit.text.tokens import split_english
+from elmokit.text.tokens import word_splitter
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST = 80
@@ -65,9 +65,8 @@ def _from_corpus(path: Path, seed: int) -> Text:
     with lzma.open(path, "rt", encoding="utf-8") as file:
         skipped = islice(file, (seed % 7) * PARAGRAPHS // 2, None)
         paragraphs = list(islice(skipped, PARAGRAPHS))
-    found = (
-        [token.text for token in split_english(sentence)] for text in paragraphs for sentence in split_sentences(text)
-    )
+    split = word_splitter("english")
+    found = (split(sentence) for text in paragraphs for sentence in split_sentences(text))
     return Text([tokens for tokens in found if 1 <= len(tokens) <= LONGEST], path.name)
 
 

@@ -134,7 +134,10 @@ class ProgressDisplay:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._new_line = partial(StatusLine, first=_FIRST_SECONDS, stay=False, stream=stream, quiet=quiet, clock=clock)
+        first, every = _FIRST_SECONDS, _LOG_SECONDS
+        self._new_line = partial(
+            StatusLine, first=first, every=every, stay=False, stream=stream, quiet=quiet, clock=clock
+        )
         self._begin(doing, unit, total)
 
     def _begin(self, doing: str, unit: str, total: int | None) -> None:

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,17 +52,6 @@ def test_a_real_model(tmp_path, make_elmo) -> None:
             occurrence = index.occurrence(row)
             vector = elmo.encode([list(occurrence.tokens)], layer=layer)[0][occurrence.position]
             assert index.vectors_of(np.array([row]))[0] == pytest.approx(normalised(vector), abs=0.01)
-
-
-def test_an_index_that_an_earlier_release_wrote_is_read() -> None:
-    index = OccurrenceIndex.open(Path(__file__).parent / "samples" / "index")
-    rows = sentences(12)
-    assert len(index) == 12 + 6
-    for row in range(len(index)):
-        occurrence = index.occurrence(row)
-        assert list(occurrence.tokens) == rows[occurrence.sentence]
-        expected = normalised(vectors_of(rows[occurrence.sentence]))[occurrence.position]
-        assert index.vectors_of(np.array([row]))[0] == pytest.approx(expected, abs=0.01)
 
 
 def test_only_sentences_with_the_word_are_encoded(tmp_path) -> None:

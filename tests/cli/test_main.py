@@ -69,7 +69,7 @@ def test_it_can_say_what_it_chose(model_folder):
         (["embed", "x", "--model", "{model}", "--pool", "sum"], "--pool"),
         (["embed", "x", "--model", "{model}", "--input", "f"], "not both"),
         (["embed", "--model", "{model}", "--input", "nofile"], "nofile"),
-        (["embed", "--model", "{model}", "--input", "{text}", "--output", "v.csv"], "--output must end in one of"),
+        (["embed", "--model", "{model}", "--input", "{text}", "--output", "v.doc"], "--output must end in one of"),
         (["embed", "--model", "{model}", "--input", "{text}", "--output", "no/v.h5"], "must exist"),
         (
             ["embed", "--model", "{model}", "--input", "{text}", "--output", "v.npz", "--format", "bilm"],

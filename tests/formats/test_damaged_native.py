@@ -78,9 +78,9 @@ def test_a_wrong_value_in_config_json(native, key, value, fact):
 MISFITS = [
     ("model.lstm.cell_size", 8, "model.safetensors has "),
     ("model.lstm.n_layers", 1, "must contain 2 weights and a gamma of mix 0"),
-    ("model.lstm.n_layers", 2**31 - 1, "n_layers must be at most 1000"),
+    ("model.lstm.n_layers", 2**31 - 1, "n_layers must be from 1 to 1,000"),
     ("model.lstm.n_layers", 1000, "must contain 1001 weights"),
-    ("model.characters.n_highway", 2**31 - 1, "n_highway must be at most 1000"),
+    ("model.characters.n_highway", 2**31 - 1, "n_highway must be from 0 to 1,000"),
     ("model.characters.n_highway", 1000, "lacks the weights token_encoder.char_cnn.highways.1"),
     ("model.characters.filters", [[1, 1]] * 1001, "filters must name 1 to 1000 convolutions, got 1001"),
     ("model.characters.n_highway", 2, "lacks the weights token_encoder.char_cnn.highways.1"),

@@ -185,7 +185,7 @@ def test_outputs_that_cannot_be(tmp_path, monkeypatch):
     with pytest.raises(ElmoError, match="must be an ordinary file"):
         check_output("/dev/null")
     with pytest.raises(ElmoError, match="must end in one of"):
-        embed(unread, tmp_path / "o.txt")
+        embed(unread, tmp_path / "o.doc")
     for name in ("loop.npz", "other.npz"):
         (tmp_path / name).symlink_to(tmp_path / ("other.npz" if name == "loop.npz" else "loop.npz"))
     with pytest.raises(ElmoError, match=r"can be used, got .*loop\.npz \("):
