@@ -40,7 +40,7 @@ def test_progress_of_the_command(tmp_path, capsys, monkeypatch):
     assert "preparing the corpus: 100 %, 4.0B of 4.0B, " in err
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     VocabCommand(corpus=[str(tmp_path / "t")], output=tmp_path / "v", max_tokens=9).run()
-    assert "\rpreparing the corpus: 100 %" in capsys.readouterr().err
+    assert "\rpreparing the corpus: 0 %" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
