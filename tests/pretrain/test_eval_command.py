@@ -70,6 +70,12 @@ def test_a_table_of_sentences(elmo, corpus, tmp_path, model_folder) -> None:
         )
 
 
+def test_a_sentence_is_no_formula(elmo, tmp_path, model_folder) -> None:
+    (tmp_path / "text.txt").write_text("=1+1 bank\n", encoding="utf-8")
+    assert elmo("eval", model_folder, tmp_path / "text.txt", "--sentences", tmp_path / "table.tsv").status == 0
+    assert "\t'=1+1 bank" in (tmp_path / "table.tsv").read_text(encoding="utf-8")
+
+
 def test_one_direction(elmo, corpus, tmp_path) -> None:
     config = tiny_config(bidirectional=False, context=LstmConfig(cell_size=13, output_size=6))
     Elmo(tiny_checkpoint(config, head=True, scale=1.0)).save(tmp_path / "model")

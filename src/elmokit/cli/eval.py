@@ -269,6 +269,7 @@ def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable
     from elmokit.pretrain.evaluate import perplexity_of, sentence_losses
     from elmokit.pretrain.sentences import Sentences
     from elmokit.storage.atomic import atomic_file
+    from elmokit.tasks.reading import escape_formula
 
     with (
         ProgressDisplay("each sentence", "sentences", total=corpus.n_sentences) as display,
@@ -283,4 +284,4 @@ def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable
             text = " ".join(corpus.type_text(int(index)) for index in corpus.tokens[begin:end])
             shown = [f"{perplexity_of(loss / (end - begin + 1)):.2f}" for loss in losses]
             mean = f"{perplexity_of(sum(losses) / len(losses) / (end - begin + 1)):.2f}"
-            table.writerow([number, end - begin, *shown, *[""] * (2 - len(shown)), mean, text])
+            table.writerow([number, end - begin, *shown, *[""] * (2 - len(shown)), mean, escape_formula(text)])
