@@ -15,6 +15,9 @@ FOLDER/NAME.txt. A paragraph is left out by the first of these rules that fits:
 
 Chinese is compared by 26 characters in place of 13 words. The last three rules ignore case and punctuation. One process
 reads the files in their order, because the order decides which copy stays.
+
+With --simplify, FOLDER/NAME.simplified.txt also gets each Chinese paragraph that has traditional characters, written in
+simplified ones (pip install opencc-python-reimplemented). A model that reads both learns from all of the text for either.
 """
 
 from __future__ import annotations
@@ -155,6 +158,24 @@ def clean(source: Path, output: Path, cleaner: Cleaner) -> Counter[str]:
     return counts
 
 
+def simplify(source: Path, output: Path) -> tuple[int, int]:
+    """Write the paragraphs with traditional characters in simplified ones; returns how many, and how many were read."""
+    try:
+        from opencc import OpenCC
+    except ImportError:
+        raise ElmoError("--simplify needs OpenCC: pip install opencc-python-reimplemented") from None
+    convert = OpenCC("t2s").convert
+    changed = total = 0
+    with atomic_file(output) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        for line in paragraphs(source):
+            simplified = convert(line)
+            total += bool(line.strip())
+            changed += simplified != line
+            if simplified != line or not line.strip():
+                file.write(simplified)
+    return changed, total
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,6 +183,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text to clean")
     parser.add_argument("--against", type=Path, nargs="*", default=[], metavar="FILE", help="held-out text")
     parser.add_argument("--script", choices=list(_SHARED), default="latin", help="the language's script [latin]")
+    parser.add_argument("--simplify", action="store_true", help="also write traditional Chinese in simplified characters")
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -176,6 +198,9 @@ def main(given: Sequence[str] | None = None) -> int:
                 f"{source.name}: {counts['stay']:,} of {counts.total():,} paragraphs stay; left out: {left_out}",
                 flush=True,
             )
+            if options.simplify:
+                changed, total = simplify(output, output.with_suffix(".simplified.txt"))
+                print(f"{source.name}: {changed:,} of {total:,} paragraphs also in simplified characters", flush=True)
     except (ElmoError, *DAMAGE) as error:
         print(f"clean.py: {error}", file=sys.stderr)
         return 2
