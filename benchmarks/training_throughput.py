@@ -29,7 +29,7 @@ from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary
 from elmokit.model.context import State
 from elmokit.ops.reference import lstm_windows_reference
-from elmokit.pretrain.batches import Batch
+from elmokit.pretrain.batches import Batch, batches_ahead
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.distributed import Processes
 from elmokit.pretrain.loop import Training
@@ -62,19 +62,19 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:
     """Tokens a second, and distinct words a token, once the first updates are over."""
-    batches = training._batches()
+    batches = batches_ahead(training.objective.batches(), training.device)
     words = 0
     try:
         start, updates = time.perf_counter(), 0
         while updates < warm_up or time.perf_counter() - start < seconds / 2:  # kernels are loaded as shapes come by
-            training._update(next(batches)[0], 1e-4)
+            training.updates.update(updates, next(batches)[0], 1e-4)
             _wait(training.device)
             updates += 1
         start, updates = time.perf_counter(), 0
         while updates < 3 or time.perf_counter() - start < seconds:
             parts, _ = next(batches)
             words += sum(_distinct(part) for part in parts)
-            training._update(parts, 1e-4)
+            training.updates.update(updates, parts, 1e-4)
             updates += 1
             if updates % 20 == 0:
                 _wait(training.device)  # the queue of a GPU is long; the clock must not run ahead of it
@@ -88,7 +88,7 @@ def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, fl
 
 def measure_reference(training: Training, seconds: float) -> float:
     """Tokens a second of the plain loop with the same batches and optimiser."""
-    batches = training._batches()
+    batches = batches_ahead(training.objective.batches(), training.device)
     state = training.updates.states[0]
     try:
         start, updates = 0.0, -1
@@ -132,7 +132,7 @@ def reference_loss(
 
 def check(training: Training) -> tuple[float, float]:
     """How far the loss and the gradients of one batch are from the reference's, relative."""
-    batches = training._batches()
+    batches = batches_ahead(training.objective.batches(), training.device)
     batch = next(batches)[0][0].to(training.device)
     batches.close()
     network, state = training.updates.network.eval(), training.updates.states[0]
