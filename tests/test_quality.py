@@ -285,6 +285,31 @@ def test_the_senses_of_words_in_the_bundled_model_come_apart(capsys):
     assert shares["all"][-1] > shares["all"][0] + 30
 
 
+def test_a_chinese_word_is_the_mean_of_its_characters_and_equal_without_context(capsys):
+    two_senses.main(["--language", "zh"])
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    shares = {row[0]: [int(cell.removesuffix(" %")) for cell in row[1:]] for row in table[2:]}
+    assert len(shares) == 26
+    assert {row[0] for row in shares.values()} == {40}, "by the spelling alone there is nothing but chance"
+    assert max(shares["all"]) > 50
+
+
+def test_a_word_is_found_by_its_token_or_by_its_characters():
+    tokens = [two_senses.Token("batter", 0, 6), two_senses.Token("bat", 7, 10)]
+    assert two_senses.span_of("bat", "batter bat", tokens) == slice(1, 2)
+    tokens = [two_senses.Token(character, place, place + 1) for place, character in enumerate("买苹果吃")]
+    assert two_senses.span_of("苹果", "买苹果吃", tokens) == slice(1, 3)
+    assert two_senses.span_of("苹果", "买苹果吃", [two_senses.Token("买苹果吃", 0, 4)]) == slice(0, 1)
+
+
+@pytest.mark.parametrize(("language", "sentences"), [("en", 4), ("zh", 3)])
+def test_every_sentence_has_its_word_once(language, sentences):
+    for word, senses in two_senses.read_words(language).items():
+        assert [len(of_sense) for of_sense in senses.values()] == [sentences] * 2, word
+        for text in (text for of_sense in senses.values() for text in of_sense):
+            assert (text.split().count(word) if language == "en" else text.count(word)) == 1, text
+
+
 def test_static_vectors_are_looked_up_in_lower_case_too():
     source = glove.StaticSource(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
     [layers] = source.stream([("A", "b", "c")])
