@@ -123,8 +123,9 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
     from elmokit.tasks import fit
 
     segment = _segment(row, setting)
-    train, dev, measured = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
-    train = list(evenly(train, setting.limit))
+    read = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
+    train, dev, measured = row.divided(*read)
+    train = evenly(train, setting.limit)
     values: Values = []
     for name in unit.inputs:
         for seed in unit.seeds:
