@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PENALTIES = (3.0, 0.3, 0.03)
+PENALTIES = (1.0, 0.1, 0.01)
 """λ of λ/2·‖w‖² per number in the input, for the loss summed over the examples; from the strongest."""
 _BLOCK = 65_536
-_CHOICE_EXAMPLES = 60_000
+_CHOICE_EXAMPLES = 40_000
 _CHOICE_SHARE = 0.15
 _LEAST_DEVIATION = 1e-4
 _FLOAT32_NUMBERS = 2**29
@@ -42,7 +42,7 @@ class Logistic:
 def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, *, iterations: int = 100) -> Logistic:
     """Train on vectors [K, N, D] of any dtype, with labels [N] in 0 … C-1; neighbours must not be alike.
 
-    The penalty is the one of three with the smallest loss on a part of the examples, of which at most 60,000 are used
+    The penalty is the one of three with the smallest loss on a part of the examples, of which at most 40,000 are used
     to choose.
     """
     if vectors.numel() <= _FLOAT32_NUMBERS:
@@ -95,7 +95,7 @@ def _fit(
     flat.requires_grad_()
     strength = penalty * layers * size / count
     optimizer = torch.optim.LBFGS(
-        [flat], max_iter=iterations, tolerance_grad=1e-6, history_size=10, line_search_fn="strong_wolfe"
+        [flat], max_iter=iterations, tolerance_change=1e-6, history_size=10, line_search_fn="strong_wolfe"
     )
 
     @torch.no_grad()
