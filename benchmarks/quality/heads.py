@@ -143,6 +143,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if options.seeds < 1 or options.jobs < 1:
         raise ElmoError("--seeds and --jobs must be at least 1")
     rows = [table[name] for name in names]
+    grid: dict[str, dict[str, Options]]
     if options.set is not None:
         grid = {row.kind: {"set": read_set(options.set)} for row in rows}
     else:

@@ -121,7 +121,7 @@ def _fit(
         flat.grad = found
         return float(total / count + 0.5 * strength * weights.square().sum())
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     found = flat.detach()
     return found, Logistic(*_scaled(found, mean, deviation, classes), penalty)
 

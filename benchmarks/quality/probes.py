@@ -126,7 +126,7 @@ def shuffled(items: Sequence[Any], limit: int | None) -> list[Any]:
 
 def by_layer(vectors: Tensor) -> Iterator[Tensor]:
     """vectors [K, N, D] → what the columns are computed from: each layer and the mean as [1, N, D], and all of them."""
-    yield from vectors.split(1)
+    yield from (layer.unsqueeze(0) for layer in vectors)
     yield vectors.float().mean(dim=0, keepdim=True).half() if vectors.shape[0] > 1 else vectors
     yield vectors
 
@@ -197,7 +197,8 @@ def _wic_pairs(setting: Setting, paths: Sequence[Path]) -> tuple[NDArray[np.floa
 
 def _cosine(one: Vectors, other: Vectors) -> NDArray[np.float64]:
     lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    return (one * other).sum(-1).astype(np.float64) / np.where(lengths > 0, lengths, 1)
+    cosines: NDArray[np.float64] = (one * other).sum(-1).astype(np.float64) / np.where(lengths > 0, lengths, 1)
+    return cosines
 
 
 def _wic_right(
@@ -333,13 +334,15 @@ def probe_tags(setting: Setting, row: Row) -> Iterator[Result]:
     numbers = {tag: number for number, tag in enumerate(tags)}
     labels = torch.tensor([numbers[tag] for example in train for tag in example.tags], device=setting.device)
     scheme = detect_scheme([example.tags for example in (*train, *dev)])
-    columns = []
+    columns: list[float] = []
+    gold = [example.tags or () for example in dev]
+    wanted = [tag for sentence in gold for tag in sentence]
     for vectors, questions in zip(by_layer(known), by_layer(asked), strict=True):
         found = [tags[number] for number in fit_logistic(vectors, labels, len(tags)).predict(questions).tolist()]
         if scheme.has_spans:
-            columns.append(_entity_f1(found, [example.tags for example in dev], lambda t: spans(t, scheme)))
+            columns.append(_entity_f1(found, gold, lambda tags: spans(tags, scheme)))
         else:
-            columns.append(np.mean([f == tag for f, tag in zip(found, (t for e in dev for t in e.tags), strict=True)]))
+            columns.append(float(np.mean([guess == tag for guess, tag in zip(found, wanted, strict=True)])))
     metric = "entity F1" if scheme.has_spans else "accuracy"
     yield result(f"{row.title}, linear", metric, columns, tokens=known.shape[1], dev=asked.shape[1])
 
@@ -381,14 +384,15 @@ def probe_texts(setting: Setting, row: Row) -> Iterator[Result]:
 def probe_pairs(setting: Setting, row: Row) -> Iterator[Result]:
     """The cosine of two sentences against a person's score: nothing is learned."""
     _, measured = setting.files(row)
-    pairs = [pair for file in measured for pair in read_pairs(file, segment="english", **row.columns)]
+    columns: dict[str, Any] = {**row.columns}
+    pairs = [pair for file in measured for pair in read_pairs(file, segment="english", **columns)]
     pairs = list(evenly(pairs, setting.limit))
     sides = [_stored_means(setting, [pair.sentences[side] for pair in pairs]) for side in (0, 1)]
     scores = np.array([float(str(pair.label)) for pair in pairs])
     *single, joined = zip(by_layer(sides[0]), by_layer(sides[1]), strict=True)
     cosines = [(unit(one) * unit(other)).sum(-1).mean(0).cpu().numpy() for one, other in (*single, joined)]
-    columns = [float(np.corrcoef(_ranks(found), _ranks(scores))[0, 1]) for found in cosines]
-    yield result(f"{row.title}, cosine of the means", "Spearman", columns, pairs=len(pairs))
+    found = [float(np.corrcoef(_ranks(values), _ranks(scores))[0, 1]) for values in cosines]
+    yield result(f"{row.title}, cosine of the means", "Spearman", found, pairs=len(pairs))
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
