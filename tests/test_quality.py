@@ -15,6 +15,7 @@ QUALITY = Path(__file__).resolve().parents[1] / "benchmarks" / "quality"
 sys.path.insert(0, str(QUALITY))
 import cells  # noqa: E402
 import glove  # noqa: E402
+import heads  # noqa: E402
 import results  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
@@ -256,7 +257,7 @@ def test_figures_of_the_table():
 
 def test_the_rows_of_the_table_are_whole():
     known = rows.read_rows()
-    assert len(known) == 13
+    assert len(known) == 14
     for row in known.values():
         assert row.metric in ("accuracy", "entity F1", "Pearson", "F1")
         cells.TaskOptions(**row.options)
@@ -285,9 +286,103 @@ def test_the_senses_of_words_in_the_bundled_model_come_apart(capsys):
     assert shares["all"][-1] > shares["all"][0] + 30
 
 
+def test_a_chinese_word_is_the_mean_of_its_characters_and_equal_without_context(capsys):
+    two_senses.main(["--language", "zh"])
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    shares = {row[0]: [int(cell.removesuffix(" %")) for cell in row[1:]] for row in table[2:]}
+    assert len(shares) == 26
+    assert {row[0] for row in shares.values()} == {40}, "by the spelling alone there is nothing but chance"
+    assert max(shares["all"]) > 50
+
+
+def test_a_word_is_found_by_its_token_or_by_its_characters():
+    tokens = [two_senses.Token("batter", 0, 6), two_senses.Token("bat", 7, 10)]
+    assert two_senses.span_of("bat", "batter bat", tokens) == slice(1, 2)
+    tokens = [two_senses.Token(character, place, place + 1) for place, character in enumerate("买苹果吃")]
+    assert two_senses.span_of("苹果", "买苹果吃", tokens) == slice(1, 3)
+    assert two_senses.span_of("苹果", "买苹果吃", [two_senses.Token("买苹果吃", 0, 4)]) == slice(0, 1)
+
+
+@pytest.mark.parametrize(("language", "sentences"), [("en", 4), ("zh", 3)])
+def test_every_sentence_has_its_word_once(language, sentences):
+    for word, senses in two_senses.read_words(language).items():
+        assert [len(of_sense) for of_sense in senses.values()] == [sentences] * 2, word
+        for text in (text for of_sense in senses.values() for text in of_sense):
+            assert (text.split().count(word) if language == "en" else text.count(word)) == 1, text
+
+
 def test_static_vectors_are_looked_up_in_lower_case_too():
     source = glove.StaticSource(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
     [layers] = source.stream([("A", "b", "c")])
     np.testing.assert_array_equal(layers, [[[1, 2], [3, 4], [0, 0]]])
     with pytest.raises(ElmoError, match="one row per word"):
         glove.StaticSource(["a", "b"], np.ones((1, 2), np.float32))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The options that reach a head, in order."""
+    import elmokit.tasks
+
+    options = []
+    fit = elmokit.tasks.fit
+
+    def watched(kind, train, dev, given, **others):
+        options.append(given)
+        return fit(kind, train, dev, given, **others)
+
+    monkeypatch.setattr(elmokit.tasks, "fit", watched)
+    return options
+
+
+def test_settings_of_a_head_are_tried_and_sorted(tmp_path, model, data, seen, capsys):
+    grid, output = tmp_path / "grid.toml", tmp_path / "heads.jsonl"
+    small = "hidden = 4, epochs = 1, static_size = 3"
+    grid.write_text(f"[classify]\nlow = {{ {small}, dropout = 0.25 }}\ntuned = {{ {small}, fine_tune = true }}\n")
+    given = [str(item) for item in (model, "--data", data, "--tasks", "sst2", "--grid", grid, "--device", "cpu")]
+    given += ["--seeds", "2", "--output", str(output)]
+    heads.main(given)
+    assert [(o.fine_tune, o.dropout, o.hidden, o.seed) for o in seen] == [
+        (True, 0.5, 4, 1), (False, 0.25, 4, 1), (True, 0.5, 4, 2), (False, 0.25, 4, 2),
+    ], "the longest first, seed by seed"  # fmt: skip
+    shown = [
+        line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith(("| low", "| tuned"))
+    ]
+    assert len(shown) == 2
+    assert float(shown[0][1].split()[0]) >= float(shown[1][1].split()[0])
+    assert len(lines(output)) == 4
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:-1]) + '{"task": "ss')
+    seen.clear()
+    heads.main([*given, "--resume"])
+    assert len(seen) == 1, "only what is missing"
+    seen.clear()
+    heads.main([*given, "--resume", "--limit", "8"])
+    assert len(seen) == 4, "scores of other examples do not count"
+
+
+def test_the_vectors_of_a_frozen_model_are_computed_once_for_all_settings(tmp_path, model, data, monkeypatch):
+    from elmokit.tasks import inputs
+
+    computed, block = [], inputs._block
+    monkeypatch.setattr(inputs, "_block", lambda *given: computed.append(len(given[4])) or block(*given))
+    grid = tmp_path / "grid.toml"
+    small = "hidden = 4, epochs = 1, static_size = 3"
+    grid.write_text("[classify]\n" + "".join(f"s{n} = {{ {small}, dropout = 0.{n} }}\n" for n in range(1, 4)))
+    given = (model, "--data", data, "--tasks", "sst2", "--grid", grid, "--device", "cpu")
+    heads.main([str(item) for item in (*given, "--output", tmp_path / "heads.jsonl")])
+    assert 0 < sum(computed) <= 16, "12 sentences to train on and 4 to score on"
+
+
+def test_the_settings_to_try_are_options_of_the_heads():
+    grid = heads.read_grid(heads.GRID)
+    assert set(grid) == {"classify", "tag"}
+    for settings in grid.values():
+        rates = {options["elmo_learning_rate"] for options in settings.values() if options.get("fine_tune")}
+        assert {3e-5, 1e-4, 3e-4} <= rates
+    assert heads.read_set("dropout=0.4,fine_tune=true,pooling=max") == {
+        "dropout": 0.4, "fine_tune": True, "pooling": "max",
+    }  # fmt: skip
+    with pytest.raises(ElmoError, match="momentum"):
+        heads.read_set("momentum=0.9")
+    with pytest.raises(ElmoError, match="--tasks must name heads"):
+        heads.main(["model", "--tasks", "wsd"])

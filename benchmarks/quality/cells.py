@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,8 @@ class Unit:
     task: str
     inputs: tuple[Input, ...]
     seeds: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of a head, in place of the row's own."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,13 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
     from elmokit.tasks import fit
 
     segment = _segment(row, setting)
-    train, dev, measured = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
-    train = list(evenly(train, setting.limit))
+    read = ([e for path in files[name] for e in _examples(row, path, segment)] for name in files)
+    train, dev, measured = row.divided(*read)
+    train = evenly(train, setting.limit)
     values: Values = []
     for name in unit.inputs:
         for seed in unit.seeds:
-            options = TaskOptions(**{**row.options, **_INPUT_OPTIONS[name], "seed": seed})
+            options = TaskOptions(**{**row.options, **_INPUT_OPTIONS[name], **unit.options, "seed": seed})
             fitted = fit(
                 row.kind,
                 train,
@@ -140,7 +143,9 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
                 device=setting.device,
             )
             scores = fitted.scores if setting.split == "dev" else fitted.model.score(measured)
-            values.append((name, seed, score_of(row, scores), {"epochs": len(fitted.history)}))
+            values.append(
+                (name, seed, score_of(row, scores), {"epochs": len(fitted.history), "best epoch": fitted.epoch})
+            )
     return values
 
 

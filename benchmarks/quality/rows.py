@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from elmokit.errors import ElmoError
 
 TABLE = Path(__file__).with_name("tasks.toml")
 PROBES = ("pos", "wsd", "wic")
+T = TypeVar("T")
 _PACKED_TIMES = 4
 _PACKINGS = ("", ".xz", ".gz", ".bz2", ".zst")
 
@@ -25,8 +27,8 @@ class Row:
     metric: str
     train: str
     """The training file inside the data folder, without .xz and the like."""
-    dev: str
-    """The development file; the test file is in the same folder."""
+    dev: str = ""
+    """The development file; the test file is in the same folder. Without it, the last fifth of `train`."""
     language: Literal["en", "zh"] = "en"
     columns: dict[str, str] = field(default_factory=dict)
     """Arguments of the reader that name columns."""
@@ -40,12 +42,13 @@ class Row:
 
     def files(self, data: Path, split: Literal["dev", "test"]) -> dict[str, list[Path]]:
         """The files of "train", "dev" and what is measured on ("test", or the dev file again)."""
-        train, dev = find(data / self.train), find(data / self.dev)
-        folder, suffix = (data / self.dev).parent, Path(self.dev).suffix
+        train, dev = find(data / self.train), find(data / self.dev) if self.dev else None
+        near = data / (self.dev or self.train)
+        folder, suffix = near.parent, near.suffix
         tests = [
             path for path in sorted(folder.glob("test*")) if path.name.endswith(tuple(suffix + p for p in _PACKINGS))
         ]
-        for name, path in ((self.train, train), (self.dev, dev)):
+        for name, path in ((self.train, train), (self.dev, dev)) if self.dev else ((self.train, train),):
             # A probe learns nothing from the dev file, so that it can do without one.
             if path is None and not (name == self.dev and self.is_probe and split == "test"):
                 raise ElmoError(f"{data / name} is not there")
@@ -53,6 +56,13 @@ class Row:
         if split == "test" and not tests:
             raise ElmoError(f"{folder} has no test file")
         return {"train": [train] if train else [], "dev": [dev] if dev else [], "measured": measured}
+
+    def divided(self, train: Sequence[T], dev: Sequence[T], measured: Sequence[T]) -> tuple[Sequence[T], ...]:
+        """The three sets of examples, for a task without a development file with the last fifth of `train` as one."""
+        if self.dev:
+            return train, dev, measured
+        cut = len(train) * 4 // 5
+        return train[:cut], train[cut:], measured or train[cut:]
 
     def size(self, data: Path) -> int:
         """About how many bytes the training file has, unpacked."""

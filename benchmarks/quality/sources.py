@@ -1,0 +1,99 @@
+"""What gives the vectors: a model that Elmo.load opens, or a BERT-like one, whose words are means of their pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from two_senses import Language, Tokenizer, tokenizer_of
+
+from elmokit import Elmo
+from elmokit.analyse.probes.sources import ElmoSource, LayerSource
+from elmokit.encode import encode_stream
+from elmokit.errors import ElmoError
+from elmokit.text.tokens import SegmenterName, segmenter
+
+Vectors = NDArray[np.float32]
+_BERT_FILES = ("config.json", "tokenizer.json", "model.safetensors")
+_BATCH_PIECES = {"cpu": 2048, "cuda": 32_768}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A source of vectors, and how it reads raw text."""
+
+    source: LayerSource
+    language: Language
+    segment: SegmenterName
+    """How a text of the language becomes tokens, if it is not tokenised already."""
+    tokenize: Tokenizer
+    """The same with the places in the text, for `two_senses`."""
+
+    def means(self, sentences: Sequence[Sequence[str]]) -> Iterator[Vectors]:
+        """The mean of each sentence's words, [K, D]."""
+        if isinstance(self.source, ElmoSource):
+            yield from self.source.elmo.stream(sentences, layer="all", pool="mean")
+        else:
+            yield from (found.mean(axis=1) for found in self.source.stream(sentences))
+
+
+def open_encoder(model: str, device: str | None, language: Language | None) -> Encoder:
+    """The model as a source; its language is told by how it splits text, if it is not given."""
+    if all((Path(model) / name).is_file() for name in _BERT_FILES):
+        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        segment: SegmenterName = "chars" if language == "zh" else "whitespace"
+        return Encoder(BertSource(Path(model), torch.device(chosen)), language or "en", segment, segmenter(segment))
+    elmo = Elmo.load(model, device=device)
+    spoken: Language = language or ("zh" if elmo.segment in ("chars", "jieba") else "en")
+    return Encoder(ElmoSource(elmo), spoken, elmo.segment, tokenizer_of(elmo, spoken))
+
+
+class BertSource:
+    """All hidden layers of a BERT-like model; a word's vector is the mean of its pieces, zeros if they were cut off."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        try:
+            import tokenizers  # type: ignore[import-not-found,unused-ignore]
+            import transformers  # type: ignore[import-not-found,unused-ignore]
+        except ImportError as error:
+            raise ElmoError(f"{folder} is a BERT-like model, which needs the package transformers") from error
+        self.tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.model: Any = transformers.AutoModel.from_pretrained(str(folder), local_files_only=True)
+        self.model = self.model.float().to(device).eval()
+        # The file may ask for exactly 128 pieces: padding for most sentences and too few for some.
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(self.model.config.max_position_embeddings)
+        self.device = device
+        self.size = int(self.model.config.hidden_size)
+        self.names = tuple(str(layer) for layer in range(self.model.config.num_hidden_layers + 1))
+
+    def stream(self, sentences: Iterable[Sequence[str]]) -> Iterator[Vectors]:
+        """Sentences → arrays [K, T, D]."""
+        budget = _BATCH_PIECES.get(self.device.type, _BATCH_PIECES["cpu"])
+        return encode_stream(sentences, self._run, budget, size=lambda tokens: len(tokens) * 4 // 3)
+
+    @torch.no_grad()
+    def _run(self, batch: Sequence[Sequence[str]]) -> list[Vectors]:
+        encodings = self.tokenizer.encode_batch([list(tokens) for tokens in batch], is_pretokenized=True)
+        longest, widest = max(len(encoding.ids) for encoding in encodings), max(map(len, batch))
+        ids = torch.zeros(len(batch), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        share = torch.zeros(len(batch), widest, longest)  # of each piece in its word
+        for row, encoding in enumerate(encodings):
+            ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
+            mask[row, : len(encoding.ids)] = 1
+            for place, word in enumerate(encoding.word_ids):
+                if word is not None:
+                    share[row, word, place] = 1
+        share /= share.sum(2, keepdim=True).clamp(min=1)
+        found = self.model(
+            input_ids=ids.to(self.device), attention_mask=mask.to(self.device), output_hidden_states=True
+        )
+        moved = share.to(self.device)
+        layers = torch.stack([moved @ layer.float() for layer in found.hidden_states]).cpu().numpy()
+        return [layers[:, row, : len(tokens)] for row, tokens in enumerate(batch)]
