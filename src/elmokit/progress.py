@@ -49,10 +49,13 @@ class StatusLine:
         self._next = clock() + first
         self._begun = not first
         self._text, self._waiting, self._drawn = "", False, 0
+        self._state: object = None
+        self._drawn_state: object = None
 
-    def show(self, text: str) -> None:
-        """Replace the line, if it is time."""
-        self._text, self._waiting = printable(text), True
+    def show(self, text: str, state: object = None) -> None:
+        """Replace the line, if it is time; `close` does not repeat a line of the same state, such as an amount."""
+        self._text, self._state = printable(text), state
+        self._waiting = state is None or state != self._drawn_state
         if (now := self._clock()) >= self._next:
             self._next, self._begun = now + self._interval, True
             self._draw()
@@ -80,7 +83,7 @@ class StatusLine:
         self._stream, self._drawn = None, 0
 
     def _draw(self) -> None:
-        self._waiting = False
+        self._waiting, self._drawn_state = False, self._state
         if self.terminal:
             # A character in the last column would make some terminals go to the next line.
             line = self._text[: self._columns() - 1]
@@ -177,7 +180,7 @@ class ProgressDisplay:
                 parts.append(f"{duration(seconds / count * max(0, self.total - done))} left")
         if extra:
             parts.append(extra)
-        self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}")
+        self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}", done)
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
         """The items, each counted as it passes."""

@@ -100,6 +100,18 @@ def test_a_held_out_perplexity_is_a_line_and_stays_in_those_after_it(run):
     assert stream.getvalue().splitlines()[-1].endswith("step 20, held-out 80.00")
 
 
+def test_the_last_amount_is_one_line(run):
+    recorder, advance, stream = run(total=20)
+    with recorder:
+        advance(3)
+        advance(20)
+        recorder.held_out(
+            {"step": 20, "tokens": 10_000, "seconds": 20.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0}, best=True
+        )
+        advance(20)
+    assert stream.getvalue().count("10,000 of 10,000 tokens") == 1
+
+
 def test_without_a_folder_nothing_is_shown_and_nothing_written(capsys):
     with RunRecorder() as recorder:
         recorder.measured({"step": 1, "tokens": 1, "seconds": 1.0, **NUMBERS})

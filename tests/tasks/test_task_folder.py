@@ -250,6 +250,19 @@ def test_damaged_folders_are_told_in_a_sentence(folder, damage, message):
     assert "ElmoError(" not in str(caught.value)
 
 
+def test_a_file_that_is_cut_while_it_is_loaded_does_not_end_the_process(folder, model, monkeypatch):
+    copy = torch.nn.Module.load_state_dict
+
+    def cut_and_copy(network, weights, *arguments, **options):
+        os.truncate(folder / "network.safetensors", 0)  # a page of a mapped file would be gone, which is a signal
+        return copy(network, weights, *arguments, **options)
+
+    monkeypatch.setattr("elmokit.tasks.network.TaskNetwork.load_state_dict", cut_and_copy)
+    found = load(folder)
+    for parameter, other in zip(found.network.parameters(), model.network.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+
+
 def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ElmoError, match="is not a task model"):
