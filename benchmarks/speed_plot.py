@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speed.table import times
+from speed.table import run_script, times
 
 from elmokit.errors import ElmoError
 from elmokit.plots.style import POINT_STYLES, check_picture, drawing
@@ -43,7 +42,7 @@ def tables_of(path: Path) -> list[dict[str, Any]]:
     try:
         tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tables"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ElmoError(f"{path} must be the JSON beside a table of speed, and cannot be read: {error}") from error
+        raise ElmoError(f"{path} must be the JSON of a table of speed, and cannot be read: {error}") from error
     return tables
 
 
@@ -109,7 +108,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
     cpu = next((t for t in tables if value_of(t, "alone")), None)
     gpu = next((t for t in tables if "bfloat16" in t["title"] and value_of(t, "1 tokens/s")), None)
     if cpu is None and gpu is None:
-        raise ElmoError("the files hold neither a table of the CPU nor one of the GPU in bfloat16")
+        raise ElmoError("the files contain neither a table of the CPU nor one of the GPU in bfloat16")
     panels = 2 * (cpu is not None) + (gpu is not None)
     with drawing(path, (5 * panels, 3.4)) as figure:
         widths = [1.0] * panels
@@ -135,7 +134,4 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ElmoError as error:
-        sys.exit(f"speed_plot.py: {error}")
+    run_script(main)

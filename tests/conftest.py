@@ -25,6 +25,20 @@ if find_spec("hypothesis"):  # machines with a GPU may come without it, and the 
 torch.set_num_threads(1)
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(autouse=True)
 def _poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody wrote is NaN, so that reading it shows."""

@@ -32,8 +32,9 @@ class Tolerance:
     mean_cosine: float
     worst_cosine: float
     why: str
+    """Where the differences come from."""
 
-    def holds(self, found: Agreement) -> bool:
+    def allows(self, found: Agreement) -> bool:
         """Whether they are the same function; a number that is not one is not."""
         return (
             found.relative <= self.relative

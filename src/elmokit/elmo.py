@@ -76,14 +76,14 @@ class Elmo(nn.Module):
         self,
         checkpoint: Checkpoint,
         *,
-        mixes: int | None = None,
-        trainable: bool = False,
-        dropout: float = 0.0,
-        layer_norm: LayerNorm | None = None,
+        segment: SegmenterName | None = None,
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
+        mixes: int | None = None,
+        layer_norm: LayerNorm | None = None,
+        trainable: bool = False,
+        dropout: float = 0.0,
         type_cache_mb: float = 64,
-        segment: SegmenterName | None = None,
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TextIO, TypeVar
 
 from elmokit.messages import duration, printable, quantity
+from elmokit.storage import Closing
 
 T = TypeVar("T")
 silent = False
@@ -119,7 +120,7 @@ class StatusLine:
             self._stream, self._drawn = None, 0
 
 
-class ProgressDisplay:
+class ProgressDisplay(Closing):
     """Shows how many of something are done, how fast, and the time left; a context manager.
 
     with ProgressDisplay("embedding", "sentences", total=1000) as display:
@@ -202,9 +203,3 @@ class ProgressDisplay:
             return f"{quantity(done)}B" + ("" if self.total is None else f" of {quantity(self.total)}B")
         unit = self._unit.removesuffix("s") if self.total == 1 else self._unit
         return f"{done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -55,14 +55,7 @@ def write_toy(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / "toy.txt").write_text("toy 1\n" + json.dumps(values), encoding="utf-8")
 
 
-TOY = Format(
-    name="toy",
-    description="a toy folder (toy.txt)",
-    detect=detect_toy,
-    read=read_toy,
-    write=write_toy,
-    files=("toy.txt",),
-)
+TOY = Format("toy", "a toy folder (toy.txt)", detect_toy, read_toy, write_toy, files=("toy.txt",))
 
 
 @pytest.fixture

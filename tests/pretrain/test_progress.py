@@ -19,18 +19,6 @@ NUMBERS = {
 }
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def run(tmp_path, clock):
     """A recorder whose run has had so many updates of 500 tokens a second each, and the stream it writes to."""
@@ -106,7 +94,8 @@ def test_the_last_amount_is_one_line(run):
         advance(3)
         advance(20)
         recorder.held_out(
-            {"step": 20, "tokens": 10_000, "seconds": 20.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0}, best=True
+            {"step": 20, "tokens": 10_000, "seconds": 20.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0},
+            best=True,
         )
         advance(20)
     assert stream.getvalue().count("10,000 of 10,000 tokens") == 1

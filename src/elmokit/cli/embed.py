@@ -105,16 +105,7 @@ class EmbedCommand(ModelOptions):
             progress = None
             if self._file or self._json_lines:
                 progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
-            from elmokit.elmo import Elmo
-
-            elmo = Elmo.load(
-                self.model,
-                options=self.options,
-                vocab=self.vocab,
-                device=self.device,
-                dtype=self.dtype,
-                segment=self.segment,
-            )
+            elmo = self.load(self.segment, self.dtype)
             unknown = elmo.unknown_tokens()
             pool = None if self.pool == "none" else self.pool
 

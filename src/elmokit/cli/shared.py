@@ -65,11 +65,13 @@ class ModelOptions(ModelFileOptions, DeviceOption):
 
     model: str = option(DEFAULT, MODEL_HELP, metavar="MODEL")
 
-    def load(self, segment: SegmenterName | None = None) -> Elmo:
-        """The model; `segment` overrides its text policy."""
+    def load(self, segment: SegmenterName | None = None, dtype: str | None = None) -> Elmo:
+        """The model; `segment` overrides its text policy, `dtype` the one that it is stored in."""
         from elmokit.elmo import Elmo
 
-        return Elmo.load(self.model, options=self.options, vocab=self.vocab, device=self.device, segment=segment)
+        return Elmo.load(
+            self.model, options=self.options, vocab=self.vocab, device=self.device, dtype=dtype, segment=segment
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import IO
 
 from elmokit.errors import ElmoError
+from elmokit.storage import Closing
 from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed, read_line
 
 
-class InputLines(Iterator[str]):
+class InputLines(Closing, Iterator[str]):
     """The lines of a file, or of standard input for "-", read as they are asked for; bad bytes become U+FFFD.
 
     with InputLines("corpus.txt.gz") as lines:
@@ -49,12 +50,6 @@ class InputLines(Iterator[str]):
     def close(self) -> None:
         """Close the file; standard input stays open."""
         self._open.close()
-
-    def __enter__(self) -> InputLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:

@@ -5,14 +5,13 @@ The gradients are made in the forward pass, while a chunk's logits are at hand; 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from elmokit.errors import ElmoError
 from elmokit.ops import kernels
+from elmokit.ops.kernels import AutogradContext
 
 CPU_LOGITS = 2**22
 """Logits held at once on the CPU: few enough to stay in its caches between the passes over them."""
@@ -59,7 +58,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: AutogradContext,
         top: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -80,7 +79,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (
             (gradient * upstream).to(gradient.dtype) if needed else None
             for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)

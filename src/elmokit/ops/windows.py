@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from elmokit.errors import ElmoError
 from elmokit.ops import kernels
 from elmokit.ops.bounds import Bounds
+from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.weights import LstmWeights
 
 SHAPES = 4
@@ -59,13 +59,7 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        keep: Tensor,
-        h: Tensor,
-        c: Tensor,
-        bounds: Bounds,
-        *weights: Tensor | None,
+        ctx: AutogradContext, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if kernels.serve(x.device):
             from elmokit.ops import windows_cuda
@@ -79,7 +73,7 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         window, ctx.saved_window = ctx.saved_window, None
         if window is None:
             raise RuntimeError(
