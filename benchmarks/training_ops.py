@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from elmokit import BiLM, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig
 from elmokit.model.language_model import LmHead
-from elmokit.ops.recurrence import lstm
+from elmokit.ops.bilstm import lstm
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.softmax_loss import softmax_loss
 from elmokit.ops.weights import LstmWeights

@@ -21,7 +21,7 @@ from elmokit.compat.allennlp import (
     _ElmoCharacterEncoder,
     batch_to_ids,
 )
-from elmokit.compat.fetch import cached_as
+from elmokit.compat.load import cached_as
 from elmokit.errors import ElmoError
 from support.allennlp_samples import BATCHES, CACHED, CONFIGS, close, run
 

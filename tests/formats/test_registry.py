@@ -13,8 +13,8 @@ from elmokit import Elmo, ElmoConfig
 from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats import Format, ModelFiles, formats, register_format, unregister_format
+from elmokit.formats.bundled import file_patterns
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.formats.hub import file_patterns
 from elmokit.formats.load import detect, read_checkpoint
 from elmokit.formats.source import Source, read_text
 from elmokit.text.vocab import Vocabulary

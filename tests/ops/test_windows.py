@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.ops.recurrence import lstm
+from elmokit.ops.bilstm import lstm
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.weights import LstmWeights
 from elmokit.ops.windows import lstm_windows

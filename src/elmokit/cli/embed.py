@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, SPLIT_HELP, ModelOptions, Split, is_same_file, say
-from elmokit.corpus.sentence_formats import SentenceFormat, given_words, sentence_lines
+from elmokit.corpus.lines import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, duration, printable
 from elmokit.options import argument, option

@@ -80,3 +80,12 @@ class BlockStack(tuple[BlockWeights, ...]):
     def int8(self) -> tuple[bool, ...]:
         """Which blocks are int8."""
         return tuple(isinstance(weights.qkv, Int8Matrix) for weights in self)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is added to the forget gate, and where cells and outputs are cut off; the same in both directions."""
+
+    forget_bias: float
+    cell_clip: float | None
+    projection_clip: float | None

@@ -16,9 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from elmokit.errors import ElmoError
 from elmokit.ops import kernels
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.kernels import AutogradContext
-from elmokit.ops.weights import LstmWeights
+from elmokit.ops.weights import Bounds, LstmWeights
 
 SHAPES = 4
 """Shapes of windows whose buffers are held ready."""

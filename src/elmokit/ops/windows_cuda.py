@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.optional_triton import triton
+from elmokit.ops.weights import Bounds
 from elmokit.ops.windows_triton import arrive, cell_backward, cell_forward, pass_on
 
 ROWS = 8

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu.graphs import float32_precision
 from elmokit.ops.gpu.packed import Packed, packed
 from elmokit.ops.gpu.plan import Plan
 from elmokit.ops.gpu.steps import run_steps, way_of
 from elmokit.ops.outputs import BiLstmOutput
-from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
+from elmokit.ops.weights import AnyLstmWeights, Bounds, Int8LstmWeights
 
 RECORDED_ROWS = 256
 """Batches of at most this many rows are recorded; the kernels of larger ones take longer than their launches."""

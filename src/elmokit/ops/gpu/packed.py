@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu.graphs import Graphs
-from elmokit.ops.weights import AnyLstmWeights, LstmWeights
+from elmokit.ops.weights import AnyLstmWeights, Bounds, LstmWeights
 
 
 @dataclass(frozen=True, eq=False)

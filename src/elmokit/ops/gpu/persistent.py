@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu import nvrtc
 from elmokit.ops.gpu.packed import Packed, PackedLayer, finish, unpaired
+from elmokit.ops.weights import Bounds
 
 log = logging.getLogger(__name__)
 

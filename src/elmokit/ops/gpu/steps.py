@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.gpu import persistent
 from elmokit.ops.gpu.packed import Packed, PackedLayer
 from elmokit.ops.gpu.plan import Plan
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.outputs import BiLstmOutput
+from elmokit.ops.weights import Bounds
 from elmokit.ops.windows_cuda import bmm_float32
 
 FUSED_ROWS = 128
