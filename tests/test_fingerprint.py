@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from elmokit import Elmo, fingerprint
+from elmokit import Elmo
+from elmokit.formats import checkpoint
 from elmokit.text.vocab import Vocabulary
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 
@@ -78,7 +79,7 @@ def test_a_change_is_noticed_and_undone(make_elmo, way):
 def test_the_digest_is_computed_once(make_elmo, monkeypatch):
     elmo = make_elmo()
     known = elmo.fingerprint(), elmo.fingerprint(mixes=True)
-    monkeypatch.setattr(fingerprint.Fingerprint, "_compute", None)  # whoever calls it fails
+    monkeypatch.setattr(checkpoint.Fingerprint, "_compute", None)  # whoever calls it fails
     assert (elmo.fingerprint(), elmo.fingerprint(mixes=True)) == known
 
 

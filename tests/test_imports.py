@@ -23,7 +23,7 @@ LEVELS = [
     {"corpus"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "output", "fingerprint"},
+    {"formats", "encode", "output"},
     {"elmo"},
     {"pretrain"},
     {"tasks", "compat"},

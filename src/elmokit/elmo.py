@@ -28,9 +28,8 @@ from elmokit.encode import (
     encode_stream,
 )
 from elmokit.errors import ElmoError
-from elmokit.fingerprint import Fingerprint
 from elmokit.formats.bundled import DEFAULT, name_of
-from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.checkpoint import Checkpoint, Fingerprint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint

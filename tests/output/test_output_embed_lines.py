@@ -12,7 +12,7 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.output import Summary, check_output, embed_lines, read_vectors, sentence_vectors
-from elmokit.output.spool import Spool
+from elmokit.output.embed_lines import Spool
 from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(30)

@@ -85,7 +85,7 @@ class EmbedCommand(ModelOptions):
     def run(self) -> None:
         """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
         from elmokit.output import check_output
-        from elmokit.output.spool import partial_folder
+        from elmokit.output.embed_lines import partial_folder
 
         try:
             self._embed()
