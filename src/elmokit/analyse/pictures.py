@@ -15,15 +15,16 @@ from elmokit.analyse.senses import Sense, Senses
 from elmokit.analyse.sentence_display import display_width, join_tokens
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, perplexity
-from elmokit.plots.labels import Box, label_points
 from elmokit.plots.style import (
     GREY,
     LEGEND,
     POINT_STYLES,
+    Box,
     blank_panel,
     check_groups,
     drawable,
     drawing,
+    label_points,
     open_panel,
     shortened,
 )
