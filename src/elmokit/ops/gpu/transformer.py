@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.attention import Segments, rotary
-from elmokit.ops.gpu.graphs import Graphs, float32_precision
-from elmokit.ops.gpu.packed import finish, made_once
+from elmokit.ops.gpu.packed import Graphs, finish, float32_precision, made_once
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.weights import BlockWeights
