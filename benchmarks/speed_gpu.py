@@ -84,7 +84,7 @@ def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, s
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """The median of so many calls in a row as fit in the time."""
+    """The median of as many calls in a row as fit in the time."""
     once = milliseconds(run, device, 3)
     return milliseconds(run, device, max(5, min(200, int(LONGEST_RUN / max(once, 1e-3)))))
 

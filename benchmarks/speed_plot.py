@@ -31,7 +31,7 @@ BARS = {
     "float32": ("#f2a541", "//"),
     "int8": ("#f2a541", "xx"),
 }
-"""The colour and the pattern of each system, told apart in grey too."""
+"""The colour and the pattern of each system; they differ in grey too."""
 OURS = ("packed", "float32", "int8")
 """Columns whose titles do not say that they are elmokit's."""
 LINES = {"loop": POINT_STYLES[0], "cudnn": POINT_STYLES[3], "packed": POINT_STYLES[7], "ours": POINT_STYLES[1]}
@@ -77,7 +77,7 @@ def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> Non
 
 
 def draw_lines(axes: Axes, table: Mapping[str, Any]) -> None:
-    """Tokens a second over sentences in a batch."""
+    """Tokens per second over sentences in a batch."""
     sizes = sorted(int(row["key"].split()[0]) for row in table["rows"] if row["key"].endswith("tokens/s"))
     for name in ("floor", *LINES):
         known = [(n, value) for n in sizes if (value := value_of(table, f"{n} tokens/s").get(name)) is not None]

@@ -51,7 +51,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(ours: Ours, peer: Plain, path: Path, lines: list[list[str]], batch_tokens: int | None) -> list[Row]:
-    """Tokens a second of a first and of a second pass, and of the peer."""
+    """Tokens per second of a first and of a second pass, and of the peer."""
     given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
     speeds = []
     for _ in range(2):
@@ -70,7 +70,7 @@ def measure(ours: Ours, peer: Plain, path: Path, lines: list[list[str]], batch_t
 
 
 def floor(config: ElmoConfig, lines: list[list[str]], peaks: machine.Peaks, dtype: str) -> float:
-    """Tokens a second if the products alone took time, each word's characters once."""
+    """Tokens per second if the products alone took time, each word's characters once."""
     words = {word for line in lines for word in line}
     operations = sum(word_operations(config, min(48, len(word.encode()))) for word in words)
     operations += sum(len(line) + 2 for line in lines) * lstm_operations(config)

@@ -5,7 +5,7 @@
 
 Two layers of both directions over windows of packed text, gradients of the inputs and of all weights; elmokit with
 clips, skip connections and sentences that begin inside a window, cuDNN without any of the three. A loop of AllenNLP's
-structure stands for the older systems. Outputs and all gradients are first compared with the reference in float64.
+structure represents the older systems. Outputs and all gradients are first compared with the reference in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = {
     "floor": "floor",
 }
 LARGEST_ERROR = {"bfloat16": 3e-2, "float32": 1e-4}
-"""Relative, of outputs and gradients: numbers of 8 bits, and the order of summation."""
+"""Relative, of outputs and gradients: numbers with a mantissa of 8 bits, and the order of summation."""
 BACKWARD = 3
 """Arithmetic of forward and backward over that of forward alone."""
 

@@ -37,7 +37,7 @@ AHEAD = 2
 """Batches that are started before the results of one are read: a GPU works on them in the meantime."""
 
 FEW_NUMBERS = 65_536
-"""Vectors of up to so many numbers are mixed by numpy, which needs less time to begin than torch."""
+"""Vectors of up to this many numbers are mixed by numpy, which needs less time to begin than torch."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]

@@ -326,7 +326,7 @@ class EmbedProgress:
         self._read += tokens
 
     def done(self, sentences: int, tokens: int) -> None:
-        """So many sentences and tokens are done, those of an earlier run included."""
+        """Take how many sentences and tokens are done, those of an earlier run included."""
         if self._sentences < 0:
             self._read += tokens
             self._show(sentences, tokens)  # the speed is counted from here

@@ -61,7 +61,7 @@ def _widths(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
 
 
 def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in autocast's number type, where it is on."""
+    """The same in autocast's dtype, where it is on."""
     device = characters.device.type
     if not torch.is_autocast_enabled(device):
         return characters, weight, bias

@@ -20,7 +20,7 @@ from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.weights import Bounds, LstmWeights
 
 SHAPES = 4
-"""Shapes of windows whose buffers are held ready."""
+"""Shapes of windows whose buffers are cached."""
 
 
 def lstm_windows(
@@ -28,8 +28,8 @@ def lstm_windows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
 
-    `keep` is 1 where the state goes on into a token and 0 where the token starts from zero; there is one LstmWeights
-    a direction. The products are in x's number type; the cell and the gates are float32 at least. The last
+    `keep` is 1 where the state continues into a token and 0 where the token starts from zero; there is one LstmWeights
+    per direction. The products are in x's dtype; the cell and the gates are float32 at least. The last
     h and c are detached: no gradient goes through the states at the window's ends.
     """
     directions, time, batch, _ = x.shape
@@ -54,7 +54,7 @@ def lstm_windows(
 
 
 class _Windows(torch.autograd.Function):
-    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) a direction."""
+    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) per direction."""
 
     @staticmethod
     def forward(

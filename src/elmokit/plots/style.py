@@ -124,7 +124,7 @@ def blank_panel(axes: Axes) -> None:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, cut to so many characters.
+    """The text, cut to this number of characters.
 
     >>> shortened("incomprehensible", 10)
     'incompreh…'
@@ -326,7 +326,7 @@ def label_points(
     forbidden: Sequence[Box] = (),
     cost: float = np.inf,
 ) -> list[Box]:
-    """Write texts beside points [N, 2] of a panel whose limits are set, and return the boxes of those that fit.
+    """Write texts next to points [N, 2] of a panel whose limits are set, and return the boxes of those that fit.
 
     `obstacles` [M, 2] are all points of the panel; `most`, `forbidden` and `cost` are as for `place_boxes`. A line
     connects a label with its point where the two are far apart.

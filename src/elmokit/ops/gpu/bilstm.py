@@ -137,7 +137,7 @@ class Plan:
 
     @classmethod
     def of(cls, lengths: Tensor, batch: int, time: int) -> Plan:
-        """For so many rows and steps; rows past the sentences are empty."""
+        """For this many rows and steps; rows past the sentences are empty."""
         numbers = np.zeros(2 * batch + time, np.int64)
         sizes = np.zeros(batch, np.int64)
         sizes[: len(lengths)] = lengths.numpy()
@@ -157,7 +157,7 @@ FUSED_ROWS = 128
 JOINED_ROWS = 64
 """From more rows on, fused steps take the products with the input too: the weights are read once for many rows."""
 PRODUCT_TOKENS = 2048
-"""Tokens whose products with the input are held at once."""
+"""Tokens whose products with the input are in memory at once."""
 APART_ROWS = 256
 """The same in float32, where cuBLAS makes the products."""
 COMPUTED_ROWS = 64
@@ -182,7 +182,7 @@ PROJECTION = {32: Tiles(16, 16, 256, 4, 4), 1 << 30: Tiles(64, 16, 128, 4, 4)}
 
 
 def way_of(packed: Packed, batch: int, device: torch.device) -> Way:
-    """How a batch of so many rows is computed."""
+    """How a batch of this many rows is computed."""
     if packed.dtype == torch.float32:
         return "products"
     if persistent.serves(packed, batch, device):

@@ -2,13 +2,13 @@
 // weights in shared memory and registers, so that a step reads almost nothing but the state.
 //
 // Compiled with NVRTC for one shape. H cell, P output, G blocks a direction, TILES of 8 rows of the batch, SHARED groups
-// of cells whose weights lie in shared memory (the others are read from the L2 cache at every step), FLOAT16 or bfloat16.
+// of cells whose weights are in shared memory (the others are read from the L2 cache at every step), FLOAT16 or bfloat16.
 //
 // A block has 8 warps. In the first half of a step a warp makes the gates of a group of 8 cells: two products of 16 gate
 // rows with all rows of the batch, rows i and f in one, g and o in the other, so that a thread ends with all four gates
 // of its cell. In the second half a block makes 8 outputs of the projection, each warp from its share of the cells.
 // Between the halves all blocks of a direction wait for each other; with one tile, whose state is small, they send each
-// other pairs of numbers with the number of the step instead, and whoever reads them sees by it whether they have come.
+// other pairs of numbers with the number of the step instead, and a reader sees by it whether they have arrived.
 // A pair and its step are one access of 64 bits, which the memory model keeps whole. None is written over before all have
 // read it: outputs are sent when all cells have come, and cells when a block has read all outputs, in every step. So a
 // block may read only what it answers: one without cells must not wait for outputs.

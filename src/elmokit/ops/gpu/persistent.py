@@ -28,11 +28,11 @@ ROWS = 32
 """Rows of a batch that the kernel takes at most."""
 WARPS = 8
 COUNTERS = 32
-"""Numbers between two directions' counters, which lie in cache lines of their own."""
+"""Numbers between two directions' counters, which are in cache lines of their own."""
 
 
 class PersistentLayer:
-    """A layer's weights in the order in which the kernel's threads hold them."""
+    """A layer's weights in the order in which the kernel's threads read them."""
 
     def __init__(self, layer: PackedLayer) -> None:
         directions, gates, _ = layer.matrix.shape
@@ -50,7 +50,7 @@ class PersistentLayer:
     def run(
         self, products: Tensor, states: Tensor, cells: Tensor, hidden: Tensor, running: Tensor, bounds: Bounds
     ) -> None:
-        """products [D, T, B, 4H], states [D, T + 1, B, P] as they lie, cells and hidden [D, B, H], running [T]."""
+        """products [D, T, B, 4H], states [D, T + 1, B, P] as stored, cells and hidden [D, B, H], running [T]."""
         directions, size, output = self.sizes
         steps, batch = products.shape[1:3]
         blocks = blocks_of(size, output)
@@ -119,7 +119,7 @@ def _tiles(batch: int) -> int:
 
 
 def _shared_bytes(groups: int, output: int, tiles: int) -> int:
-    """Shared memory for the weights of so many groups of cells, for h and for the warps' sums."""
+    """Shared memory for the weights of this many groups of cells, for h and for the warps' sums."""
     state, sums = tiles * 8 * (output + 16) * 2, WARPS * (-(-tiles // 2)) * 128 * 4
     return groups * output * 64 + (state + sums if tiles == 1 else max(state, sums))
 

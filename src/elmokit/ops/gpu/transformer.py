@@ -147,7 +147,7 @@ class PackedBlocks:
         return self.blocks[0].down.shape[0]
 
     def angles(self, longest: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for sentences of up to so many tokens."""
+        """Cosines and sines for sentences of up to this many tokens."""
         return _angles(1 << (longest - 1).bit_length(), self.size // self.n_heads, self.device)
 
 
@@ -207,7 +207,7 @@ def run_blocks(
 
 
 def _rows(size: int) -> tuple[int, int]:
-    """Rows of a program of so many numbers each, and a power of 2 that they fit in."""
+    """The number of rows of a program for rows of this size, and a power of 2 that they fit in."""
     columns = _power(size)
     return max(1, min(4, 4096 // columns)), columns
 
