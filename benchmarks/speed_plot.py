@@ -2,7 +2,7 @@
 
     python benchmarks/speed_plot.py speed-cpu.json speed-gpu.json --output docs/speed.png
 
-A panel a file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
+One panel per file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def read_run(given: str) -> Run:
         if line.get("heldout_perplexity") is not None
     ]
     if not heldout:
-        raise ElmoError(f"{metrics} holds no held-out perplexity: give the run --heldout text, or leave it out here")
+        raise ElmoError(f"{metrics} has no held-out perplexity: give the run --heldout text, or leave it out here")
     counted = [line for line in lines if "tokens" in line and "seconds" in line]
     return Run(
         name or metrics.absolute().parent.name,

@@ -21,7 +21,7 @@ if find_spec("hypothesis"):  # machines with a GPU may come without it, and the 
     settings.register_profile("elmokit", deadline=None, derandomize=True, max_examples=40)
     settings.load_profile("elmokit")
 
-# Tests run side by side, a process a core; more threads would only fight over them.
+# Tests run in parallel, one process per core; more threads would only fight over them.
 torch.set_num_threads(1)
 
 

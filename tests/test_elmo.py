@@ -109,7 +109,7 @@ def test_tokens_with_their_lengths(make_elmo):
         elmo(["a"], tokens=[["a"]])
 
 
-def test_boundaries_kept_or_dropped(make_elmo):
+def test_boundaries_stay_or_are_dropped(make_elmo):
     inner, full = make_elmo(), make_elmo(boundaries=True)
     short, whole = inner.encode(SENTENCES, output="layers"), full.encode(SENTENCES, output="layers")
     for inner, outer in zip(short, whole, strict=True):

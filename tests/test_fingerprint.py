@@ -71,7 +71,7 @@ def test_a_change_is_noticed_and_undone(make_elmo, way):
         else:
             elmo.half()
     assert elmo.fingerprint() != before
-    if way != "moved":  # half precision has lost digits
+    if way != "moved":  # float16 has lost digits
         elmo.load_state_dict(weights)
         assert elmo.fingerprint() == before
 

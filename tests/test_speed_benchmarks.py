@@ -357,7 +357,7 @@ def test_sentences_are_drawn_by_seed_and_length(text):
         found.drawn(61, 0)
 
 
-def test_text_comes_from_a_corpus_beside_the_checkout_or_is_made(tmp_path, monkeypatch):
+def test_text_comes_from_a_corpus_next_to_the_checkout_or_is_made(tmp_path, monkeypatch):
     import lzma
 
     monkeypatch.setattr(sentences, "CHECKOUT", tmp_path / "checkout")

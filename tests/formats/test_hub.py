@@ -47,7 +47,7 @@ class ConnectError(Exception):
 
 
 class FakeHub(ModuleType):
-    """A package whose snapshot_download writes down what it is asked, and answers as it is told."""
+    """A package whose snapshot_download records what it is asked, and answers as the test says."""
 
     def __init__(self, folder) -> None:
         super().__init__("huggingface_hub")
@@ -298,14 +298,14 @@ def test_the_packages_own_cache(make_elmo, tmp_path, way):
         given |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "no_proxy": "127.0.0.1"}
     elif way == "HF_HUB_CACHE":
         given |= {"HF_HOME": str(tmp_path / "nothing"), "HF_HUB_CACHE": str(tmp_path / "home" / "hub")}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    stored = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, *there, *missing],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**kept, **given},
+        env={**stored, **given},
     )
     assert result.returncode == 0, result.stderr
     answers = json.loads(result.stdout)

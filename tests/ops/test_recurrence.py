@@ -85,7 +85,7 @@ def test_blocks_of_time_change_nothing(monkeypatch):
         assert torch.equal(one, many)
 
 
-def test_outputs_after_the_end_are_zero_and_state_is_kept():
+def test_outputs_after_the_end_are_zero_and_the_state_stays():
     w = weights(5, 4, projection=True, cell_clip=None, projection_clip=None, dtype=torch.float32)
     x, h, c = torch.randn(2, 6, 4), torch.randn(2, 4), torch.randn(2, 5)
     out, last_h, last_c = lstm(x, torch.tensor([2, 0]), w, h, c)

@@ -47,7 +47,7 @@ def test_encode_must_give_an_array_for_each_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ElmoError, ZeroDivisionError])
-def test_what_is_whole_is_kept_when_an_exception_ends_the_run(tmp_path, error):
+def test_what_is_whole_is_stored_when_an_exception_ends_the_run(tmp_path, error):
     closed = []
 
     def breaks(sentences):

@@ -21,7 +21,7 @@ NUMBERS = {
 
 @pytest.fixture
 def run(tmp_path, clock):
-    """A recorder whose run has had so many updates of 500 tokens a second each, and the stream it writes to."""
+    """A recorder whose run has had updates of 500 tokens, one per second, and the stream it writes to."""
     streams = []
 
     def record(since=0, total=100):

@@ -1,4 +1,4 @@
-"""A task model's folder: what comes back is what was saved, and a folder that is not whole is told in a sentence."""
+"""A task model's folder: what was saved comes back, and an incomplete folder is reported in a sentence."""
 
 import json
 import os
@@ -188,7 +188,7 @@ def test_checking_leaves_no_trace(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 
 
-def test_a_full_disk_is_told(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(model, tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     def fail(*_):
@@ -241,7 +241,7 @@ def options(folder, **changes):
         (lambda f: (f / "elmo" / "config.json").unlink(), "elmo"),
     ],
 )
-def test_damaged_folders_are_told_in_a_sentence(folder, damage, message):
+def test_damaged_folders_are_reported_in_a_sentence(folder, damage, message):
     damage(folder)
     with pytest.raises(ElmoError, match=message) as caught:
         load(folder)

@@ -107,7 +107,7 @@ def test_every_format_in_every_packing(tmp_path, writer, kind, packing):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_only_wanted_words_are_kept(tmp_path, writer):
+def test_only_wanted_words_are_read(tmp_path, writer):
     vectors = read_word_vectors(saved(tmp_path, WRITERS[writer](VECTORS)), {"银行", "the", "absent"})
     same(vectors.rows, {word: VECTORS[word] for word in ("the", "银行")})
     assert vectors.n_words == 7
