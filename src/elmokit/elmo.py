@@ -238,7 +238,7 @@ class Elmo(nn.Module):
         elif sentences is None or tokens is not None:
             raise ElmoError("Elmo takes sentences or tokens, one of the two")
         elif sequence_len is not None:
-            raise ElmoError("sequence_len goes with tokens, not with sentences")
+            raise ElmoError("sequence_len is for tokens, not for sentences")
         else:
             rows, width = self.text_policy.override(segment).sentences_of(sentences), 0
         layers = self.layers_of(rows)
@@ -295,7 +295,7 @@ class Elmo(nn.Module):
         """
         check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
-            raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
+            raise ElmoError(f"pool needs output='sentence', got output={output!r}")
         layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
         rows = self.text_policy.override(segment).sentences_of(sentences)

@@ -158,7 +158,7 @@ class EmbedCommand(ModelOptions):
             raise ElmoError("give sentences as arguments or with --input, not both")
         if self.input_format != "lines" and (self.segment or self._sentences or self.split != "none"):
             other = "--segment" if self.segment else "--split" if self.split != "none" else "sentences as arguments"
-            raise ElmoError(f"input_format {self.input_format} does not go with {other}: give --input", "input_format")
+            raise ElmoError(f"input_format {self.input_format} excludes {other}: give --input", "input_format")
         if self.resume and not self._file:
             raise ElmoError("--resume needs --output FILE: it continues the file of an interrupted run")
         if self._file:

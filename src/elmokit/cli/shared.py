@@ -22,6 +22,7 @@ from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
     from elmokit.analyse.index import OccurrenceIndex
+    from elmokit.corpus.prepared import PreparedCorpus
     from elmokit.elmo import Elmo
 
 Split = Literal["none", "line", "paragraph"]
@@ -126,6 +127,18 @@ def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:
             unknown.add([text], rows)
     if message := unknown.message():
         say(f"elmo: {message}")
+
+
+def prepare_and_report(sources: Sequence[str], **settings: Any) -> PreparedCorpus:  # noqa: ANN401 - those of `prepare`
+    """Prepare a corpus, show the progress, and print what was read and what was skipped."""
+    from elmokit.corpus.prepare import prepare
+    from elmokit.corpus.report import progress_display
+
+    with progress_display("corpus") as on_progress:
+        corpus = prepare(sources, **settings, on_progress=on_progress)
+    for line in corpus.report.lines():
+        say(line)
+    return corpus
 
 
 def terminal_width() -> int | None:
