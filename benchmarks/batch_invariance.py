@@ -17,7 +17,7 @@ from elmokit import BiLM, Elmo, ElmoConfig
 from elmokit.config import CharacterConfig, LstmConfig
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.model import int8
-from elmokit.ops import recurrence
+from elmokit.ops import bilstm
 from elmokit.ops.paths import forced
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -60,24 +60,24 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     where = torch.cuda.get_device_name() if arguments.device != "cpu" else torch.backends.cpu.get_cpu_capability()
     print(f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.get_num_threads()} threads")
-    modules = (int8, recurrence)
-    ours = recurrence.linear
+    modules = (int8, bilstm)
+    ours = bilstm.linear
     for strength in (1.0, 3.0):
         elmo = build(arguments.size, strength).to(arguments.device)
         print(f"{arguments.size}, strength {strength:g}: elmokit {spread(elmo):.1e}", end="", flush=True)
         try:
             for module in modules:
                 module.linear = torch.nn.functional.linear  # type: ignore[assignment]
-            recurrence.filled = lambda rows: rows
+            bilstm.filled = lambda rows: rows
             with forced("packed"):
                 print(f", plain products {spread(elmo):.1e}")
         finally:
             for module in modules:
                 module.linear = ours
-            recurrence.filled = filled
+            bilstm.filled = filled
 
 
-filled = recurrence.filled
+filled = bilstm.filled
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,7 @@
 
     python benchmarks/int8_fidelity.py [--model en] [--sentences 1000] [--task FOLDER] TEXT...
 
-TEXT is a file with a sentence or a paragraph a line, plain or packed; its first lines are left out. FOLDER has
+TEXT is a file with one sentence or paragraph per line, plain or packed; its first lines are left out. FOLDER has
 train.tsv and dev.tsv with a label and a text a line: a logistic regression on the mean vector of each text.
 """
 

@@ -6,7 +6,7 @@
     python benchmarks/speed_cpu.py --sentences FILE --seed 7        # other text, other sentences, other weights
 
 Every system runs in a process of its own, which times itself; the processes take turns, batch by batch, and all but one
-are stopped: threads that spin while they wait for work disturb nobody. A sentence whose words are known is computed
+are stopped: threads that spin while they wait for work disturb no one. A sentence whose words are known is computed
 many times in a row, other batches after a rest of 20 ms. The peer of an
 LSTM is AllenNLP, which runs the same weights; where it cannot be installed, a loop of its structure is measured instead
 and the table says so. The peer of a Transformer is all-MiniLM-L6-v2 in onnxruntime and in transformers, one vector per
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from peers.environments import MINILM as MINILM_ENVIRONMENT
 from peers.systems import MINILM, TITLES, Batch
 from peers.talk import Child, NoSystemError
 from speed import machine, models, parity, sentences, turns
-from speed.table import Table, report, save
+from speed.table import Table, publish, run_script, text_arguments
 
 from elmokit import ElmoConfig
 from elmokit.config import TransformerConfig
@@ -49,8 +48,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["original", "small", "en"], metavar="MODEL",
                         help="a size (small, medium, original, transformer) or a model [%(default)s]")  # fmt: skip
     parser.add_argument("--systems", help=f"columns, of {','.join(TITLES)} [the peers of the model's kind and ours]")
-    parser.add_argument("--sentences", type=Path, metavar="FILE", help="one tokenised sentence per line")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
     parser.add_argument("--count", type=int, help="sentences in batches [512]")
     parser.add_argument("--alone", type=int, help="sentences measured by themselves [25]")
     parser.add_argument("--tokens", type=int, default=20, help="of a sentence by itself [%(default)s]")
@@ -62,9 +59,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--allennlp", type=Path, metavar="DIR", help="its environment [in elmokit's cache]")
     parser.add_argument("--minilm", type=Path, metavar="DIR",
                         help="the files of all-MiniLM-L6-v2 [from the Hugging Face Hub]")  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
-    )
+    text_arguments(parser)
     options = parser.parse_args(given)
     if options.count is None:
         options.count = 64 if options.quick else 512
@@ -140,7 +135,7 @@ def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tu
             found = parity.compare(vectors[name], vectors[exact])
             said.append(f"{TITLES[name]} {found.words()}")
             kind = {"int8": "int8", "minilm-onnx-int8": "peer's int8"}.get(name, "float32")
-            if not parity.TOLERANCES[kind].holds(found):
+            if not parity.TOLERANCES[kind].allows(found):
                 wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.words()})"
     return wrong, said
 
@@ -203,17 +198,10 @@ def main(given: Sequence[str] | None = None) -> None:
             agreed &= fine
     if hasattr(os, "getloadavg"):
         facts["and when it ended"] = f"{os.getloadavg()[0]:.1f}"
-    command = shlex.join(["python", "benchmarks/speed_cpu.py", *(sys.argv[1:] if given is None else given)])
-    words = report(tables, command, facts, peaks.words(), agreement)
-    print(words)
-    if options.output:
-        save(options.output, words, command=command, facts=facts, agreement=agreement, tables=tables)
-    if not agreed:
-        raise ElmoError("a system is not the same function as the reference, and was not timed")
+    problem = "" if agreed else "a system is not the same function as the reference, and was not timed"
+    found = {"facts": facts, "peaks": peaks.words(), "agreement": agreement}
+    publish("speed_cpu.py", given, options.output, tables, **found, problem=problem)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ElmoError as error:
-        sys.exit(f"speed_cpu.py: {error}")
+    run_script(main)

@@ -11,13 +11,11 @@ float64. cuDNN has no clips and no skip connections between its layers: it is co
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from peers.plain import reference
@@ -25,7 +23,7 @@ from speed import machine, models, parity, sentences
 from speed.cudnn import CudnnStacks
 from speed.floors import BYTES, input_weights, lstm_operations, step_weights
 from speed.network import Network, batch_of
-from speed.table import Row, Table, report, save
+from speed.table import Row, Table, publish, run_script, text_arguments
 from torch import Tensor
 from training_ops import milliseconds
 
@@ -69,7 +67,7 @@ def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
         ]
         result = parity.compare(*by_sentence)
         said.append(f"{mode}, {COLUMNS[name]} {result.words()}")
-        if not parity.TOLERANCES[mode].holds(result):
+        if not parity.TOLERANCES[mode].allows(result):
             wrong[name] = f"it is not the same function as the reference ({result.words()})"
     return wrong, said
 
@@ -86,7 +84,7 @@ def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, s
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """The median of so many calls in a row as fit in the time."""
+    """The median of as many calls in a row as fit in the time."""
     once = milliseconds(run, device, 3)
     return milliseconds(run, device, max(5, min(200, int(LONGEST_RUN / max(once, 1e-3)))))
 
@@ -147,11 +145,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128, 512, 2048])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--lengths", nargs="+", choices=["equal", "ragged"], default=["equal", "ragged"])
-    parser.add_argument("--sentences", type=Path, metavar="FILE", help="whose lengths are taken")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.md", help="the tables; FILE.json is written in the same folder"
-    )
+    text_arguments(parser)
     return parser.parse_args(given)
 
 
@@ -178,17 +172,10 @@ def main(given: Sequence[str] | None = None) -> None:
                 batches = {n: torch.tensor([len(s) + 2 for s in rows]) for n, rows in drawn.items()}
             tables.append(table_of(network, mode, kind, batches, peaks, absent))
             print(tables[-1].markdown(), "\n", file=sys.stderr, flush=True)
-    command = shlex.join(["python", "benchmarks/speed_gpu.py", *(sys.argv[1:] if given is None else given)])
-    words = report(tables, command, facts, peaks.words(), said)
-    print(words)
-    if options.output:
-        save(options.output, words, command=command, facts=facts, agreement=said, tables=tables)
-    if not agreed:
-        raise ElmoError("not every system could be measured: the tables say why")
+    problem = "" if agreed else "not every system could be measured: the tables say why"
+    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    publish("speed_gpu.py", given, options.output, tables, **found, problem=problem)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ElmoError as error:
-        sys.exit(f"speed_gpu.py: {error}")
+    run_script(main)

@@ -2,19 +2,18 @@
 
     python benchmarks/speed_plot.py speed-cpu.json speed-gpu.json --output docs/speed.png
 
-A panel a file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
+One panel per file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speed.table import times
+from speed.table import run_script, times
 
 from elmokit.errors import ElmoError
 from elmokit.plots.style import POINT_STYLES, check_picture, drawing
@@ -32,7 +31,7 @@ BARS = {
     "float32": ("#f2a541", "//"),
     "int8": ("#f2a541", "xx"),
 }
-"""The colour and the pattern of each system, told apart in grey too."""
+"""The colour and the pattern of each system; they differ in grey too."""
 OURS = ("packed", "float32", "int8")
 """Columns whose titles do not say that they are elmokit's."""
 LINES = {"loop": POINT_STYLES[0], "cudnn": POINT_STYLES[3], "packed": POINT_STYLES[7], "ours": POINT_STYLES[1]}
@@ -43,7 +42,7 @@ def tables_of(path: Path) -> list[dict[str, Any]]:
     try:
         tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tables"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ElmoError(f"{path} must be the JSON beside a table of speed, and cannot be read: {error}") from error
+        raise ElmoError(f"{path} must be the JSON of a table of speed, and cannot be read: {error}") from error
     return tables
 
 
@@ -78,7 +77,7 @@ def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> Non
 
 
 def draw_lines(axes: Axes, table: Mapping[str, Any]) -> None:
-    """Tokens a second over sentences in a batch."""
+    """Tokens per second over sentences in a batch."""
     sizes = sorted(int(row["key"].split()[0]) for row in table["rows"] if row["key"].endswith("tokens/s"))
     for name in ("floor", *LINES):
         known = [(n, value) for n in sizes if (value := value_of(table, f"{n} tokens/s").get(name)) is not None]
@@ -109,7 +108,7 @@ def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
     cpu = next((t for t in tables if value_of(t, "alone")), None)
     gpu = next((t for t in tables if "bfloat16" in t["title"] and value_of(t, "1 tokens/s")), None)
     if cpu is None and gpu is None:
-        raise ElmoError("the files hold neither a table of the CPU nor one of the GPU in bfloat16")
+        raise ElmoError("the files contain neither a table of the CPU nor one of the GPU in bfloat16")
     panels = 2 * (cpu is not None) + (gpu is not None)
     with drawing(path, (5 * panels, 3.4)) as figure:
         widths = [1.0] * panels
@@ -135,7 +134,4 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ElmoError as error:
-        sys.exit(f"speed_plot.py: {error}")
+    run_script(main)

@@ -5,16 +5,13 @@
 
 Two layers of both directions over windows of packed text, gradients of the inputs and of all weights; elmokit with
 clips, skip connections and sentences that begin inside a window, cuDNN without any of the three. A loop of AllenNLP's
-structure stands for the older systems. Outputs and all gradients are first compared with the reference in float64.
+structure represents the older systems. Outputs and all gradients are first compared with the reference in float64.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from peers.plain import loop
@@ -22,7 +19,7 @@ from speed import machine, models
 from speed.cudnn import CudnnStacks
 from speed.floors import lstm_operations
 from speed.network import Network
-from speed.table import Row, Table, report, save
+from speed.table import Row, Table, output_argument, publish, run_script
 from torch import Tensor
 from training_ops import check_layer, milliseconds
 
@@ -37,7 +34,7 @@ COLUMNS = {
     "floor": "floor",
 }
 LARGEST_ERROR = {"bfloat16": 3e-2, "float32": 1e-4}
-"""Relative, of outputs and gradients: numbers of 8 bits, and the order of summation."""
+"""Relative, of outputs and gradients: numbers with a mantissa of 8 bits, and the order of summation."""
 BACKWARD = 3
 """Arithmetic of forward and backward over that of forward alone."""
 
@@ -94,9 +91,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=LARGEST_ERROR, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.md", help="the table; FILE.json is written in the same folder"
-    )
+    output_argument(parser)
     return parser.parse_args(given)
 
 
@@ -111,8 +106,8 @@ def main(given: Sequence[str] | None = None) -> None:
     network = Network.random(config, options.seed, device)
     tokens = options.batch * options.time
     took = {
-        name: milliseconds(run, device, options.repeats if name != "loop" else 3)
-        for name, run in runs(network, options.batch, options.time, dtype).items()
+        name: milliseconds(call, device, options.repeats if name != "loop" else 3)
+        for name, call in runs(network, options.batch, options.time, dtype).items()
     }
     peaks = machine.peaks(options.device)
     took["floor"] = 1000 * BACKWARD * tokens * lstm_operations(config) / peaks.operations[options.dtype]
@@ -126,17 +121,11 @@ def main(given: Sequence[str] | None = None) -> None:
     peer = "cudnn" if "cudnn" in took else "loop"
     absent = {} if "cudnn" in took else {"cudnn": "there is no cuDNN on a CPU"}
     tables = [Table(title, COLUMNS, rows, peer, absent=absent)]
-    command = shlex.join(["python", "benchmarks/speed_training.py", *(sys.argv[1:] if given is None else given)])
     facts = machine.facts(options.device)
     said = [f"outputs and gradients of lstm_windows off by {error:.1e}"]
-    words = report(tables, command, facts, peaks.words(), said)
-    print(words)
-    if options.output:
-        save(options.output, words, command=command, facts=facts, agreement=said, tables=tables)
+    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    publish("speed_training.py", given, options.output, tables, **found)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ElmoError as error:
-        sys.exit(f"speed_training.py: {error}")
+    run_script(main)

@@ -47,7 +47,7 @@ class Run:
     tokens: int
     seconds: float
     parameters: int | None
-    """Of the network without its softmax; None where no config.json lies beside the metrics."""
+    """Of the network without its softmax; None if there is no config.json next to the metrics."""
 
     def cells(self) -> list[str]:
         """The run's row of the table."""
@@ -76,7 +76,7 @@ def read_run(given: str) -> Run:
         if line.get("heldout_perplexity") is not None
     ]
     if not heldout:
-        raise ElmoError(f"{metrics} holds no held-out perplexity: give the run --heldout text, or leave it out here")
+        raise ElmoError(f"{metrics} has no held-out perplexity: give the run --heldout text, or leave it out here")
     counted = [line for line in lines if "tokens" in line and "seconds" in line]
     return Run(
         name or metrics.absolute().parent.name,
@@ -107,7 +107,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def draw(runs: Sequence[Run], path: Path, panels: Sequence[str] = PANELS) -> None:
-    """Held-out perplexity over tokens and over seconds, a line a run."""
+    """Held-out perplexity over tokens and over seconds, one line per run."""
     check_groups(len(runs), "runs")
     with drawing(path, (5 * len(panels) + (len(panels) == 1), 4.6), [run.name for run in runs]) as figure:
         grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

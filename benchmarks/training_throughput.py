@@ -1,4 +1,4 @@
-"""Tokens a second of `elmo train`, end to end, for each preset, against the plain loop of torch operations.
+"""Tokens per second of `elmo train`, end to end, for each preset, against the plain loop of torch operations.
 
 Everything of an update is counted: reading windows, the character part, both directions, the full softmax, clipping,
 the optimiser. The reference runs the same weights and batches through the equations step by step under autograd, with
@@ -61,7 +61,7 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
 
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:
-    """Tokens a second, and distinct words a token, once the first updates are over."""
+    """Tokens per second, and distinct words per token, once the first updates are over."""
     batches = batches_ahead(training.objective.batches(), training.device)
     words = 0
     try:
@@ -87,7 +87,7 @@ def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, fl
 
 
 def measure_reference(training: Training, seconds: float) -> float:
-    """Tokens a second of the plain loop with the same batches and optimiser."""
+    """Tokens per second of the plain loop with the same batches and optimiser."""
     batches = batches_ahead(training.objective.batches(), training.device)
     state = training.updates.states[0]
     try:

@@ -3,7 +3,7 @@
     python examples/sentiment_lstm.py                                       # made-up reviews, a tiny model, seconds
     python examples/sentiment_lstm.py MODEL train.tsv dev.tsv --limit 1000  # `label TAB text`, as IMDB or SST
 
-The biLM is frozen and runs anew in every epoch; the LSTM, the output layer and the mix of the layers learn. To compute
+The biLM is frozen and runs again in every epoch; the LSTM, the output layer and the mix of the layers learn. To compute
 the vectors only once, use `elmo task train classify`. What to see: accuracy and mix by epoch; here "not dull" comes to
 count as praise. With a real model an epoch takes minutes on a CPU, and reviews should be counted in hundreds.
 """

@@ -53,7 +53,7 @@ def arguments(about: str | None, *, epochs: int | None = None, segment: bool = F
 
 
 def batches(items: Sequence[Item], size: int = 8, *, shuffle: int | None = None) -> list[list[Item]]:
-    """The items, so many at a time; `shuffle` is the seed of their order."""
+    """The items in batches of this size; `shuffle` is the seed of their order."""
     order = list(items) if shuffle is None else random.Random(shuffle).sample(items, len(items))
     return [order[start : start + size] for start in range(0, len(order), size)]
 

@@ -5,7 +5,7 @@
 
 `Elmo.load(..., mixes=2)` gives two weighted sums of the same layers, `found["mixes"]`, each with weights of its own;
 the biLM runs once for both. The answer is a span of the passage: each token is scored as its first and as its last.
-What to see: answers that are right, and two mixes that no longer weigh the layers alike.
+What to see: answers that are right, and two mixes that no longer weigh the layers in the same way.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class SpanFinder(nn.Module):
         self.output = nn.Linear(2 * hidden + size, 2)
 
     def forward(self, batch: list[Question]) -> Tensor:
-        """Each token of a passage beside what it finds in the question, then the LSTM, then ELMo again."""
+        """Each token of a passage with what it finds in the question, then the LSTM, then ELMo again."""
         passages, questions = self.elmo([q[0] for q in batch]), self.elmo([q[1] for q in batch])
         at_input, at_output = passages["mixes"]  # [B, T, D] each
         asked = questions["mixes"][0]  # [B, Q, D]
-        alike = nn.functional.normalize(at_input, dim=2) @ nn.functional.normalize(asked, dim=2).mT  # [B, T, Q]
-        found = (10 * alike).masked_fill(~questions["mask"].unsqueeze(1), -torch.inf).softmax(2) @ asked
-        states, _ = self.lstm(torch.cat([at_input, found, alike.amax(2, keepdim=True)], dim=2))
+        similarity = nn.functional.normalize(at_input, dim=2) @ nn.functional.normalize(asked, dim=2).mT  # [B, T, Q]
+        found = (10 * similarity).masked_fill(~questions["mask"].unsqueeze(1), -torch.inf).softmax(2) @ asked
+        states, _ = self.lstm(torch.cat([at_input, found, similarity.amax(2, keepdim=True)], dim=2))
         scores: Tensor = self.output(torch.cat([states, at_output], dim=2))
         return scores.masked_fill(~passages["mask"].unsqueeze(2), -1e9)
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def read(path: str) -> list[Question]:
-    """Texts whose tokens stand apart; where the answer is not in the passage, the line is left out."""
+    """Texts whose tokens are separated by spaces; where the answer is not in the passage, the line is left out."""
     found: list[Question] = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         passage, question, answer = (json.loads(line)[name].split() for name in ("passage", "question", "answer"))

@@ -17,7 +17,7 @@ Chinese is compared by 26 characters in place of 13 words. The last three rules 
 reads the files in their order, because the order decides which copy stays.
 
 With --simplify, FOLDER/NAME.simplified.txt also gets each Chinese paragraph that has traditional characters, written in
-simplified ones (pip install opencc-python-reimplemented). A model that reads both learns from all of the text for either.
+simplified ones (pip install opencc-python-reimplemented). A model that reads both learns from all of the text.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text to clean")
     parser.add_argument("--against", type=Path, nargs="*", default=[], metavar="FILE", help="held-out text")
     parser.add_argument("--script", choices=list(_SHARED), default="latin", help="the language's script [latin]")
-    parser.add_argument("--simplify", action="store_true", help="also write traditional Chinese in simplified characters")
+    parser.add_argument(
+        "--simplify", action="store_true", help="also write traditional Chinese in simplified characters"
+    )
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The bundled classic English biLM from raw text: runs/en-lstm.sh CORPORA OUTPUT
 #
-# CORPORA is a folder with enwiki-*.txt.xz and books-*.txt.xz: raw text, a paragraph a line, a blank line between
+# CORPORA is a folder with enwiki-*.txt.xz and books-*.txt.xz: raw text, one paragraph per line, a blank line between
 # documents. OUTPUT gets text/ (the last file of each kind, cut into what is trained on and what is held out), run/ (the
 # training run), en-lstm/ (the model; in the package its matrices are int8), eval.txt, positions.tsv and positions.png. A
 # run that was killed resumes from its last checkpoint when the same command is given again. Variables:

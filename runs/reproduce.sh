@@ -35,7 +35,7 @@ reproduce() {
   for kind in "${kinds[@]}"; do
     files=("$corpora/$kind"-*.txt.xz)
     last=${files[${#files[@]} - 1]}
-    [[ -f $last ]] || refuse "CORPORA must hold $kind-*.txt.xz, got $corpora"
+    [[ -f $last ]] || refuse "CORPORA must contain $kind-*.txt.xz, got $corpora"
     part=$output/text/$(basename "$last" .txt.xz)
     [[ -f $part.train.txt ]] || "$python" "$here/heldout.py" "$last" "$output/text"
     unset "files[${#files[@]}-1]"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The bundled Chinese model from raw text: runs/zh.sh CORPORA OUTPUT
 #
-# CORPORA is a folder with zhwiki-*.txt.xz: raw text, a paragraph a line, a blank line between documents. What OUTPUT
-# gets, how a killed run goes on, and the variables DEVICE, MINUTES or STEPS, PYTHON and ELMO_TRAIN_OPTIONS are as in
+# CORPORA is a folder with zhwiki-*.txt.xz: raw text, one paragraph per line, a blank line between documents. What OUTPUT
+# gets, how a killed run is resumed, and the variables DEVICE, MINUTES or STEPS, PYTHON and ELMO_TRAIN_OPTIONS are as in
 # en.sh; the recipe is in zh.toml.
 set -euo pipefail
 # shellcheck source=runs/reproduce.sh

@@ -21,8 +21,22 @@ if find_spec("hypothesis"):  # machines with a GPU may come without it, and the 
     settings.register_profile("elmokit", deadline=None, derandomize=True, max_examples=40)
     settings.load_profile("elmokit")
 
-# Tests run side by side, a process a core; more threads would only fight over them.
+# Tests run in parallel, one process per core; more threads would only fight over them.
 torch.set_num_threads(1)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(autouse=True)

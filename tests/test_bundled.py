@@ -12,8 +12,8 @@ from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, FOLDER, bundled_models
 from elmokit.output import read_vectors
 
-# Two senses of a word, two sentences each. Words that do come apart, chosen as such: they keep the models from getting
-# worse and say nothing of how often it is so, which benchmarks/quality/two_senses.py does.
+# Two senses of a word, two sentences each. Words whose senses do separate, chosen as such: they keep the models from
+# getting worse and say nothing of how often it is so, which benchmarks/quality/two_senses.py does.
 SENSES = {
     "play": [
         ("The children play in the garden .", "They play football on Sunday ."),

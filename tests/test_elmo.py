@@ -109,7 +109,7 @@ def test_tokens_with_their_lengths(make_elmo):
         elmo(["a"], tokens=[["a"]])
 
 
-def test_boundaries_kept_or_dropped(make_elmo):
+def test_boundaries_stay_or_are_dropped(make_elmo):
     inner, full = make_elmo(), make_elmo(boundaries=True)
     short, whole = inner.encode(SENTENCES, output="layers"), full.encode(SENTENCES, output="layers")
     for inner, outer in zip(short, whole, strict=True):
@@ -190,7 +190,7 @@ def test_mistakes_in_the_constructor(make_elmo, arguments, message):
         ({"layer": -1}, "layer must be"),
         ({"output": "vectors"}, "output must be one of tokens, layers, sentence"),
         ({"output": "sentence", "pool": "sum"}, "pool must be one of"),
-        ({"pool": "max"}, "pool goes with output='sentence'"),
+        ({"pool": "max"}, "pool needs output='sentence'"),
         ({"output": "layers", "layer": 99}, "layer must be"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
     ],

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from elmokit import Elmo, fingerprint
+from elmokit import Elmo
+from elmokit.formats import checkpoint
 from elmokit.text.vocab import Vocabulary
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, word_config
 
@@ -70,7 +71,7 @@ def test_a_change_is_noticed_and_undone(make_elmo, way):
         else:
             elmo.half()
     assert elmo.fingerprint() != before
-    if way != "moved":  # half precision has lost digits
+    if way != "moved":  # float16 has lost digits
         elmo.load_state_dict(weights)
         assert elmo.fingerprint() == before
 
@@ -78,7 +79,7 @@ def test_a_change_is_noticed_and_undone(make_elmo, way):
 def test_the_digest_is_computed_once(make_elmo, monkeypatch):
     elmo = make_elmo()
     known = elmo.fingerprint(), elmo.fingerprint(mixes=True)
-    monkeypatch.setattr(fingerprint.Fingerprint, "_compute", None)  # whoever calls it fails
+    monkeypatch.setattr(checkpoint.Fingerprint, "_compute", None)  # whoever calls it fails
     assert (elmo.fingerprint(), elmo.fingerprint(mixes=True)) == known
 
 

@@ -23,7 +23,7 @@ LEVELS = [
     {"corpus"},
     {"ops"},
     {"model"},
-    {"formats", "encode", "output", "fingerprint", "notebook"},
+    {"formats", "encode", "output"},
     {"elmo"},
     {"pretrain"},
     {"tasks", "compat"},

@@ -71,7 +71,7 @@ def test_it_is_near_float32_on_the_bundled_model():
     assert found.min() < 1 - 1e-6  # it is another computation
 
 
-@pytest.mark.skipif(not CORPORA.exists(), reason="the shared corpora are not beside the checkout")
+@pytest.mark.skipif(not CORPORA.exists(), reason="the shared corpora are not next to the checkout")
 @pytest.mark.parametrize("name", ["enwiki-b-1", "books-2"])
 def test_it_is_near_float32_on_real_text(name):
     with lzma.open(CORPORA / f"{name}.txt.xz", "rt", encoding="utf-8") as file:

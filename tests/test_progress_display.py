@@ -5,26 +5,12 @@ import re
 import time
 from itertools import count
 
-import pytest
-
 from elmokit.progress import ProgressDisplay
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 def updates(display, clock, seconds, each=1):

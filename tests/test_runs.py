@@ -180,7 +180,7 @@ def test_mistakes_are_a_sentence_and_status_2(tmp_path, script) -> None:
         ((corpora, ""), {}, "usage: "),
         ((corpora, output, "more"), {}, "usage: "),
         ((tmp_path / "none", output), {}, "CORPORA must be a folder that exists"),
-        ((corpora, output), {}, "CORPORA must hold "),
+        ((corpora, output), {}, "CORPORA must contain "),
         ((corpora, output), {"MINUTES": "1", "STEPS": "2"}, "MINUTES or STEPS, not both"),
         ((corpora, output), {"PYTHON": "/bin/false"}, "PYTHON must have elmokit"),
     ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elmokit import ElmoError
-from elmokit.notebook import SHOWN_SENTENCES, SHOWN_TOKENS, heat_maps
+from elmokit.encode import SHOWN_SENTENCES, SHOWN_TOKENS, heat_maps
 
 A, B = ["the bank of the river", "a bank"], ["money", "the bank", "a a"]
 

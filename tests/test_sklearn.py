@@ -85,7 +85,7 @@ def test_a_grid_search_in_two_processes(model_folder):
     assert search.fit(TEXTS, LABELS).score(TEXTS, LABELS) == 1
 
 
-def test_a_pickle_holds_no_model(model_folder):
+def test_a_pickle_contains_no_model(model_folder):
     pipeline = make_pipeline(ElmoVectorizer(model_folder), LogisticRegression()).fit(TEXTS, LABELS)
     stored = pickle.dumps(pipeline)
     assert len(stored) < (model_folder / "model.safetensors").stat().st_size
@@ -125,14 +125,14 @@ def test_a_mix_that_was_trained_gives_new_vectors(make_elmo):
     assert not np.allclose(ElmoVectorizer(elmo).transform(TEXTS), before)
 
 
-def test_models_that_do_not_fit_are_kept_apart_or_refused(make_elmo):
+def test_models_that_do_not_fit_are_separate_or_refused(make_elmo):
     plain, bounded = make_elmo(), make_elmo(boundaries=True)
     assert not np.allclose(ElmoVectorizer(plain).transform(TEXTS), ElmoVectorizer(bounded).transform(TEXTS))
     with pytest.raises(ElmoError, match="state='zero'"):
         ElmoVectorizer(make_elmo(state="carry")).fit(TEXTS)
 
 
-def test_a_model_that_was_written_anew_is_read_anew(tmp_path, make_elmo):
+def test_a_model_that_was_written_again_is_read_again(tmp_path, make_elmo):
     make_elmo(seed=1).save(tmp_path / "model")
     before = ElmoVectorizer(tmp_path / "model").transform(TEXTS)
     make_elmo(seed=2).save(tmp_path / "model")

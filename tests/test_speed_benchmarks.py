@@ -81,18 +81,18 @@ def test_a_fresh_system_knows_no_words(folders):
 def test_parity_fails_when_a_path_is_wrong(folders):
     batch = some(3)
     exact = plain.Plain(str(folders.elmokit), structure="reference").encode(batch)
-    assert not parity.TOLERANCES["float32"].holds(parity.compare([array + 0.01 for array in exact], exact))
+    assert not parity.TOLERANCES["float32"].allows(parity.compare([array + 0.01 for array in exact], exact))
     for change in (
         lambda arrays: [array[::-1] for array in arrays],
         lambda arrays: [array * np.nan for array in arrays],
         lambda arrays: [array[:-1] for array in arrays],
     ):
         found = parity.compare(change(exact), exact)
-        assert not any(tolerance.holds(found) for tolerance in parity.TOLERANCES.values())
-    assert parity.TOLERANCES["float32"].holds(parity.compare(exact, exact))
+        assert not any(tolerance.allows(found) for tolerance in parity.TOLERANCES.values())
+    assert parity.TOLERANCES["float32"].allows(parity.compare(exact, exact))
     nearly = [array * 1.0005 for array in exact]
-    assert not parity.TOLERANCES["float32"].holds(parity.compare(nearly, exact))
-    assert parity.TOLERANCES["int8"].holds(parity.compare(nearly, exact))
+    assert not parity.TOLERANCES["float32"].allows(parity.compare(nearly, exact))
+    assert parity.TOLERANCES["int8"].allows(parity.compare(nearly, exact))
 
 
 def test_a_child_answers_and_counts_its_memory(folders, tmp_path):
@@ -357,7 +357,7 @@ def test_sentences_are_drawn_by_seed_and_length(text):
         found.drawn(61, 0)
 
 
-def test_text_comes_from_a_corpus_beside_the_checkout_or_is_made(tmp_path, monkeypatch):
+def test_text_comes_from_a_corpus_next_to_the_checkout_or_is_made(tmp_path, monkeypatch):
     import lzma
 
     monkeypatch.setattr(sentences, "CHECKOUT", tmp_path / "checkout")

@@ -1,4 +1,4 @@
-"""elmokit as its users call it: `Elmo.encode`, by the path it chooses itself or by one it is told to take."""
+"""elmokit as its users call it: `Elmo.encode`, by the path that it chooses or by a forced one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERYTHING = 2**31
 
 
 class Ours:
-    """An Elmo of one number type."""
+    """An Elmo of one dtype."""
 
     def __init__(self, model: str, dtype: str, *, path: PathName | None = None, device: str = "cpu") -> None:
         self.elmo = Elmo.load(model, device=device, dtype=dtype)

@@ -1,6 +1,6 @@
 """ELMo as plain torch operations: a loop of AllenNLP's structure, and the equations token by token.
 
-The loop stands in for AllenNLP where that cannot be installed, and is then named as what it is. Like AllenNLP it pads
+The loop replaces AllenNLP where that cannot be installed, and the table then says so. Like AllenNLP it pads
 a batch to its longest sentence, runs the character part for every occurrence of every word at its full 50 characters,
 and takes both products of every time step in a Python loop over the sentences that are still running, in float32.
 """

@@ -19,7 +19,7 @@ NAMES = frozenset(_PACKAGES.split())
 
 
 def install() -> None:
-    """From now on, importing a package of `NAMES` that is not there gives a stand-in."""
+    """From now on, importing a package of `NAMES` that is not there gives an empty replacement."""
     sys.meta_path.append(_Finder())
 
 

@@ -1,7 +1,7 @@
 """How the benchmark speaks with a system in a child process: a line of JSON each way.
 
 A child loads its model, says so with the seconds it took, and then answers requests one by one. It times itself, so
-that what goes over the pipe is in nobody's figures. Between requests its process is stopped: threads that spin while
+that no figure includes the time of the pipe. Between requests its process is stopped: threads that spin while
 they wait for work take no time from the system that is measured. Its memory is the peak of its whole process.
 """
 
@@ -57,7 +57,7 @@ class Child:
         return self._times(batch, fresh=fresh, own_batches=own_batches, size=size)[0]
 
     def repeated(self, batch: Batch, times: int) -> list[float]:
-        """What a batch took each time, computed so many times in a row, as in a service that is busy."""
+        """What a batch took each time, computed `times` times in a row, as in a service that is busy."""
         return self._times(batch, fresh=False, own_batches=False, size=len(batch), times=times)
 
     def _times(self, batch: Batch, *, fresh: bool, own_batches: bool, size: int, times: int = 1) -> list[float]:

@@ -18,12 +18,12 @@ from elmokit import __version__
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine reaches in the best case, by number type; the rest of a table is held against it."""
+    """What the machine reaches in the best case, by dtype; the rest of a table is compared with it."""
 
     operations: dict[str, float]
     """Multiplications and additions a second in a large matrix product."""
     bytes_read: float
-    """Bytes a second read from memory."""
+    """Bytes per second read from memory."""
 
     def words(self) -> str:
         """The same for a reader."""

@@ -20,7 +20,7 @@ from speed.models import random_weights
 
 @dataclass(frozen=True)
 class Network:
-    """The weights of all layers in one number type."""
+    """The weights of all layers in one dtype."""
 
     config: ElmoConfig
     stacks: Stacks
@@ -34,7 +34,7 @@ class Network:
         return cls(config, bilm.requires_grad_(False).to(device).context.stacks(), device)
 
     def to(self, dtype: torch.dtype) -> Network:
-        """The same in another number type."""
+        """The same in another dtype."""
         return self._each(
             lambda w: replace(
                 w, **{n: getattr(w, n).detach().to(dtype) for n in ("input", "recurrent", "bias", "projection")}

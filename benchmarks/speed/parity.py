@@ -32,8 +32,9 @@ class Tolerance:
     mean_cosine: float
     worst_cosine: float
     why: str
+    """Where the differences come from."""
 
-    def holds(self, found: Agreement) -> bool:
+    def allows(self, found: Agreement) -> bool:
         """Whether they are the same function; a number that is not one is not."""
         return (
             found.relative <= self.relative
@@ -45,9 +46,9 @@ class Tolerance:
 TOLERANCES = {
     "float32": Tolerance(1e-4, 0.999999, 0.99999, "the order of summation"),
     "tf32": Tolerance(1e-2, 0.9999, 0.999, "products of 10 bits"),
-    "bfloat16": Tolerance(5e-2, 0.999, 0.99, "numbers of 8 bits"),
-    "int8": Tolerance(1e-1, 0.999, 0.99, "weights of 8 bits"),
-    "peer's int8": Tolerance(0.5, 0.95, 0.7, "weights and inputs of 8 bits, as the peer's own tools make them"),
+    "bfloat16": Tolerance(5e-2, 0.999, 0.99, "numbers with a mantissa of 8 bits"),
+    "int8": Tolerance(1e-1, 0.999, 0.99, "int8 weights"),
+    "peer's int8": Tolerance(0.5, 0.95, 0.7, "int8 weights and inputs, as the peer's own tools make them"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Tokenised sentences to measure with: from a file, from a corpus beside the checkout, or made.
+"""Tokenised sentences to measure with: from a file, from a corpus next to the checkout, or made.
 
     python benchmarks/speed/sentences.py 20000 --seed 3 > sentences.txt
 
@@ -35,14 +35,14 @@ class Text:
     source: str
 
     def drawn(self, count: int, seed: int) -> list[list[str]]:
-        """So many different sentences, in an order that the seed decides."""
+        """This number of different sentences, in an order that the seed decides."""
         if len(self.sentences) < count:
             raise ElmoError(f"{count} sentences are needed, and {self.source} has {len(self.sentences)}")
         order = np.random.default_rng(seed).permutation(len(self.sentences))[:count]
         return [self.sentences[index] for index in order]
 
     def of_length(self, tokens: int, count: int, seed: int) -> list[list[str]]:
-        """So many sentences of that many tokens; longer ones are cut where there are too few."""
+        """This number of sentences with that number of tokens; longer ones are cut where there are too few."""
         exact = [s for s in self.sentences if len(s) == tokens]
         cut = [s[:tokens] for s in self.sentences if len(s) > tokens]
         chosen = exact if len(exact) >= count else [*exact, *cut]

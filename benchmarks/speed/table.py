@@ -1,13 +1,17 @@
-"""Tables of what was measured: a row a quantity, a column a system, as Markdown for readers and JSON for programs."""
+"""Tables of what was measured, as Markdown for readers and JSON for programs, with a row for each quantity."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from elmokit.errors import ElmoError
 from elmokit.storage.atomic import write_text
 
 
@@ -84,8 +88,45 @@ def report(
     return "\n\n".join([*head, *(table.markdown() for table in tables)]) + "\n"
 
 
-def save(path: Path, text: str, **found: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-    """Write FILE.md, and the figures as FILE.json in the same folder."""
-    plain = {name: [asdict(v) for v in value] if name == "tables" else value for name, value in found.items()}
-    write_text(path.with_suffix(".md"), text)
-    write_text(path.with_suffix(".json"), json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+def text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for the sentences that are measured and for the output."""
+    parser.add_argument("--sentences", type=Path, metavar="FILE", help="text with one tokenised sentence per line")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
+    output_argument(parser)
+
+
+def output_argument(parser: argparse.ArgumentParser) -> None:
+    """The option for the file of tables."""
+    help = "the tables; FILE.json is written in the same folder"
+    parser.add_argument("--output", type=Path, metavar="FILE.md", help=help)
+
+
+def publish(
+    script: str,
+    given: Sequence[str] | None,
+    output: Path | None,
+    tables: Sequence[Table],
+    *,
+    facts: Mapping[str, str],
+    peaks: str,
+    agreement: Sequence[str],
+    problem: str = "",
+) -> None:
+    """Print the tables of a run and, with an output, write FILE.md and FILE.json; raise an error for a problem."""
+    command = shlex.join(["python", f"benchmarks/{script}", *(sys.argv[1:] if given is None else given)])
+    text = report(tables, command, facts, peaks, agreement)
+    print(text)
+    if output:
+        figures = {"command": command, "facts": facts, "agreement": agreement, "tables": [asdict(t) for t in tables]}
+        write_text(output.with_suffix(".md"), text)
+        write_text(output.with_suffix(".json"), json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    if problem:
+        raise ElmoError(problem)
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script; a user's mistake ends it with one sentence."""
+    try:
+        main()
+    except ElmoError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")

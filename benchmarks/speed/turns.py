@@ -16,7 +16,7 @@ from speed.table import Row
 
 SLOW = "reference"
 SLOW_SENTENCES = 3
-"""The reference is there to be right; so many sentences are enough to see how slow it is."""
+"""The reference is there to be right; this many sentences are enough to see how slow it is."""
 PEER_BATCHES = (8, 16, 32, 64)
 """Sentences at a time that are tried for systems without batches of their own; the best counts."""
 BEFORE = 5
@@ -24,7 +24,7 @@ BEFORE = 5
 IN_A_ROW = 15
 """How often it is then timed."""
 FLOORS = ("float32", "int8")
-"""Number types whose floor is shown."""
+"""Dtypes whose floor is shown."""
 
 
 @dataclass(frozen=True)

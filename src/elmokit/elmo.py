@@ -28,9 +28,8 @@ from elmokit.encode import (
     encode_stream,
 )
 from elmokit.errors import ElmoError
-from elmokit.fingerprint import Fingerprint
 from elmokit.formats.bundled import DEFAULT, name_of
-from elmokit.formats.checkpoint import Checkpoint
+from elmokit.formats.checkpoint import Checkpoint, Fingerprint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
@@ -76,14 +75,14 @@ class Elmo(nn.Module):
         self,
         checkpoint: Checkpoint,
         *,
-        mixes: int | None = None,
-        trainable: bool = False,
-        dropout: float = 0.0,
-        layer_norm: LayerNorm | None = None,
+        segment: SegmenterName | None = None,
         state: Literal["zero", "carry"] = "zero",
         boundaries: bool = False,
+        mixes: int | None = None,
+        layer_norm: LayerNorm | None = None,
+        trainable: bool = False,
+        dropout: float = 0.0,
         type_cache_mb: float = 64,
-        segment: SegmenterName | None = None,
     ) -> None:
         """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()
@@ -239,7 +238,7 @@ class Elmo(nn.Module):
         elif sentences is None or tokens is not None:
             raise ElmoError("Elmo takes sentences or tokens, one of the two")
         elif sequence_len is not None:
-            raise ElmoError("sequence_len goes with tokens, not with sentences")
+            raise ElmoError("sequence_len is for tokens, not for sentences")
         else:
             rows, width = self.text_policy.override(segment).sentences_of(sentences), 0
         layers = self.layers_of(rows)
@@ -296,7 +295,7 @@ class Elmo(nn.Module):
         """
         check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
-            raise ElmoError(f"pool goes with output='sentence', got output={output!r}")
+            raise ElmoError(f"pool needs output='sentence', got output={output!r}")
         layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
         rows = self.text_policy.override(segment).sentences_of(sentences)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from html import escape
 from itertools import chain, islice
 from operator import index
 from typing import Literal, SupportsIndex, TypeVar, overload
@@ -36,7 +37,7 @@ AHEAD = 2
 """Batches that are started before the results of one are read: a GPU works on them in the meantime."""
 
 FEW_NUMBERS = 65_536
-"""Vectors of up to so many numbers are mixed by numpy, which needs less time to begin than torch."""
+"""Vectors of up to this many numbers are mixed by numpy, which needs less time to begin than torch."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
@@ -268,8 +269,6 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
         return found
 
     def _repr_html_(self) -> str:
-        from elmokit.notebook import heat_maps
-
         layers = self["layers"].detach().float().cpu().numpy()
         return heat_maps(self.tokens, [layers[:, row, : len(each)] for row, each in enumerate(self.tokens)])
 
@@ -362,3 +361,42 @@ def _in_background(parts: Iterator[Vectors]) -> Iterator[Vectors]:
 @cache
 def _collector() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="elmokit-collector")
+
+
+# What a notebook shows of `elmo(...)`
+
+SHOWN_SENTENCES, SHOWN_TOKENS = 3, 16
+
+
+def heat_maps(sentences: Sequence[Sequence[str]], layers: Sequence[NDArray[np.float32]]) -> str:
+    """How similar the tokens of a sentence are to each other without context, in layer 0, and in the top layer.
+
+    `layers`: [L+1, T, D] for each sentence.
+    """
+    parts = [_sentence_html(*each) for each in zip(sentences[:SHOWN_SENTENCES], layers, strict=False)]
+    if len(sentences) > SHOWN_SENTENCES:
+        parts.append(f"<p>… and {len(sentences) - SHOWN_SENTENCES:,} more</p>")
+    return f"<p>ElmoOutput: cosine similarities of tokens</p>{''.join(parts)}"
+
+
+def _sentence_html(tokens: Sequence[str], layers: NDArray[np.float32]) -> str:
+    n_layers, n_tokens, size = layers.shape
+    more = f", the first {SHOWN_TOKENS} shown" if n_tokens > SHOWN_TOKENS else ""
+    tables = (
+        _similarity_table(f"layer {number}", tokens[:SHOWN_TOKENS], layers[number]) for number in (0, n_layers - 1)
+    )
+    return f"<p>{n_tokens:,} tokens{more}, {n_layers} layers x {size}</p>{''.join(tables)}"
+
+
+def _similarity_table(title: str, tokens: Sequence[str], vectors: NDArray[np.float32]) -> str:
+    vectors = vectors[: len(tokens)]
+    scaled = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    names = [f"<th><bdi>{escape(token)}</bdi></th>" for token in tokens]
+    cells = ("".join(map(_similarity_cell, row)) for row in (scaled @ scaled.T).tolist())
+    rows = "".join(f"<tr>{name}{row}</tr>" for name, row in zip(names, cells, strict=True))
+    return f'<table style="display: inline-block"><tr><th>{title}</th>{"".join(names)}</tr>{rows}</table>'
+
+
+def _similarity_cell(similarity: float) -> str:
+    shade = min(max(similarity, 0.0), 1.0)
+    return f'<td style="background: rgba(31, 119, 180, {shade:.2f})">{similarity:.2f}</td>'

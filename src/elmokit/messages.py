@@ -1,6 +1,8 @@
 """Numbers, times and names as messages show them."""
 
+import json
 import re
+from collections.abc import Mapping
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a cursor, changes colours or turns the direction of writing."""
@@ -13,6 +15,15 @@ def printable(text: str) -> str:
     'a\ufffd[31m red name'
     """
     return _CONTROLS.sub("\ufffd", text)
+
+
+def json_line(record: Mapping[str, object]) -> str:
+    r"""A record as one line of JSON, with control characters escaped: texts may come from anyone.
+
+    >>> print(json_line({"word": "naïve \u202e"}))
+    {"word": "naïve \u202e"}
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(record, ensure_ascii=False))
 
 
 def counted(number: int, noun: str) -> str:

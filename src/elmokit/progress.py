@@ -12,6 +12,7 @@ from functools import partial
 from typing import TextIO, TypeVar
 
 from elmokit.messages import duration, printable, quantity
+from elmokit.storage import Closing
 
 T = TypeVar("T")
 silent = False
@@ -49,10 +50,13 @@ class StatusLine:
         self._next = clock() + first
         self._begun = not first
         self._text, self._waiting, self._drawn = "", False, 0
+        self._state: object = None
+        self._drawn_state: object = None
 
-    def show(self, text: str) -> None:
-        """Replace the line, if it is time."""
-        self._text, self._waiting = printable(text), True
+    def show(self, text: str, state: object = None) -> None:
+        """Replace the line, if it is time; `close` does not repeat a line of the same state, such as an amount."""
+        self._text, self._state = printable(text), state
+        self._waiting = state is None or state != self._drawn_state
         if (now := self._clock()) >= self._next:
             self._next, self._begun = now + self._interval, True
             self._draw()
@@ -80,7 +84,7 @@ class StatusLine:
         self._stream, self._drawn = None, 0
 
     def _draw(self) -> None:
-        self._waiting = False
+        self._waiting, self._drawn_state = False, self._state
         if self.terminal:
             # A character in the last column would make some terminals go to the next line.
             line = self._text[: self._columns() - 1]
@@ -116,7 +120,7 @@ class StatusLine:
             self._stream, self._drawn = None, 0
 
 
-class ProgressDisplay:
+class ProgressDisplay(Closing):
     """Shows how many of something are done, how fast, and the time left; a context manager.
 
     with ProgressDisplay("embedding", "sentences", total=1000) as display:
@@ -177,7 +181,7 @@ class ProgressDisplay:
                 parts.append(f"{duration(seconds / count * max(0, self.total - done))} left")
         if extra:
             parts.append(extra)
-        self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}")
+        self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}", done)
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
         """The items, each counted as it passes."""
@@ -199,9 +203,3 @@ class ProgressDisplay:
             return f"{quantity(done)}B" + ("" if self.total is None else f" of {quantity(self.total)}B")
         unit = self._unit.removesuffix("s") if self.total == 1 else self._unit
         return f"{done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

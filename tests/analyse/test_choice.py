@@ -1,4 +1,4 @@
-"""Rows: each kept occurrence has one of its own, a word's lie side by side, and those left out are left out evenly."""
+"""Rows: each indexed occurrence has one of its own, a word's are consecutive, and others are left out evenly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.standing_in import prepared
 
 
 def all_rows(corpus, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    kept = choice.counts(corpus)
-    parts = list(corpus_parts(corpus, kept))
+    stored = choice.counts(corpus)
+    parts = list(corpus_parts(corpus, stored))
     assert sum(len(part.ends) for part in parts) == corpus.n_sentences
     assert all(part.ends[-1] == len(part.tokens) for part in parts)
     return np.concatenate([part.tokens for part in parts]), np.concatenate([part.rows for part in parts])
@@ -35,8 +35,8 @@ def test_rows_are_a_permutation(tmp_path_factory, sentences, most, least, at_onc
         patch.setattr(choice_module, "_TOKENS_AT_ONCE", at_once)
         tokens, rows = all_rows(corpus, Choice(min_count=least, max_occurrences=most))
     assert (tokens == corpus.tokens).all()
-    kept = rows[rows >= 0]
-    assert sorted(kept.tolist()) == list(range(len(kept)))
+    stored = rows[rows >= 0]
+    assert sorted(stored.tolist()) == list(range(len(stored)))
     counts = Counter(token for sentence in sentences for token in sentence)
     for number in range(corpus.n_types):
         mine = rows[(tokens == number) & (rows >= 0)]
@@ -46,7 +46,7 @@ def test_rows_are_a_permutation(tmp_path_factory, sentences, most, least, at_onc
         assert (np.diff(mine) == 1).all(), "side by side, in the order of the corpus"
 
 
-def test_those_that_are_kept_are_spread_evenly(tmp_path) -> None:
+def test_those_that_are_stored_are_spread_evenly(tmp_path) -> None:
     corpus = prepared(tmp_path / "corpus", [["bank"] * 10 for _ in range(100)])
     _, rows = all_rows(corpus, Choice(max_occurrences=10))
     places = np.flatnonzero(rows >= 0)

@@ -35,7 +35,7 @@ def test_a_stretched_cloud_is_one_cluster() -> None:
     assert cluster(normalised(cloud.astype(np.float32))).number == 1
 
 
-def test_a_given_number_is_kept() -> None:
+def test_a_given_number_is_used() -> None:
     vectors, _ = blobs(3)
     for count in (1, 2, 3, 7):
         assert cluster(vectors, count).number == count

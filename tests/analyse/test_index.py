@@ -131,7 +131,7 @@ def test_what_another_plan_left_is_not_gone_on_with(tmp_path, monkeypatch) -> No
     assert rest.encoded == 60
 
 
-def test_a_full_disk_is_told_and_gone_on_with(tmp_path, monkeypatch) -> None:
+def test_a_full_disk_is_reported_and_the_build_continues(tmp_path, monkeypatch) -> None:
     corpus = prepared(tmp_path / "corpus")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -164,7 +164,7 @@ def test_folders_that_are_refused(tmp_path, index) -> None:
         OccurrenceIndex.open(tmp_path / "mine")
 
 
-def test_damage_is_told(index) -> None:
+def test_damage_is_reported(index) -> None:
     path = index.folder / "vectors.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ElmoError, match=r"vectors.bin must have [\d,]+ bytes, got"):

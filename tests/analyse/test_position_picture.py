@@ -1,4 +1,4 @@
-"""The picture of perplexity by position: a panel a direction, a line a state, points that rest on enough text."""
+"""The picture of perplexity by position: one panel per direction, one line per state, points with enough text."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_a_panel_a_direction_and_a_line_a_state(drawn):
             assert float(label.split()[0]) == pytest.approx(np.exp(np.log(steps * factor).mean()), abs=0.06)
     shown = [tick.get_text() for tick in backward.get_xticklabels()]
     assert shown == ["1", "5", "10", "15", "20", "25", "30", "31–40", "41–60", "61+"]
-    assert len({line.get_linestyle() for line in forward.lines}) == 2, "told apart without colour too"
+    assert len({line.get_linestyle() for line in forward.lines}) == 2, "they differ without colour too"
 
 
 def test_one_direction_one_state_a_short_text(drawn):

@@ -46,7 +46,7 @@ def test_standard_input_and_bad_bytes(model_folder, dash):
 
 @pytest.mark.parametrize("ending", ["h5", "npz", "npy", "parquet", "jsonl", "csv"])
 @pytest.mark.parametrize(("layer", "pool"), [("mix", "none"), ("all", "none"), ("1", "mean"), ("all", "max")])
-def test_every_file_holds_what_encode_gives(capsys, tmp_path, model_folder, text_file, ending, layer, pool):
+def test_every_file_contains_what_encode_gives(capsys, tmp_path, model_folder, text_file, ending, layer, pool):
     output = tmp_path / f"vectors.{ending}"
     status, _, err = call(
         capsys,
@@ -234,7 +234,7 @@ def test_one_is_singular(capsys, tmp_path, model_folder):
     assert err.endswith(": 1 sentence, 1 token\n")
 
 
-def test_ctrl_c_before_anything_is_kept_says_no_more(capsys, monkeypatch, tmp_path, model_folder):
+def test_ctrl_c_before_anything_is_stored_says_no_more(capsys, monkeypatch, tmp_path, model_folder):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 

@@ -67,6 +67,15 @@ def test_json(asked, capsys) -> None:
     }
 
 
+def test_json_escapes_what_turns_the_direction_of_writing(asked, capsys, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("the bank \u202e of the naïve\x9b river\n", encoding="utf-8")
+    replace(asked, json=True).run()
+    shown = capsys.readouterr().out
+    assert "\\u202e" in shown
+    assert "naïve\\u009b" in shown
+    assert json.loads(shown)["tokens"] == ["the", "bank", "\u202e", "of", "the", "naïve\x9b", "river"]
+
+
 def test_on_a_terminal(asked, capsys, monkeypatch) -> None:
     monkeypatch.setattr("elmokit.cli.neighbours.terminal_width", lambda: 40)
     asked.run()

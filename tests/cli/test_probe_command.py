@@ -53,7 +53,7 @@ def test_wsd(files, model_folder, capsys):
     assert shown[-1].split() == ["most", "frequent", "sense", "100.0%", "100.0%"]
 
 
-def test_words_that_nobody_answers_are_told():
+def test_words_without_an_answer_are_reported():
     score = WsdScore(0.5, 0.4)
     result = WsdResult({"0": score}, {"0": score}, score, 0.55, words=10, seen=7, answered=9)
     shown = wsd_lines(result)
@@ -66,7 +66,7 @@ def test_words_that_nobody_answers_are_told():
 def test_wic(files, model_folder, capsys):
     ProbeWicCommand(model=str(model_folder), train=files / "wic.tsv", dev=files / "wic.tsv", limit=2).run()
     shown = capsys.readouterr().out.splitlines()
-    assert len({len(line) for line in shown[2:6]}) == 1, "the columns stand in line"
+    assert len({len(line) for line in shown[2:6]}) == 1, "the columns are aligned"
     assert shown[4].split() == ["layer", "2", "100.00%", "100.00%", "100.00%"]
 
 

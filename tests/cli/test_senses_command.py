@@ -49,6 +49,14 @@ def test_json(asked, capsys) -> None:
     assert all(example["tokens"][example["position"] - 1] == "bank" for example in records[0]["examples"])
 
 
+def test_json_escapes_what_turns_the_direction_of_writing(asked, capsys, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("the bank of\u202e money\n", encoding="utf-8")
+    replace(asked, json=True).run()
+    shown = capsys.readouterr().out
+    assert "of\\u202e" in shown
+    assert json.loads(shown)["examples"][0]["tokens"] == ["the", "bank", "of\u202e", "money"]
+
+
 def test_mistakes(asked, tmp_path) -> None:
     for changes, said in (
         ({"output": tmp_path / "bank.gif"}, r"must end in .png, .svg, .pdf"),

@@ -204,7 +204,7 @@ def test_texts_are_split_as_the_models_training_text_was(call, place, tmp_path):
     assert load(tmp_path / "b").tokens("good.") == ("good.",)
 
 
-def test_a_label_that_training_never_saw_is_told(train, place, tmp_path):
+def test_a_label_that_training_never_saw_is_reported(train, place, tmp_path):
     (tmp_path / "dev.tsv").write_text("label\ttext\npos\tgood\nmeh\tthe film\n")
     status, out, err = train("classify", "classify.tsv", "--dev", tmp_path / "dev.tsv")
     assert status == 0
@@ -339,7 +339,7 @@ def test_predictions_of_tags_can_be_read_again(call, place, tmp_path):
     assert (status, len(out.splitlines())) == (0, 2)
 
 
-def test_texts_that_are_cut_are_told(call, place, tmp_path):
+def test_texts_that_are_cut_are_reported(call, place, tmp_path):
     (tmp_path / "a.tsv").write_text(f"label\ttext\npos\t{'good ' * 500}\nneg\tbad\n")
     _, _, err = call("eval", place / "classify-model", tmp_path / "a.tsv")
     assert err == f"1 of 2 texts of {tmp_path / 'a.tsv'} is longer than 400 tokens (max_tokens) and is cut\n"
@@ -408,7 +408,7 @@ FILES = {
         ("pair", "words.tsv", ["--target", "score"], "{}, line 4: a score must be a number, got 'high'"),
     ],
 )
-def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, message):
+def test_wrong_data_is_reported_in_a_sentence(train, tmp_path, kind, file, more, message):
     if file in FILES:
         content = FILES[file]
         (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -451,7 +451,7 @@ def test_wrong_data_is_told_in_a_sentence(train, tmp_path, kind, file, more, mes
         (["--cache", "{place}/classify.tsv"], "cannot be written (Not a directory)"),
     ],
 )
-def test_wrong_options_are_told_in_a_sentence(train, place, tmp_path, more, message):
+def test_wrong_options_are_reported_in_a_sentence(train, place, tmp_path, more, message):
     before = sorted(place.iterdir())
     status, out, err = train("classify", "classify.tsv", *(str(part).format(place=place) for part in more))
     assert (status, out) == (2, "")
@@ -494,7 +494,7 @@ def test_a_kind_that_there_is_not(call, place):
         ("missing", ["a"], "is not a task model"),
     ],
 )
-def test_wrong_predictions_are_told_in_a_sentence(call, place, tmp_path, model, more, message):
+def test_wrong_predictions_are_reported_in_a_sentence(call, place, tmp_path, model, more, message):
     arguments = [part.format(place=place, here=tmp_path) for part in more]
     status, out, err = call("predict", place / model, *arguments)
     assert (status, out) == (2, "")
@@ -514,7 +514,7 @@ def test_wrong_predictions_are_told_in_a_sentence(call, place, tmp_path, model, 
         ("missing", "pair.tsv", "is not a task model"),
     ],
 )
-def test_wrong_files_to_score_are_told_in_a_sentence(call, place, model, file, message):
+def test_wrong_files_to_score_are_reported_in_a_sentence(call, place, model, file, message):
     status, out, err = call("eval", place / model, place / file)
     assert (status, out) == (2, "")
     assert message in err

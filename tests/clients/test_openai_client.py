@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from elmokit.serve.encodings import normalised
-from support.serving import serving, tiny_elmo, wait_for
+from support.serving import serving, slow_elmo, wait_for
 
 
 @pytest.fixture
@@ -73,13 +73,7 @@ def test_a_wrong_key(url):
 
 
 def test_it_comes_back_when_the_server_is_busy():
-    elmo, gate = tiny_elmo(), threading.Event()
-    plain = elmo.stream
-
-    def slow(rows, **named):
-        gate.wait(30)
-        return plain(rows, **named)
-
+    elmo, gate, slow = slow_elmo()
     with serving(elmo, max_queue_tokens=10) as server:
         elmo.stream = slow
         busy = threading.Thread(target=server.post, args=("/embed", {"inputs": "a b c d e f g h"}))

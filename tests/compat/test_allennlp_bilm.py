@@ -21,7 +21,7 @@ from elmokit.compat.allennlp import (
     _ElmoCharacterEncoder,
     batch_to_ids,
 )
-from elmokit.compat.fetch import cached_as
+from elmokit.compat.load import cached_as
 from elmokit.errors import ElmoError
 from support.allennlp_samples import BATCHES, CACHED, CONFIGS, close, run
 
@@ -83,7 +83,7 @@ def test_state_is_carried_as_in_elmokit(folders, name):
 
 
 def test_each_slot_has_its_own_history(files, bilm):
-    """A sentence goes on from the last one in its row, however long ago and however large the batches between."""
+    """A sentence continues from the last one in its row, however long ago and however large the batches between."""
     alone = [_ElmoBiLm(*files) for _ in range(6)]
     for batch in BATCHES:
         layers = torch.stack(bilm(batch_to_ids(batch))["activations"])

@@ -11,7 +11,7 @@ import pytest
 
 from elmokit.compat import tfhub
 from elmokit.compat.allennlp import ConfigurationError, ElmoEmbedder
-from elmokit.compat.fetch import cached_as, local_path
+from elmokit.compat.load import cached_as, local_path
 from elmokit.errors import DamagedFileError, ElmoError
 
 BODY = bytes(range(256)) * 9000  # more than two blocks

@@ -69,7 +69,7 @@ def test_averages_have_length_one_and_leave_padding_out(model):
 
 
 def test_batches_carry_state_as_in_one_session(folder):
-    """Batches of two sentences: a new session starts from zero, the first batch is run twice, the state goes on."""
+    """Batches of two sentences: a new session starts from zero, the first batch is run twice, the state continues."""
     elmo = Elmo.load(folder, state="carry")
     elmo.encode(SENTENCES[:2])
     expected = [*elmo.encode(SENTENCES[:2], layer="top"), *elmo.encode(SENTENCES[2:], layer="top")]
@@ -119,11 +119,11 @@ def test_substitutes_of_each_word_in_both_directions(checkpoint):
             assert got["logp"][got["candidate_words"].index(entry["word"])] == pytest.approx(expected, abs=1e-4)
     for place, entry in enumerate(found[0]):
         for side in ("forward", "backward"):
-            kept = [word for word in every[place][side]["candidate_words"] if word not in ("<S>", "</S>")]
-            assert entry[side]["candidate_words"] == kept[:2]
+            stored = [word for word in every[place][side]["candidate_words"] if word not in ("<S>", "</S>")]
+            assert entry[side]["candidate_words"] == stored[:2]
 
 
-def test_a_packed_vocabulary_beside_the_checkpoint(checkpoint, tmp_path):
+def test_a_packed_vocabulary_next_to_the_checkpoint(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "full")
     words = (tmp_path / "full" / "vocab.txt").read_bytes()
     (tmp_path / "full" / "vocab.txt").unlink()

@@ -1,4 +1,4 @@
-"""Prepared corpora share a folder: none disturbs another, each is found again, and none is kept in silence."""
+"""Prepared corpora share a folder: none disturbs another, each is found again, and none is stored silently."""
 
 import io
 import json
@@ -54,13 +54,13 @@ def test_two_corpora_in_one_folder(tmp_path, shared, monkeypatch):
 
 def test_what_else_is_in_the_folder_is_left_alone(tmp_path, shared):
     source = written(tmp_path / "text.txt", "a b\n")
-    former = PreparedCorpus.from_sentences([["former"]], shared / "corpus")  # where --cache kept the only one before
+    former = PreparedCorpus.from_sentences([["former"]], shared / "corpus")  # where --cache stored the only one before
     written(shared / "thesis.txt", "do not lose me")
     corpus = prepare([source], folder=shared)
     assert sorted(path.name for path in shared.iterdir()) == sorted([corpus.folder.name, "corpus", "thesis.txt"])
     assert list(corpus.type_texts())[3:] == ["a", "b"]
     assert PreparedCorpus.open(shared / "corpus").content == former.content
-    inside = prepare([source], folder=shared / "corpus")  # where `elmo vocab --cache` kept it
+    inside = prepare([source], folder=shared / "corpus")  # where `elmo vocab --cache` stored it
     assert (inside.folder.parent, inside.content) == (shared / "corpus", corpus.content)
 
 
@@ -87,7 +87,7 @@ def test_sweeping_leaves_the_own_lock_alone(tmp_path, monkeypatch):
         assert [lock.exists() for lock in locks] == [True, False]
 
 
-def test_half_a_corpus_is_built_anew(tmp_path, shared):
+def test_half_a_corpus_is_built_again(tmp_path, shared):
     source = written(tmp_path / "text.txt", "a b\n")
     corpus = prepare([source], folder=shared)
     (corpus.folder / "corpus.json").unlink()
@@ -95,7 +95,7 @@ def test_half_a_corpus_is_built_anew(tmp_path, shared):
     assert list(shared.iterdir()) == [corpus.folder]
 
 
-def test_a_text_that_changes_is_told_of_and_its_earlier_ones_stay(tmp_path, shared, caplog):
+def test_a_text_that_changes_is_reported_and_its_earlier_ones_stay(tmp_path, shared, caplog):
     source = written(tmp_path / "texts/one.txt", "a b\n")
     written(tmp_path / "other.txt", "x\n")
     first = [prepare([str(tmp_path / "texts")], folder=shared)]

@@ -77,7 +77,7 @@ def test_a_file_counts_once_however_it_is_reached(tree):
     assert left_out["again"] == (4, "b.txt")
 
 
-def test_a_folder_that_holds_itself(tree):
+def test_a_folder_that_contains_itself(tree):
     (tree / "a/loop").symlink_to("..", target_is_directory=True)
     (tree / "a/self").symlink_to(".", target_is_directory=True)
     for source in (".", str(tree)):

@@ -1,4 +1,4 @@
-"""A line is what ends in a line feed, whatever the file is packed in and whatever bytes it holds."""
+"""A line is what ends in a line feed, whatever the file is packed in and whatever bytes it contains."""
 
 import bz2
 import gzip

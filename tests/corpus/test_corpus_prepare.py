@@ -1,4 +1,4 @@
-"""A prepared corpus holds what was read, is found again, and is never half there."""
+"""A prepared corpus contains what was read, is found again, and is never half there."""
 
 import gc
 import gzip
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["description", "short", "missing", "version"])
-def test_a_damaged_corpus_is_built_anew(source, damage):
+def test_a_damaged_corpus_is_built_again(source, damage):
     corpus = prepare([str(source)])
     content = files(corpus.folder)
     description = corpus.folder / "corpus.json"

@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from elmokit.corpus.prepare import prepare
-def told(progress):
+def reported(progress):
     if not progress.tokens:
         return
     print("building", flush=True)
@@ -32,7 +32,7 @@ if sys.argv[3] == "lockless":
     def refused(fd, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
     locks.lock_descriptor = refused
-corpus = prepare([sys.argv[1]], folder=Path(sys.argv[2]), workers=2, on_progress=told)
+corpus = prepare([sys.argv[1]], folder=Path(sys.argv[2]), workers=2, on_progress=reported)
 print("done", corpus.content, "torch" in sys.modules, flush=True)
 """
 

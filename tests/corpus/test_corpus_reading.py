@@ -100,12 +100,12 @@ def test_what_is_skipped_and_where(tmp_path):
         "too_long": (2, "one.txt:5"),
     }
     assert (report.files, report.n_lines, report.sentences, report.tokens) == (2, 10, 2, 5)
-    told = report.lines()
-    assert told[0] == f"read 2 files, {report.bytes} bytes of text, 10 lines"
-    assert told[1] == "stored 2 sentences, 5 tokens"
-    assert told[2] == f"skipped 2 lines that are not UTF-8, the first at {tmp_path}/one.txt:2"
-    assert told[3].startswith("skipped 1 line with NUL bytes")
-    assert told[5] == f"skipped 2 sentences of more than 3 tokens, the first at {tmp_path}/one.txt:5"
+    reported = report.lines()
+    assert reported[0] == f"read 2 files, {report.bytes} bytes of text, 10 lines"
+    assert reported[1] == "stored 2 sentences, 5 tokens"
+    assert reported[2] == f"skipped 2 lines that are not UTF-8, the first at {tmp_path}/one.txt:2"
+    assert reported[3].startswith("skipped 1 line with NUL bytes")
+    assert reported[5] == f"skipped 2 sentences of more than 3 tokens, the first at {tmp_path}/one.txt:5"
 
 
 def test_paragraphs_between_blank_lines_are_joined(tmp_path):

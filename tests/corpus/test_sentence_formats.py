@@ -2,7 +2,7 @@
 
 import pytest
 
-from elmokit.corpus.sentence_formats import given_words, sentence_lines
+from elmokit.corpus.lines import given_words, sentence_lines
 from elmokit.errors import ElmoError
 
 CONLL = [

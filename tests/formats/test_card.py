@@ -1,4 +1,4 @@
-"""The model card says how a model was trained, and goes on saying it after load and save."""
+"""The model card says how a model was trained, and still says it after load and save."""
 
 import doctest
 import zipfile

@@ -1,4 +1,4 @@
-"""Which format a path holds: a folder, a zip, or any one of a model's files."""
+"""Which format a path has: a folder, a zip, or any one of a model's files."""
 
 import shutil
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_file_without_its_checkpoint_alone(tmp_path):
         detect(tmp_path)
 
 
-def test_other_hdf5_files_beside_a_model_are_no_matter(bilm):
+def test_other_hdf5_files_next_to_a_model_are_no_matter(bilm):
     write_hdf5(bilm / "aaa.hdf5", {str(number): make_bilm().weights["char_embed"] for number in range(3)})
     write_hdf5(bilm / "embeddings.hdf5", {"embedding": make_bilm().weights["char_embed"]})
     (bilm / "notes.h5").write_text("not what it says")
@@ -103,7 +103,7 @@ def test_other_hdf5_files_beside_a_model_are_no_matter(bilm):
     assert detect(bilm).main == "weights.hdf5"
 
 
-def test_many_sentences_beside_a_model_are_not_walked(bilm, monkeypatch):
+def test_many_sentences_next_to_a_model_are_not_walked(bilm, monkeypatch):
     """A file of vectors has a dataset a line; finding the model must not open them all."""
     write_hdf5(bilm / "vectors.hdf5", {str(number): make_bilm().weights["char_embed"][:1] for number in range(200)})
     opened = []

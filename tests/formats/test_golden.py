@@ -1,4 +1,4 @@
-"""The published fixture models, beside the checkout or at ELMOKIT_GOLDEN: the numbers that the originals gave."""
+"""The published fixture models, next to the checkout or at ELMOKIT_GOLDEN: the numbers that the originals gave."""
 
 import json
 import os

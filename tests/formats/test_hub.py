@@ -15,9 +15,8 @@ from elmokit import Elmo
 from elmokit.compat import tfhub
 from elmokit.compat.allennlp import ElmoEmbedder
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats import hub
-from elmokit.formats.bundled import resolved
-from elmokit.formats.hub import Repository, fetched, repository_of
+from elmokit.formats import bundled
+from elmokit.formats.bundled import Repository, fetched, repository_of, resolved
 from support.model_files import make_bilm, run, write_tensorflow
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -48,7 +47,7 @@ class ConnectError(Exception):
 
 
 class FakeHub(ModuleType):
-    """A package whose snapshot_download writes down what it is asked, and answers as it is told."""
+    """A package whose snapshot_download records what it is asked, and answers as the test says."""
 
     def __init__(self, folder) -> None:
         super().__init__("huggingface_hub")
@@ -83,7 +82,7 @@ def refused(model: str) -> str:
 
 
 def test_examples_in_the_docstrings():
-    assert doctest.testmod(hub).failed == 0
+    assert doctest.testmod(bundled).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -152,9 +151,9 @@ def test_everything_that_a_format_reads_is_fetched(tmp_path, model_folder):
 
     for folder in (model_folder, write_tensorflow(tmp_path / "tf", make_bilm(softmax=True))):
         for file in folder.iterdir():
-            assert any(fnmatch(file.name, pattern) for pattern in hub.file_patterns()), file
+            assert any(fnmatch(file.name, pattern) for pattern in bundled.file_patterns()), file
     for name in ("pytorch_model.bin", "model-00001-of-00002.safetensors", "tokenizer.model", "code.py", "a.pkl"):
-        assert not any(fnmatch(name, pattern) for pattern in hub.file_patterns()), name
+        assert not any(fnmatch(name, pattern) for pattern in bundled.file_patterns()), name
 
 
 def test_a_path_goes_before_a_name(fake, make_elmo, tmp_path):
@@ -299,14 +298,14 @@ def test_the_packages_own_cache(make_elmo, tmp_path, way):
         given |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "no_proxy": "127.0.0.1"}
     elif way == "HF_HUB_CACHE":
         given |= {"HF_HOME": str(tmp_path / "nothing"), "HF_HUB_CACHE": str(tmp_path / "home" / "hub")}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    stored = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, *there, *missing],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**kept, **given},
+        env={**stored, **given},
     )
     assert result.returncode == 0, result.stderr
     answers = json.loads(result.stdout)

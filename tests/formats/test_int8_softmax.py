@@ -193,14 +193,14 @@ def test_damaged_files(small, damage):
 def test_optimiser_state_stays_with_it(tmp_path):
     path = write_tensorflow(tmp_path / "from", make_bilm(softmax=True))
     convert_model(path, tmp_path / "small", to="elmokit", softmax="int8")
-    kept = read_checkpoint(tmp_path / "small")
-    assert {"head.weight", "head.bias"} <= kept.optimizer.keys()
-    assert kept.softmax_int8
+    stored = read_checkpoint(tmp_path / "small")
+    assert {"head.weight", "head.bias"} <= stored.optimizer.keys()
+    assert stored.softmax_int8
     convert_model(path, tmp_path / "without", to="elmokit", softmax="none")
-    kept = read_checkpoint(tmp_path / "without")
-    assert kept.optimizer
-    assert not {"head.weight", "head.bias"} & kept.optimizer.keys()
-    assert not kept.head
+    stored = read_checkpoint(tmp_path / "without")
+    assert stored.optimizer
+    assert not {"head.weight", "head.bias"} & stored.optimizer.keys()
+    assert not stored.head
     assert not (tmp_path / "without" / HEAD).exists()
 
 
@@ -209,8 +209,8 @@ def test_what_is_said_about_a_model_stays_with_it(small, tmp_path, capsys):
     assert elmo.about == {}
     assert "about" not in json.loads((small / "config.json").read_text())
     elmo.about = {"language": "Icelandic", "description": "sagas, cased"}
-    elmo.save(tmp_path / "told")
-    convert_model(tmp_path / "told", tmp_path / "again", to="elmokit", softmax="none")
+    elmo.save(tmp_path / "reported")
+    convert_model(tmp_path / "reported", tmp_path / "again", to="elmokit", softmax="none")
     assert Elmo.load(tmp_path / "again", device="cpu").about == elmo.about
     assert run("info", tmp_path / "again") == 0
     assert "Icelandic\n" in capsys.readouterr().out

@@ -135,7 +135,7 @@ def test_options_lie_apart(tmp_path):
     check_layers(Elmo.load(tmp_path / "weights" / "weights.hdf5", options=options), model)
 
 
-def test_given_options_win_over_those_beside_the_weights(tmp_path):
+def test_given_options_win_over_those_next_to_the_weights(tmp_path):
     model = make_bilm()
     write_bilm(tmp_path, model)
     model.options["lstm"]["use_skip_connections"] = False

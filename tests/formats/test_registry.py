@@ -13,8 +13,8 @@ from elmokit import Elmo, ElmoConfig
 from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats import Format, ModelFiles, formats, register_format, unregister_format
+from elmokit.formats.bundled import file_patterns
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.formats.hub import file_patterns
 from elmokit.formats.load import detect, read_checkpoint
 from elmokit.formats.source import Source, read_text
 from elmokit.text.vocab import Vocabulary
@@ -55,14 +55,7 @@ def write_toy(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / "toy.txt").write_text("toy 1\n" + json.dumps(values), encoding="utf-8")
 
 
-TOY = Format(
-    name="toy",
-    description="a toy folder (toy.txt)",
-    detect=detect_toy,
-    read=read_toy,
-    write=write_toy,
-    files=("toy.txt",),
-)
+TOY = Format("toy", "a toy folder (toy.txt)", detect_toy, read_toy, write_toy, files=("toy.txt",))
 
 
 @pytest.fixture

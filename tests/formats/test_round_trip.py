@@ -194,14 +194,14 @@ def test_what_allennlp_insists_on(tmp_path, layers):
                 assert np.array_equal(cell["W_P_0"][()], np.eye(9))
 
 
-def test_an_identity_with_a_bias_is_kept(tmp_path):
+def test_an_identity_with_a_bias_stays(tmp_path):
     model = make_bilm(output=9, token_projection=True)
     model.weights["CNN_proj/W_proj"] = np.eye(9, dtype=np.float32)
     got = Elmo.load(write_bilm(tmp_path, model)).encode([SENTENCES[0]], output="layers")[0]
     np.testing.assert_allclose(got, bilm_layers(model, SENTENCES[0]), rtol=0, atol=1e-5)
 
 
-def test_an_identity_in_one_layer_is_kept(tmp_path):
+def test_an_identity_in_one_layer_stays(tmp_path):
     model = make_bilm(cell=5, projection=True)
     model.weights["cell/0/0/projection"] = np.eye(5, dtype=np.float32)
     got = Elmo.load(write_bilm(tmp_path, model)).encode([SENTENCES[0]], output="layers")[0]

@@ -101,7 +101,7 @@ def test_the_network_is_that_of_its_dense_weights():
     with torch.no_grad():
         found, expected = small(ids), plain(ids)
     assert all(isinstance(weights, Int8LstmWeights) for stack in small.context.stacks() for weights in stack)
-    # Kernels round the activations to 8 bits too.
+    # Kernels round the activations to int8 too.
     cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
     assert cosine.min() > 0.999
     assert not torch.equal(found, network()[0](ids).detach())
@@ -149,7 +149,7 @@ def test_large_numbers_do_not_round_small_ones_away():
     weight[:, 3] = 0.0
     matrix = Int8Matrix.of(weight)
     found, expected = linear(x, matrix, torch.ones(20)), x @ matrix.dense().T + 1
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # 8 bits once would be off by 10 times as much
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # int8 once would be off by 10 times as much
 
 
 @pytest.mark.parametrize("factors", [False, True])

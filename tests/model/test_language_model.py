@@ -32,7 +32,7 @@ def test_it_is_the_softmax_of_its_numbers(monkeypatch, rows, n_words, size, comp
     small, plain = heads(n_words, size)
     top = torch.randn(rows, size)
     assert isinstance(small, Int8LmHead)
-    # The compiled product takes the inputs in twice 8 bits.
+    # The compiled product takes the inputs as two int8 parts.
     torch.testing.assert_close(small(top), plain(top), rtol=1e-4, atol=1e-4 * size**0.5)
     assert_same(small(top)[-1].numpy(), small(top[-1:])[0].numpy())
 

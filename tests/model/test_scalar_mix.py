@@ -29,8 +29,8 @@ def test_layer_norm_takes_one_mean_over_all_unmasked_positions(kind):
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
     expected = 0
     for layer in layers:
-        kept = layer[mask]
-        expected = expected + 0.5 * (layer - kept.mean()) / torch.sqrt(kept.var(unbiased=False) + 1e-12)
+        stored = layer[mask]
+        expected = expected + 0.5 * (layer - stored.mean()) / torch.sqrt(stored.var(unbiased=False) + 1e-12)
     torch.testing.assert_close(ScalarMix(2, layer_norm=kind).double()(layers, mask), expected)
 
 

@@ -73,7 +73,7 @@ def test_clear_forgets_words_and_counts(encoder):
     assert encoder.asked == [["1"], ["1"]]
 
 
-def test_a_full_table_begins_anew_with_the_words_of_the_batch(encoder):
+def test_a_full_table_begins_again_with_the_words_of_the_batch(encoder):
     cache = cache_of(3)
     vectors(cache, encoder, ["1", "2", "3"])
     assert torch.equal(vectors(cache, encoder, ["4", "2", "4"]), expected(["4", "2", "4"]))
@@ -137,7 +137,7 @@ def test_other_weights_are_seen(encoder, change):
     assert len(encoder.asked) == (3 if change == "autocast" else 2)
 
 
-def test_weights_that_learn_are_not_kept(encoder):
+def test_vectors_of_weights_that_learn_are_not_cached(encoder):
     cache = cache_of(10)
     encoder.weight.requires_grad_(True)
     for _ in range(2):

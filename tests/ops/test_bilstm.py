@@ -54,7 +54,7 @@ def test_without_a_state_all_start_from_zero(path):
     assert torch.equal(with_zeros.c, without.c)
 
 
-def test_the_choice_is_told():
+def test_the_choice_is_explained():
     x, _, stacks, _, _ = in_floats(bilstm_case(1, 2, 13, 6))
     wanted = choose(x, stacks, gradient=True)
     assert (wanted.path, wanted.why) == ("packed", "gradients are wanted")
@@ -64,7 +64,7 @@ def test_the_choice_is_told():
         pass
 
 
-def test_without_compiled_kernels_the_reason_is_told(monkeypatch):
+def test_without_compiled_kernels_the_reason_is_given(monkeypatch):
     monkeypatch.setenv("ELMOKIT_NATIVE", "0")
     x, _, stacks, _, _ = in_floats(bilstm_case(1, 2, 13, 6))
     choice = choose(x, stacks, gradient=False)

@@ -1,6 +1,6 @@
 """Inference on a CUDA device against the equations, every way of it; run with `pytest -m gpu` where there is one."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -134,11 +134,8 @@ def test_threads_on_their_own_streams_get_their_own_results():
                 found[number].append(bilstm(x, lengths, stacks, h, c, skip_connections=True).layers[1])
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     for results, wanted in zip(found, expected, strict=True):
         for result in results:
             torch.testing.assert_close(result, wanted, rtol=2e-2, atol=2e-2)

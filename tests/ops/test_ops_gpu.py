@@ -27,14 +27,14 @@ pytestmark = [
 PRECISIONS = [
     (torch.float64, 1e-10),  # the same sums in another order
     (torch.float32, 1e-4),  # the same, grown by the recurrence
-    # 8 bits: an error of 4e-3 in every product, which the steps add up; and where a number lies near its bound, a whole
-    # gradient comes or goes with the last bit (the clips of these tests are tight).
+    # bfloat16: an error of 4e-3 in every product, which the steps add up; and where a number is near its bound, a
+    # whole gradient comes or goes with the last bit (the clips of these tests are tight).
     (torch.bfloat16, 8e-2),
 ]
 
 
 def assert_close(found, exact, tolerance):
-    """In the norm of the whole tensor: in half precision a small number beside large ones has no digits of its own."""
+    """In the norm of the whole tensor: in float16 a small number next to large ones has no digits of its own."""
     found, exact = found.detach().double().cpu(), exact.detach().double().cpu()
     assert found.shape == exact.shape
     assert found.isfinite().all()

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from elmokit.ops import recurrence
+from elmokit.ops import bilstm
+from elmokit.ops.bilstm import lstm
 from elmokit.ops.linear import linear
-from elmokit.ops.recurrence import lstm
 from elmokit.ops.reference import lstm_reference
 from elmokit.ops.weights import LstmWeights
 from support.exactness import assert_same
@@ -80,12 +80,12 @@ def test_blocks_of_time_change_nothing(monkeypatch):
     x, lengths = torch.randn(3, 50, 6), torch.tensor([50, 20, 31])
     state = torch.zeros(3, 6), torch.zeros(3, 13)
     whole = lstm(x, lengths, w, *state)
-    monkeypatch.setattr(recurrence, "BLOCK_TOKENS", 10)
+    monkeypatch.setattr(bilstm, "BLOCK_TOKENS", 10)
     for one, many in zip(whole, lstm(x, lengths, w, *state), strict=True):
         assert torch.equal(one, many)
 
 
-def test_outputs_after_the_end_are_zero_and_state_is_kept():
+def test_outputs_after_the_end_are_zero_and_the_state_stays():
     w = weights(5, 4, projection=True, cell_clip=None, projection_clip=None, dtype=torch.float32)
     x, h, c = torch.randn(2, 6, 4), torch.randn(2, 4), torch.randn(2, 5)
     out, last_h, last_c = lstm(x, torch.tensor([2, 0]), w, h, c)

@@ -34,7 +34,7 @@ def test_loss_and_gradients_equal_cross_entropy(dtype, tolerance, rows, size, wo
         torch.testing.assert_close(ours.double(), exact, rtol=bound, atol=bound)
 
 
-def test_a_number_weighs_every_row_alike():
+def test_a_number_weighs_every_row_equally():
     top, weight, bias, targets, _ = softmax_case(13, 5, 17)
     total, losses = softmax_loss(top, weight, bias, targets, row_weight=0.25)
     torch.testing.assert_close(total, 0.25 * losses.double().sum(), rtol=1e-6, atol=0)
@@ -69,7 +69,7 @@ def test_large_scores_neither_overflow_nor_lose_the_loss():
     torch.testing.assert_close(losses.double(), exact, rtol=1e-4, atol=1e-1)
 
 
-def test_gradients_are_scaled_anew_by_each_backward_pass():
+def test_gradients_are_scaled_again_by_each_backward_pass():
     top, weight, bias, targets, row_weight = softmax_case(13, 5, 17)
     total, _ = softmax_loss(top, weight, bias, targets, row_weight=row_weight)
     (once,) = torch.autograd.grad(total, weight, retain_graph=True)

@@ -1,6 +1,6 @@
 """The Transformer blocks on a CUDA device against the equations; run with `pytest -m gpu` where there is one."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -169,11 +169,8 @@ def test_threads_on_their_own_streams_get_their_own_results():
                 found[number].append(transformer(given[number], segments, blocks, window=4, outputs=[0, 2]))
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     for results, wanted in zip(found, expected, strict=True):
         assert len(results) == 20
         for result in results:

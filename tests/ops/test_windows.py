@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.ops.recurrence import lstm
+from elmokit.ops.bilstm import lstm
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.weights import LstmWeights
 from elmokit.ops.windows import lstm_windows
@@ -85,7 +85,7 @@ def test_the_same_window_gives_the_same_bits_twice():
         assert torch.equal(one, other)
 
 
-def test_without_gradients_the_numbers_are_the_same_and_nothing_is_kept():
+def test_without_gradients_the_numbers_are_the_same_and_nothing_is_stored():
     x, keep, weights, h, c = window_case((2, 7, 3, 5, 17, 9, 0.5, 0.3), "random")
     with torch.no_grad():
         y, last_h, last_c = lstm_windows(x, keep, weights, h, c)

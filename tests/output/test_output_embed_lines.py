@@ -12,7 +12,7 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.output import Summary, check_output, embed_lines, read_vectors, sentence_vectors
-from elmokit.output.spool import Spool
+from elmokit.output.embed_lines import Spool
 from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 
 LINES = numbered_lines(30)
@@ -47,7 +47,7 @@ def test_encode_must_give_an_array_for_each_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ElmoError, ZeroDivisionError])
-def test_what_is_whole_is_kept_when_an_exception_ends_the_run(tmp_path, error):
+def test_what_is_whole_is_stored_when_an_exception_ends_the_run(tmp_path, error):
     closed = []
 
     def breaks(sentences):

@@ -8,7 +8,7 @@ import pytest
 from tests.output.test_output_spool import fill, same
 
 from elmokit.errors import ElmoError
-from elmokit.output.spool import FILES, FORMAT, VERSION
+from elmokit.output.embed_lines import FILES, FORMAT, VERSION
 from support.output_samples import SETTINGS, embed, numbered_lines
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")

@@ -13,7 +13,7 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.output import read_vectors
-from elmokit.output.spool import Spool
+from elmokit.output.embed_lines import Spool
 from support.output_samples import FORMATS, SETTINGS, embed, encoder, numbered_lines, tokenise, vectors_for
 from support.refusals import full_disk
 

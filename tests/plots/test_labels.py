@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.plots.labels import Box, leader, place_boxes
+from elmokit.plots.style import Box, leader, place_boxes
 
 FRAME = Box(0, 0, 800, 600)
 

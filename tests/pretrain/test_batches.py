@@ -214,7 +214,7 @@ def test_the_corpus_is_not_sent(corpus):
 
 
 @needs_process
-def test_a_process_that_is_killed_is_told_of(corpus, started):
+def test_a_process_that_is_killed_is_reported(corpus, started):
     found = made_elsewhere(batches_of(corpus), pinned=False)
     next(found)
     started[0].kill()
@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_is_told_of(corpus, started):
 
 
 @needs_process
-def test_a_process_that_cannot_be_started_is_told_of(corpus, monkeypatch):
+def test_a_process_that_cannot_be_started_is_reported(corpus, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ElmoError, match="cannot be started"):
         elsewhere(batches_of(corpus), 1)

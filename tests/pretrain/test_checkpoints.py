@@ -16,7 +16,7 @@ from support.refusals import refusal
 
 
 def snapshot(step):
-    """A snapshot that tells its step in all it holds."""
+    """A snapshot all of whose values show its step."""
     weights = {
         "network.bias": torch.full((3,), float(step)),
         "network.a.b": torch.full((2, 2), step, dtype=torch.int64),
@@ -161,7 +161,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path, killed_at, best
         assert last in (2, 3)
         assert run.steps()[-2:] in ([1, 2], [2, 3])
         assert step_of(run.best()) in ((1, 3) if best else (1,))
-        # A checkpoint that says it was the best really has its weights kept as the best.
+        # A checkpoint that says it was the best really has its weights stored as the best.
         assert step_of(run.best()) == 3 or last == 2 or not best
         with run.locked():
             assert not [name for name in names(run) if name.endswith(".tmp")]
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_is_none_is_named(folder):
     refusal(folder.latest, str(path), "damaged")
 
 
-def test_other_files_beside_the_checkpoints_are_no_steps(folder):
+def test_other_files_next_to_the_checkpoints_are_no_steps(folder):
     save(folder, 3)
     for name in ("step-x.safetensors", "step-5.safetensors.bak", "vocab.txt", ".step-9.safetensors.1.tmp"):
         (folder.checkpoints / name).write_text("x")
@@ -321,7 +321,7 @@ def test_a_run_that_ended_gives_the_folder_back(tmp_path):
         assert run.checkpoints.is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("x")
 
     def lock():

@@ -85,7 +85,7 @@ def test_two_processes_are_one_with_the_double_batch(elmo, text, tmp_path) -> No
     card = (tmp_path / "two" / "README.md").read_text("utf-8")
     assert "2 processes" in card
 
-    # The last checkpoint of two processes goes on in one process that has all rows.
+    # The last checkpoint of two processes is continued by one process that has all rows.
     ended = elmo(*command, "--batch-size", "6", "--steps", "12", "--output", tmp_path / "two", "--resume")
     assert ended.status == 0, ended.err
     elmo(*command, "--batch-size", "6", "--steps", "12", "--output", tmp_path / "one", "--resume")

@@ -50,7 +50,7 @@ def test_the_numbers_are_those_of_the_python_face(elmo, corpus, tmp_path, config
     assert shown["sentences"] == "5"
     rate = sum(token in UNKNOWN for token in tokens) / len(tokens)
     assert shown["outside the vocabulary"].startswith(f"{rate:.2%} ")
-    assert "skipped" in ended.err, "what was left out is told"
+    assert "skipped" in ended.err, "what was left out is reported"
 
 
 def test_a_table_of_sentences(elmo, corpus, tmp_path, model_folder) -> None:
@@ -212,7 +212,7 @@ def test_a_vocabulary_that_lies_apart(elmo, corpus, tmp_path) -> None:
 
 def test_a_table_that_cannot_be_written(refused, corpus, model_folder, tmp_path) -> None:
     table = tmp_path / "gone" / "table.tsv"
-    ended = refused("eval", model_folder, corpus, "--sentences", table, after="kept")
+    ended = refused("eval", model_folder, corpus, "--sentences", table, after="stored")
     assert str(table) in ended
 
 

@@ -14,7 +14,7 @@ FOLDER = GOLDEN / "training"
 
 pytestmark = [
     pytest.mark.golden,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason="needs the golden training run of bilm-tf beside the checkout"),
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="needs the golden training run of bilm-tf next to the checkout"),
 ]
 
 

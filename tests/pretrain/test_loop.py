@@ -36,7 +36,7 @@ def test_an_update_that_is_not_finite_is_left_out(elmo, text, tmp_path, poison, 
     at = {step: read_snapshot(run / "checkpoints" / f"step-{step:010d}.safetensors") for step in (4, 5, 6)}
     for name, value in at[4].tensors.items():
         same = torch.equal(value, at[5].tensors[name])
-        assert same == (not name.startswith("data.")), f"{name}: only the reading goes on"
+        assert same == (not name.startswith("data.")), f"{name}: only the reading continues"
         assert not name.startswith(("network.", "state.")) or torch.isfinite(at[6].tensors[name]).all()
     assert not torch.equal(at[5].tensors["state.h"], at[6].tensors["state.h"])
     assert [at[step].facts["progressed"]["skipped"] for step in (4, 5, 6)] == [0, 1, 1]
@@ -254,7 +254,7 @@ def test_intervals(elmo, text, tmp_path) -> None:
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [1, 4, 8, 12, 13]
     assert [line["step"] for line in lines if "heldout_perplexity" in line] == [5, 10, 13]
-    assert RunFolder(tmp_path / "run").steps() == [3, 5, 6, 9, 12, 13], "the best, at 5, is kept as well"
+    assert RunFolder(tmp_path / "run").steps() == [3, 5, 6, 9, 12, 13], "the best, at 5, is stored as well"
 
 
 def test_losses_are_means_over_the_updates_since_the_last_line(elmo, text, tmp_path) -> None:

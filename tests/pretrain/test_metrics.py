@@ -1,4 +1,4 @@
-"""metrics.jsonl holds whole lines only, and after a resume no line of a step that is to come again."""
+"""metrics.jsonl has whole lines only, and after a resume no line of a step that is to come again."""
 
 import errno
 import json
@@ -149,10 +149,10 @@ for step in itertools.count(1):
         for _ in range(20):
             run.stdout.readline()
         run.kill()
-        told = 20 + len(run.stdout.read().splitlines())
+        reported = 20 + len(run.stdout.read().splitlines())
     steps = steps_in(path)
     assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) in (told, told + 1)
+    assert len(steps) in (reported, reported + 1)
     with MetricsLog(path, resume_step=10) as log:
         write_steps(log, [11])
     assert steps_in(path) == list(range(1, 12))

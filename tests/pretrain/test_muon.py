@@ -133,11 +133,11 @@ def test_a_momentum_that_is_put_back_is_gone_on_from():
     weights = several()
     optimizer = muon(weights)
     take_steps(optimizer, weights, (1, 2))
-    kept = {weight: optimizer.state[weight]["momentum"].clone() for weight in weights}
+    stored = {weight: optimizer.state[weight]["momentum"].clone() for weight in weights}
     before = [weight.detach().clone() for weight in weights]
     take_steps(optimizer, weights, (3, 4))
     after = [weight.detach().clone() for weight in weights]
-    for (weight, momentum), value in zip(kept.items(), before, strict=True):
+    for (weight, momentum), value in zip(stored.items(), before, strict=True):
         weight.data.copy_(value)
         optimizer.state[weight] = {"momentum": momentum.clone()}
     take_steps(optimizer, weights, (3, 4))

@@ -225,4 +225,4 @@ def test_half_precision_gives_nearly_the_same_loss_and_float32_gradients(tmp_pat
     assert loss.item() == pytest.approx(exact.item(), rel=0.02)
     loss.backward()
     assert {gradient.dtype for gradient in gradients_of(network).values()} == {torch.float32}
-    network(batch, state, negatives, torch.bfloat16)  # and goes on from its own state
+    network(batch, state, negatives, torch.bfloat16)  # and continues from its own state

@@ -19,21 +19,9 @@ NUMBERS = {
 }
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def run(tmp_path, clock):
-    """A recorder whose run has had so many updates of 500 tokens a second each, and the stream it writes to."""
+    """A recorder whose run has had updates of 500 tokens, one per second, and the stream it writes to."""
     streams = []
 
     def record(since=0, total=100):
@@ -98,6 +86,19 @@ def test_a_held_out_perplexity_is_a_line_and_stays_in_those_after_it(run):
         advance(20)
     assert "step 3: held-out perplexity 80.00 (forward 80.00), the best so far" in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].endswith("step 20, held-out 80.00")
+
+
+def test_the_last_amount_is_one_line(run):
+    recorder, advance, stream = run(total=20)
+    with recorder:
+        advance(3)
+        advance(20)
+        recorder.held_out(
+            {"step": 20, "tokens": 10_000, "seconds": 20.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0},
+            best=True,
+        )
+        advance(20)
+    assert stream.getvalue().count("10,000 of 10,000 tokens") == 1
 
 
 def test_without_a_folder_nothing_is_shown_and_nothing_written(capsys):

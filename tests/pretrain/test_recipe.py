@@ -168,13 +168,13 @@ def test_what_options_of_bilm_tf_leave_out_is_as_there(tmp_path):
     ],
     ids=str,
 )
-def test_wrong_options_of_bilm_tf_are_told_in_a_sentence(tmp_path, options, facts):
+def test_wrong_options_of_bilm_tf_are_reported_in_a_sentence(tmp_path, options, facts):
     path = options_file(tmp_path, options)
     refusal(lambda: make_recipe(config=path), *facts)
 
 
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
-def test_a_wrong_number_is_told_by_its_name(item):
+def test_a_wrong_number_is_reported_by_its_name(item):
     whole = HINTS[item.name] is int
     least, most = item.metadata["least"], item.metadata["most"]
     wrong = ["3", None, True, [1], float("nan"), float("inf"), 10**400, *([1.5] if whole else [])]
@@ -188,14 +188,14 @@ def test_a_wrong_number_is_told_by_its_name(item):
 
 
 @pytest.mark.parametrize("item", CHOICES, ids=lambda item: item.name)
-def test_a_wrong_choice_is_told_with_the_choices(item):
+def test_a_wrong_choice_is_reported_with_the_choices(item):
     for value in ("nonsense", 3, None, ["adam"], {}):
         refusal(
             lambda value=value: Recipe(**{item.name: value}), f"{item.name} must be one of", *get_args(HINTS[item.name])
         )
 
 
-def test_wrong_flags_and_texts_are_told():
+def test_wrong_flags_and_texts_are_reported():
     for item in fields(Recipe):
         if HINTS[item.name] is bool:
             refusal(lambda name=item.name: Recipe(**{name: 1}), f"{item.name} must be true or false, got 1")
@@ -227,12 +227,12 @@ def test_shapes_without_projections():
 
 @pytest.mark.parametrize("name", ["preset", "recipe"])
 @pytest.mark.parametrize("value", ['"huge"', "3", '["tiny"]', "{tiny = {}}"])
-def test_an_unknown_preset_or_recipe_is_told_with_the_known(tmp_path, name, value):
+def test_an_unknown_preset_or_recipe_is_reported_with_the_known(tmp_path, name, value):
     path = written(tmp_path, f"{name} = {value}")
     refusal(lambda: make_recipe(config=path), f"{name} must be one of", "tiny" if name == "preset" else "modern, paper")
 
 
-def test_a_file_that_cannot_be_used_is_told(tmp_path):
+def test_a_file_that_cannot_be_used_is_reported(tmp_path):
     for path, *facts in (
         (tmp_path / "none.toml", "none.toml", "cannot be read", "No such file"),
         (tmp_path, "cannot be read"),

@@ -322,7 +322,7 @@ def test_metrics_of_a_lost_stretch_are_written_once(elmo, text, tmp_path, monkey
     assert timeless(metrics(tmp_path / "run")) == timeless(metrics(tmp_path / "whole"))
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(elmo, text, tmp_path, monkeypatch) -> None:
+def test_the_last_checkpoints_and_the_best_are_stored(elmo, text, tmp_path, monkeypatch) -> None:
     best_at(monkeypatch, 8)
     command = ("train", text, *TINY, *LENGTH, "--checkpoint-every", "1", "--keep", "3")
     assert elmo(*command, "--output", tmp_path / "run").status == 0

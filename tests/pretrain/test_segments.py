@@ -167,7 +167,7 @@ def test_another_pass_predicts_other_words(corpus):
         for part in range(2):
             seen[part] |= set(passage.targets[0][here == part].tolist())
     shared = len(seen[0] & seen[1]) / len(seen[0] | seen[1])
-    assert shared < 0.3, "a word stands in one place only, so the choice is another"
+    assert shared < 0.3, "a word is in one place only, so the choice differs"
 
 
 def same(one, other) -> bool:

@@ -27,8 +27,8 @@ def train(elmo, text, tmp_path, monkeypatch):
         build(*arguments)
 
     def run(name: str, *options: object, output: str | None = None, cache: str = "shared"):
-        kept = ("--cache", tmp_path / cache, "--output", tmp_path / (output or name))
-        ended = elmo("train", texts[name], *TINY, *STEPS, *kept, *options)
+        stored = ("--cache", tmp_path / cache, "--output", tmp_path / (output or name))
+        ended = elmo("train", texts[name], *TINY, *STEPS, *stored, *options)
         assert ended.status in (0, 143), ended.err
         return ended.status
 

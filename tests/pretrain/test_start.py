@@ -118,8 +118,8 @@ def test_another_vocabulary_keeps_the_word_rows_of_its_words(vocab):
     for row, word in enumerate(vocab):
         assert torch.equal(table[row + 1], old[OLD.index(word) + 1]) == (word in OLD)
     assert start.config.words.n_words == len(vocab)
-    kept = sum(word in OLD for word in vocab)
-    assert start.messages[0] == f"word table: {kept} of {len(vocab)} words from memory"
+    stored = sum(word in OLD for word in vocab)
+    assert start.messages[0] == f"word table: {stored} of {len(vocab)} words from memory"
     # Whatever was drawn before, new rows follow from the seed, as in every process of a run.
     torch.rand(3)
     assert equal(state(start), state(start_from(model, words_recipe(), vocab)))

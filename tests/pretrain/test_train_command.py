@@ -189,7 +189,7 @@ def test_word_vectors(elmo, text, tmp_path, binary, learning) -> None:
         assert (row - value).abs().max() < 0.2
     start = last_snapshot(tmp_path / "run").tensors["optimizer.bilm.token_encoder.words.weight.exp_avg_sq"][1:]
     assert start[model.vocab.index("sees")].sum() > 0, "words without a vector learn"
-    assert "2 of" in ended.err, "coverage is told"
+    assert "2 of" in ended.err, "coverage is reported"
 
 
 def test_word_vectors_of_another_width(refused, text, tmp_path) -> None:

@@ -53,7 +53,7 @@ def test_an_update_that_is_not_finite_is_left_out(elmo, text, tmp_path, poison, 
     at = {step: read_snapshot(run / "checkpoints" / f"step-{step:010d}.safetensors") for step in (4, 5, 6)}
     for name, value in at[4].tensors.items():
         same = torch.equal(value, at[5].tensors[name])
-        assert same == (not name.startswith("data.")), f"{name}: only the reading goes on"
+        assert same == (not name.startswith("data.")), f"{name}: only the reading continues"
         assert not name.startswith(("network.", "state.")) or torch.isfinite(at[6].tensors[name]).all(), name
     assert not torch.equal(at[5].tensors["state.h"], at[6].tensors["state.h"])
     assert [at[step].facts["progressed"]["skipped"] for step in (4, 5, 6)] == [0, 1, 1]

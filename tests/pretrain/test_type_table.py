@@ -50,7 +50,7 @@ def test_ids_of_any_words_are_those_of_the_indexer(texts, max_characters, widest
 
 @pytest.mark.parametrize("max_characters", [3, 4, 5, 6, 50])
 @pytest.mark.parametrize("word", ["a", "ab", "abc", "🙂", "x🙂", "x" * 47, "x" * 48, "x" * 49, "x" * 300, "é" * 24])
-def test_words_of_every_length_alone_and_beside_the_boundaries(tmp_path, word, max_characters):
+def test_words_of_every_length_alone_and_next_to_the_boundaries(tmp_path, word, max_characters):
     corpus = corpus_of([[word]], tmp_path)
     for types in ([3], [0], [1], [2], [0, 3], [3, 1, 0]):
         check_bytes(corpus, np.array(types), max_characters, 3)

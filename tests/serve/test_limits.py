@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.serving import serving, tiny_elmo, wait_for
+from support.serving import serving, slow_elmo, tiny_elmo, wait_for
 
 TEI = ["/embed", "/embed_all", "/tokens", "/tokenize"]
 OPENAI = ["/v1/embeddings", "/pooling"]
@@ -177,13 +177,7 @@ def test_a_large_answer_is_refused():
 
 
 def test_an_overloaded_server_says_when_to_come_back():
-    elmo, gate = tiny_elmo(), threading.Event()
-    plain = elmo.stream
-
-    def slow(rows, **named):
-        gate.wait(30)
-        return plain(rows, **named)
-
+    elmo, gate, slow = slow_elmo()
     with serving(elmo, max_queue_tokens=20) as server:
         elmo.stream = slow
         waiting = [threading.Thread(target=server.post, args=("/embed", {"inputs": "a b c"})) for _ in range(4)]

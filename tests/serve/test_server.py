@@ -16,19 +16,7 @@ from elmokit import ElmoError
 from elmokit.serve.server import bind, serve
 from elmokit.serve.service import Service
 from elmokit.serve.settings import ServeSettings
-from support.serving import send, serving, tiny_elmo, wait_for
-
-
-def slow_elmo():
-    """A model that waits for an event before each batch, once it serves."""
-    elmo, gate = tiny_elmo(), threading.Event()
-    plain = elmo.stream
-
-    def slow(rows, **named):
-        gate.wait(30)
-        return plain(rows, **named)
-
-    return elmo, gate, slow
+from support.serving import send, serving, slow_elmo, wait_for
 
 
 def test_the_end_waits_for_accepted_requests_and_refuses_new_ones():

@@ -26,16 +26,16 @@ def test_leftovers_go_where_nobody_can_be_writing_them(tmp_path, name):
     (tmp_path / f".{name or 'x'}.1.ab.tmp").mkdir()
     (tmp_path / f".{name or 'x'}.1.ab.tmp" / "file").touch()
     (tmp_path / f".{name or 'x'}.2.cd.tmp").touch()
-    kept = ["file.tmp", ".hidden", ".other.1.ab.tmp"] if name else ["file.tmp", ".hidden"]
-    for other in kept:
+    stored = ["file.tmp", ".hidden", ".other.1.ab.tmp"] if name else ["file.tmp", ".hidden"]
+    for other in stored:
         (tmp_path / other).touch()
     remove_leftovers(tmp_path, name, alone=False)
-    assert len(names(tmp_path)) == len(kept) + 2, "they may be of a process that is alive"
+    assert len(names(tmp_path)) == len(stored) + 2, "they may be of a process that is alive"
     os.utime(tmp_path / f".{name or 'x'}.2.cd.tmp", (0, 0))
     remove_leftovers(tmp_path, name, alone=False)
-    assert len(names(tmp_path)) == len(kept) + 1
+    assert len(names(tmp_path)) == len(stored) + 1
     remove_leftovers(tmp_path, name, alone=True)
-    assert names(tmp_path) == sorted(kept)
+    assert names(tmp_path) == sorted(stored)
 
 
 def test_a_link_is_removed_and_not_followed(tmp_path):

@@ -79,7 +79,7 @@ def test_many_small_additions_make_few_files(tmp_path):
     assert len(computed) == 300
 
 
-def test_keys_with_equal_beginnings_are_kept_apart(tmp_path):
+def test_keys_with_equal_beginnings_stay_separate(tmp_path):
     keys = [bytes(8) + bytes([number]) * 8 for number in range(4)]
     block = VectorBlock.of(dict.fromkeys(keys[:2], 1), torch.tensor([[[1.0]], [[2.0]]]))
     here = VectorStore(tmp_path, (0, 1, 1))

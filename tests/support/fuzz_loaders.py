@@ -223,7 +223,7 @@ def run_case(path: Path, name: str, seed: int) -> str:
 
 
 def run_bounded(path: Path, name: str, seeds: Sequence[int]) -> Counter[str]:
-    """Run cases in a process with bounds; a case that ends it is counted, and the next process goes on after it."""
+    """Run cases in a process with bounds; a case that ends it is counted, and the next process continues after it."""
     tally: Counter[str] = Counter()
     while seeds:
         ours, theirs = os.pipe()

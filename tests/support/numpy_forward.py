@@ -1,6 +1,6 @@
 """What a model's vectors must be: the forward pass in plain numpy float64, one sentence and one number at a time.
 
-It reads the arrays as they lie in the files and shares no code with the package.
+It reads the arrays as they are in the files and shares no code with the package.
 """
 
 import numpy as np

@@ -70,6 +70,18 @@ def tiny_elmo(**arguments: Any) -> Elmo:
     return Elmo(tiny_checkpoint(head=True), segment="english", **arguments)
 
 
+def slow_elmo():
+    """A model, an event, and a `stream` for the model that waits for the event before each batch."""
+    elmo, gate = tiny_elmo(), threading.Event()
+    plain = elmo.stream
+
+    def slow(rows, **named):
+        gate.wait(30)
+        return plain(rows, **named)
+
+    return elmo, gate, slow
+
+
 @contextmanager
 def serving(elmo: Elmo | None = None, *, load=None, wait: bool = True, **settings: Any) -> Iterator[Running]:
     """A server on a free port; `load` replaces what loads the model."""

@@ -76,7 +76,7 @@ def test_the_files_own_unknown_word(vector_file):
     assert table(table.ids([("river",)])).flatten().tolist() == [9, 9, 9]
 
 
-def test_a_large_file_is_kept_to_a_bound_and_to_the_words_of_the_text(vector_file, monkeypatch):
+def test_a_large_file_is_cut_to_a_bound_and_to_the_words_of_the_text(vector_file, monkeypatch):
     monkeypatch.setattr(inputs, "MOST_NUMBERS", 3)
     table = StaticVectors.read(vector_file, SENTENCES)
     assert set(table.words) == {"of", "the", "bank", "rates"}

@@ -58,10 +58,10 @@ def test_stored_vectors_are_the_live_ones(make_elmo, tmp_path, config, dtype, to
 
 def test_a_sentence_is_computed_once(make_elmo, tmp_path, computed):
     elmo = make_elmo()
-    told = []
-    first = frozen_features(elmo, SENTENCES, cache=tmp_path, progress=lambda *facts: told.append(facts))
+    reported = []
+    first = frozen_features(elmo, SENTENCES, cache=tmp_path, progress=lambda *facts: reported.append(facts))
     assert sorted(computed) == sorted(set(SENTENCES))
-    assert told[-1] == (5, 5)
+    assert reported[-1] == (5, 5)
     computed.clear()
     again = frozen_features(elmo, SENTENCES[::-1], cache=tmp_path)
     assert not computed
@@ -75,7 +75,7 @@ def test_a_sentence_is_computed_once(make_elmo, tmp_path, computed):
     assert len(computed) == 5
 
 
-def test_words_are_kept_apart(make_elmo, tmp_path):
+def test_words_stay_separate(make_elmo, tmp_path):
     sentences = [("a b",), ("a", "b"), ("a\0b",), ("\ud800",), ('a", "b',)]
     stored = frozen_features(make_elmo(), sentences, cache=tmp_path)
     assert stored.lengths.tolist() == [1, 2, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""A task model's folder: what comes back is what was saved, and a folder that is not whole is told in a sentence."""
+"""A task model's folder: what was saved comes back, and an incomplete folder is reported in a sentence."""
 
 import json
 import os
@@ -188,7 +188,7 @@ def test_checking_leaves_no_trace(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 
 
-def test_a_full_disk_is_told(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(model, tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     def fail(*_):
@@ -241,13 +241,26 @@ def options(folder, **changes):
         (lambda f: (f / "elmo" / "config.json").unlink(), "elmo"),
     ],
 )
-def test_damaged_folders_are_told_in_a_sentence(folder, damage, message):
+def test_damaged_folders_are_reported_in_a_sentence(folder, damage, message):
     damage(folder)
     with pytest.raises(ElmoError, match=message) as caught:
         load(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "ElmoError(" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_while_it_is_loaded_does_not_end_the_process(folder, model, monkeypatch):
+    copy = torch.nn.Module.load_state_dict
+
+    def cut_and_copy(network, weights, *arguments, **options):
+        os.truncate(folder / "network.safetensors", 0)  # a page of a mapped file would be gone, which is a signal
+        return copy(network, weights, *arguments, **options)
+
+    monkeypatch.setattr("elmokit.tasks.network.TaskNetwork.load_state_dict", cut_and_copy)
+    found = load(folder)
+    for parameter, other in zip(found.network.parameters(), model.network.parameters(), strict=True):
+        assert torch.equal(parameter, other)
 
 
 def test_what_is_no_folder(tmp_path):

@@ -34,7 +34,7 @@ def test_texts_taken_for_labels_are_refused():
         check_training_labels([f"text {n}" for n in range(20)] + ["text 0"], "a.tsv")
 
 
-def test_slips_in_training_data_are_told():
+def test_slips_in_training_data_are_reported():
     assert check_training_labels("ababab") == []
     assert check_training_labels("ab" * 10, "a.tsv") == []
     assert check_training_labels(["a"] * 9 + ["b"] * 9 + ["lable"], "a.tsv") == [

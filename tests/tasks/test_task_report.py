@@ -191,7 +191,7 @@ def test_names_that_no_font_has_are_numbered(tmp_path, figures, monkeypatch):
     assert [label.get_text() for label in figures[0].axes[0].get_yticklabels()] == ["sport", "class 2", "class 3"]
 
 
-def test_long_names_are_told_apart(tmp_path, figures):
+def test_long_names_stay_different(tmp_path, figures):
     names = ["a very long name of class 1 in this file", "a very long name of class 2 in this file", "b" * 30, "c"]
     draw_confusion(tmp_path / "a.png", names, np.eye(4, dtype=int))
     assert [label.get_text() for label in figures[0].axes[0].get_yticklabels()] == [

@@ -168,7 +168,7 @@ def test_transitions():
     assert [part.shape for part in transitions([], NONE)] == [(0, 0), (0,), (0,)]
 
 
-def test_a_few_broken_sequences_are_told():
+def test_a_few_broken_sequences_are_reported():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
     assert check_scheme(_placed(examples, "a.conll"), BIO) == []
     examples[7] = sentence("O", "I-X", line=29)

@@ -19,7 +19,7 @@ from elmokit.tasks.trainer import WeightAverages, held_out
 from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 
 TOLERANCE = 1e-3
-"""Kept vectors are in half precision."""
+"""Cached vectors are float16."""
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_what_is_watched(trained):
     assert seen["batch"] == [(epoch, done, 2) for epoch in (1, 2) for done in (1, 2)]
 
 
-def test_texts_that_are_cut_are_told(trained):
+def test_texts_that_are_cut_are_reported(trained):
     long = [TextExample(example.tokens + ("x",) * 30, example.label) for example in texts(16)]
     fitted = trained("classify", long, epochs=1, max_tokens=20)
     assert "12 of 12 texts are longer than 20 tokens (max_tokens) and are cut" in fitted.notes
@@ -268,7 +268,7 @@ def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
         fit("classify", texts(2), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
 
 
-def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_path):
+def test_a_broken_span_among_those_held_out_is_reported_and_not_refused(elmo, tmp_path):
     examples = sentences(30)
     held = held_out(TagTask, examples, TaskOptions())[1][0]
     examples[held.line - 1] = TaggedExample(("film", "Ann"), ("O", "I-PER"), held.line)
@@ -278,7 +278,7 @@ def test_a_broken_span_among_those_held_out_is_told_and_not_refused(elmo, tmp_pa
     assert note.startswith(f"a.conll, line {held.line + 1}: in BIO I-PER after O should be B-PER")
 
 
-def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):
+def test_tags_that_training_never_saw_are_reported_as_the_file_spells_them(trained):
     dev = [TaggedExample(("film", "Ann"), ("O", "B-PERSON"), 1), TaggedExample(("Rome",), ("B-LOC",), 4)]
     notes = trained("tag", sentences(16), dev=dev, epochs=1).notes
     assert notes == [
@@ -286,7 +286,7 @@ def test_tags_that_training_never_saw_are_told_as_the_file_spells_them(trained):
     ]
 
 
-def test_dev_data_without_spans_is_told(trained):
+def test_dev_data_without_spans_is_reported(trained):
     dev = [TaggedExample(("film",), ("O",), 1)]
     assert "every tag to score on is O, so the entity F1 is 0 whatever the answers" in (
         trained("tag", sentences(16), dev=dev, epochs=1).notes
@@ -317,13 +317,13 @@ def test_a_model_is_asked_for():
         fit("classify", texts(8), None, tiny_options())
 
 
-def test_gradients_that_are_no_numbers_are_told(trained, elmo):
+def test_gradients_that_are_no_numbers_are_reported(trained, elmo):
     torch.nn.init.constant_(elmo.bilm.get_parameter(next(iter(elmo.bilm.state_dict()))), math.nan)
     with pytest.raises(ElmoError, match="no update of epoch 1 had finite gradients"):
         trained("classify", texts(16), epochs=2)
 
 
-def test_updates_that_are_left_out_are_told(trained):
+def test_updates_that_are_left_out_are_reported(trained):
     class Noting(TrainingListener):
         notes: ClassVar[list[str]] = []
 
@@ -373,14 +373,14 @@ def test_vectors_are_computed_once(trained, monkeypatch, tmp_path, elmo):
     assert same(weights_of(first), weights_of(fresh))
 
 
-def test_kept_vectors_give_what_live_ones_give(trained):
+def test_cached_vectors_give_what_computed_ones_give(trained):
     """Fine-tuning at a rate of 0 trains on live vectors."""
-    kept = trained("classify", texts(24), epochs=2)
+    stored = trained("classify", texts(24), epochs=2)
     live = trained("classify", texts(24), epochs=2, fine_tune=True, elmo_learning_rate=0.0)
-    for line, other in zip(kept.history, live.history, strict=True):
+    for line, other in zip(stored.history, live.history, strict=True):
         assert line["loss"] == pytest.approx(other["loss"], abs=TOLERANCE)
     sentence = "it was a good film"
-    assert kept.model.predict(sentence).probability == pytest.approx(
+    assert stored.model.predict(sentence).probability == pytest.approx(
         live.model.predict(sentence).probability, abs=TOLERANCE
     )
 

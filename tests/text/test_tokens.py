@@ -53,7 +53,7 @@ def test_a_word_splitter_gives_the_words_of_the_segmenter(name, text):
 
 
 @pytest.mark.parametrize("split", SEGMENTERS)
-def test_every_code_point_survives_alone_and_beside_a_letter(split):
+def test_every_code_point_survives_alone_and_next_to_a_letter(split):
     for first in range(0, 0x110000, 0x1000):
         characters = [chr(code) for code in range(first, first + 0x1000, 7)]
         text = " ".join(characters) + " " + "a".join(characters)
@@ -154,7 +154,7 @@ def test_jieba_does_not_take_apart_what_it_cannot_read():
 FIRST_IMPORT = """
 import sys, warnings
 from elmokit.text.tokens import segmenter
-sys.pycache_prefix = sys.argv[1]  # so that jieba is compiled anew, which is when old code warns
+sys.pycache_prefix = sys.argv[1]  # so that jieba is compiled again, which is when old code warns
 warnings.simplefilter("error")
 segmenter("jieba")("我来到北京清华大学")
 """

@@ -107,7 +107,7 @@ def test_every_format_in_every_packing(tmp_path, writer, kind, packing):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_only_wanted_words_are_kept(tmp_path, writer):
+def test_only_wanted_words_are_read(tmp_path, writer):
     vectors = read_word_vectors(saved(tmp_path, WRITERS[writer](VECTORS)), {"银行", "the", "absent"})
     same(vectors.rows, {word: VECTORS[word] for word in ("the", "银行")})
     assert vectors.n_words == 7
@@ -224,8 +224,8 @@ def test_a_pipe_that_delivers_in_pieces(tmp_path):
 DAMAGED = {
     "empty": (b"", "any.name contains no word vectors, it is empty: get it again"),
     "blank": (b"\n \n", "it is empty"),
-    "prose": (b"The bank raised rates .\nIt rained .\n", "is no file of word vectors"),
-    "one number": (b"12\n", "is no file of word vectors"),
+    "prose": (b"The bank raised rates .\nIt rained .\n", "is not a file of word vectors"),
+    "one number": (b"12\n", "is not a file of word vectors"),
     "no words promised": (b"0 300\n", "got 0 words of 300"),
     "no numbers promised": (b"300 0\n", "got 300 words of 0"),
     "short line": (b"a 1 2 3\nb 1 2\n", "line 2 is damaged: it must be a word and 3 numbers"),
@@ -253,7 +253,7 @@ DAMAGED = {
     "numpy": (b"\x93NUMPY\x01\0", "an array without words"),
     "UTF-16": ("the 1 2".encode("utf-16"), "iconv"),
     "packed fastText .bin": (gzip.compress(b"\xba\x16\x4f\x2f\x0c\0\0\0"), "fastText .bin"),
-    "an image": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR 1 2\n", "is no file of word vectors"),
+    "an image": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR 1 2\n", "is not a file of word vectors"),
 }
 
 

@@ -15,17 +15,14 @@ from elmokit.errors import ElmoError
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
 MOST_CLUSTERS = 8
-_DIMENSIONS = 24
-_STARTS = 8
-_ITERATIONS = 60
-_SAMPLE = 800
-_REFERENCES = 5
 _EXCESS = 0.04
 """How much the silhouette must exceed that of a cloud without clusters."""
 _NEARLY = 0.9
 """The smallest number of clusters is taken whose excess is at least this share of the best."""
 _SMALLEST = 3
 """Occurrences in a cluster, if the number of clusters is not given."""
+_DIMENSIONS, _STARTS, _ITERATIONS = 24, 8, 60
+_SAMPLE, _REFERENCES = 800, 5
 
 
 @dataclass(frozen=True, eq=False)

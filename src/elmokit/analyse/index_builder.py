@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 1 << 14
 _REPORT_EVERY = 32
 """Sentences."""
 _SPARE_BYTES = 1 << 26
-"""Left free on the disk beside the index."""
+"""Bytes left free on the disk next to the index."""
 
 
 def build_index(

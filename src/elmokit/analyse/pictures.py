@@ -15,15 +15,16 @@ from elmokit.analyse.senses import Sense, Senses
 from elmokit.analyse.sentence_display import display_width, join_tokens
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, perplexity
-from elmokit.plots.labels import Box, label_points
 from elmokit.plots.style import (
     GREY,
     LEGEND,
     POINT_STYLES,
+    Box,
     blank_panel,
     check_groups,
     drawable,
     drawing,
+    label_points,
     open_panel,
     shortened,
 )
@@ -215,7 +216,7 @@ def draw_words(words: Sequence[str], placed: PlacedWords, path: Path) -> None:
             flat = principal_components(vectors.astype(np.float64), 2)
             points = np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
             middle, half = (points.min(axis=0) + points.max(axis=0)) / 2, np.ptp(points, axis=0) / 2
-            half = np.maximum(half * 1.12, 1e-3)  # as near to the frame as labels beside the points allow
+            half = np.maximum(half * 1.12, 1e-3)  # as near to the frame as labels next to the points allow
             axes.set_xlim(middle[0] - 1.25 * half[0], middle[0] + 1.25 * half[0])
             axes.set_ylim(middle[1] - half[1], middle[1] + half[1])
             blank_panel(axes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, SPLIT_HELP, ModelOptions, Split, is_same_file, say
-from elmokit.corpus.sentence_formats import SentenceFormat, given_words, sentence_lines
+from elmokit.corpus.lines import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, duration, printable
 from elmokit.options import argument, option
@@ -85,7 +85,7 @@ class EmbedCommand(ModelOptions):
     def run(self) -> None:
         """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
         from elmokit.output import check_output
-        from elmokit.output.spool import partial_folder
+        from elmokit.output.embed_lines import partial_folder
 
         try:
             self._embed()
@@ -105,16 +105,7 @@ class EmbedCommand(ModelOptions):
             progress = None
             if self._file or self._json_lines:
                 progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
-            from elmokit.elmo import Elmo
-
-            elmo = Elmo.load(
-                self.model,
-                options=self.options,
-                vocab=self.vocab,
-                device=self.device,
-                dtype=self.dtype,
-                segment=self.segment,
-            )
+            elmo = self.load(self.segment, self.dtype)
             unknown = elmo.unknown_tokens()
             pool = None if self.pool == "none" else self.pool
 
@@ -167,7 +158,7 @@ class EmbedCommand(ModelOptions):
             raise ElmoError("give sentences as arguments or with --input, not both")
         if self.input_format != "lines" and (self.segment or self._sentences or self.split != "none"):
             other = "--segment" if self.segment else "--split" if self.split != "none" else "sentences as arguments"
-            raise ElmoError(f"input_format {self.input_format} does not go with {other}: give --input", "input_format")
+            raise ElmoError(f"input_format {self.input_format} excludes {other}: give --input", "input_format")
         if self.resume and not self._file:
             raise ElmoError("--resume needs --output FILE: it continues the file of an interrupted run")
         if self._file:
@@ -335,7 +326,7 @@ class EmbedProgress:
         self._read += tokens
 
     def done(self, sentences: int, tokens: int) -> None:
-        """So many sentences and tokens are done, those of an earlier run included."""
+        """Take how many sentences and tokens are done, those of an earlier run included."""
         if self._sentences < 0:
             self._read += tokens
             self._show(sentences, tokens)  # the speed is counted from here

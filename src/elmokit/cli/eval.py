@@ -22,7 +22,7 @@ from elmokit.cli.shared import (
     Split,
     aligned,
     check_output_file,
-    say,
+    prepare_and_report,
 )
 from elmokit.errors import ElmoError
 from elmokit.messages import perplexity, printable
@@ -67,8 +67,6 @@ class EvalCommand(ModelFileOptions, DeviceOption):
     def run(self) -> None:
         """Print forward, backward and mean perplexity, and write the tables and pictures that are asked for."""
         from elmokit.analyse.pictures import draw_by_position
-        from elmokit.corpus.prepare import prepare
-        from elmokit.corpus.report import progress_display
         from elmokit.formats.load import read_checkpoint
         from elmokit.model.placement import choose_device
         from elmokit.pretrain.evaluate import write_table
@@ -86,18 +84,9 @@ class EvalCommand(ModelFileOptions, DeviceOption):
                 f"{model.config.context.kind}: leave it out"
             )
         with tempfile.TemporaryDirectory(prefix="elmo-eval-") as temporary:
-            with progress_display("corpus") as on_progress:
-                corpus = prepare(
-                    self.corpus,
-                    segment=segment,
-                    split=split,
-                    max_tokens=self.max_tokens,
-                    folder=Path(temporary) / "corpus",
-                    workers=self.workers,
-                    on_progress=on_progress,
-                )
-            for line in corpus.report.lines():
-                say(line)
+            limits = {"max_tokens": self.max_tokens, "workers": self.workers}
+            folder = Path(temporary) / "corpus"
+            corpus = prepare_and_report(self.corpus, segment=segment, split=split, folder=folder, **limits)
             scored = corpus if pieces is None else _in_pieces(corpus, pieces, Path(temporary) / "characters")
             by_character = scored is not corpus
             if by_character and self.by_position:

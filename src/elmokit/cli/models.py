@@ -1,4 +1,4 @@
-"""`elmo models`: the models that come with the package."""
+"""`elmo models`: the models that come with the package; `elmo info`: what one model is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmokit.cli.registry import Command, command
-from elmokit.cli.shared import aligned
+from elmokit.cli.shared import MODEL_HELP, ModelFileOptions, aligned
 from elmokit.formats.bundled import FOLDER, bundled_models
+from elmokit.options import argument
 
 
 @command("models")
@@ -48,3 +49,22 @@ def _softmax(path: Path) -> str:
         (n_words,) = file.get_slice("bias").get_shape()
         dtype = "" if "weight" in file.keys() else ", int8"  # noqa: SIM118 - it is no dictionary
     return f"{n_words:,} words{dtype}"
+
+
+@command("info")
+@dataclass(frozen=True, kw_only=True)
+class InfoCommand(ModelFileOptions):
+    """Show what a model is. Its format, its sizes and what it contains."""
+
+    model: str = argument(MODEL_HELP, "MODEL")
+
+    def run(self) -> None:
+        """Print one line for each fact."""
+        from elmokit.formats.card import describe
+        from elmokit.formats.load import read_checkpoint
+
+        checkpoint = read_checkpoint(self.model, options=self.options, vocab=self.vocab)
+        rows = [("file", checkpoint.where), *describe(checkpoint)]
+        if checkpoint.text:
+            rows.append(("text is read with", " ".join(f"--{name} {value}" for name, value in checkpoint.text.items())))
+        print("\n".join(aligned(rows)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from elmokit.cli.registry import command
 from elmokit.cli.shared import JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, same_word, terminal_width
 from elmokit.errors import ElmoError
+from elmokit.messages import json_line
 from elmokit.options import REQUIRED, argument, option
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class NeighboursCommand(SearchOptions):
         if self.json:
             for each in found:
                 record = {"similarity": round(each.similarity, 6), "word": each.word, "position": each.position + 1}
-                print(json.dumps({**record, "tokens": each.tokens}, ensure_ascii=False))
+                print(json_line({**record, "tokens": each.tokens}))
             return
         width = terminal_width()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from elmokit.cli.registry import command
 from elmokit.cli.shared import FONT_HELP, JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, terminal_width
 from elmokit.errors import ElmoError
-from elmokit.messages import counted, printable
+from elmokit.messages import counted, json_line, printable
 from elmokit.options import argument, option
 
 if TYPE_CHECKING:
@@ -82,4 +81,4 @@ def _print_json(senses: Senses) -> None:
     for number, sense in enumerate(senses.senses, 1):
         examples = [{"position": each.position + 1, "tokens": each.tokens} for each in sense.examples]
         record = {"cluster": number, "size": sense.size, "typical": sense.typical, "examples": examples}
-        print(json.dumps({"word": senses.word, **record}, ensure_ascii=False))
+        print(json_line({"word": senses.word, **record}))

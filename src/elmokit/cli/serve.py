@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import AS_IN_TRAINING, MODEL_HELP, SEGMENT_HELP, DeviceOption, ModelFileOptions, say
+from elmokit.cli.shared import AS_IN_TRAINING, MODEL_HELP, SEGMENT_HELP, ModelOptions, say
 from elmokit.errors import MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.options import argument, option
 from elmokit.serve.settings import ServeSettings
 from elmokit.text.tokens import SegmenterName
 
-if TYPE_CHECKING:
-    from elmokit.elmo import Elmo
-
 _KEY = "ELMOKIT_API_KEY"
 
 
 @command("serve")
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand(ServeSettings, ModelFileOptions, DeviceOption):
+class ServeCommand(ServeSettings, ModelOptions):
     """Serve vectors over HTTP. The routes are those of text-embeddings-inference and OpenAI, and /tokens for words."""
 
     model: str = argument(MODEL_HELP, "MODEL", default=DEFAULT)
@@ -47,16 +44,4 @@ class ServeCommand(ServeSettings, ModelFileOptions, DeviceOption):
         say(f"elmo: serving {settings.served_name or name} on http://{f'[{host}]' if ':' in host else host}:{port}")
         if not settings.is_loopback and settings.api_key is None:
             say("elmo: everyone who can reach this address can use the server: --api-key KEY asks for a key")
-        serve(Service(self._load, settings, name), listening)
-
-    def _load(self) -> Elmo:
-        from elmokit.elmo import Elmo
-
-        return Elmo.load(
-            self.model,
-            options=self.options,
-            vocab=self.vocab,
-            device=self.device,
-            dtype=self.dtype,
-            segment=self.segment,
-        )
+        serve(Service(lambda: self.load(self.segment, self.dtype), settings, name), listening)

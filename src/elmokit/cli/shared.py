@@ -22,6 +22,7 @@ from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
     from elmokit.analyse.index import OccurrenceIndex
+    from elmokit.corpus.prepared import PreparedCorpus
     from elmokit.elmo import Elmo
 
 Split = Literal["none", "line", "paragraph"]
@@ -65,11 +66,13 @@ class ModelOptions(ModelFileOptions, DeviceOption):
 
     model: str = option(DEFAULT, MODEL_HELP, metavar="MODEL")
 
-    def load(self, segment: SegmenterName | None = None) -> Elmo:
-        """The model; `segment` overrides its text policy."""
+    def load(self, segment: SegmenterName | None = None, dtype: str | None = None) -> Elmo:
+        """The model; `segment` overrides its text policy, `dtype` the one that it is stored in."""
         from elmokit.elmo import Elmo
 
-        return Elmo.load(self.model, options=self.options, vocab=self.vocab, device=self.device, segment=segment)
+        return Elmo.load(
+            self.model, options=self.options, vocab=self.vocab, device=self.device, dtype=dtype, segment=segment
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,18 @@ def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:
             unknown.add([text], rows)
     if message := unknown.message():
         say(f"elmo: {message}")
+
+
+def prepare_and_report(sources: Sequence[str], **settings: Any) -> PreparedCorpus:  # noqa: ANN401 - those of `prepare`
+    """Prepare a corpus, show the progress, and print what was read and what was skipped."""
+    from elmokit.corpus.prepare import prepare
+    from elmokit.corpus.report import progress_display
+
+    with progress_display("corpus") as on_progress:
+        corpus = prepare(sources, **settings, on_progress=on_progress)
+    for line in corpus.report.lines():
+        say(line)
+    return corpus
 
 
 def terminal_width() -> int | None:

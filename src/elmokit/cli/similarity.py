@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, LAYER_HELP, SEGMENT_HELP, ModelOptions, terminal_width
 from elmokit.errors import ElmoError
+from elmokit.messages import json_line
 from elmokit.options import argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -52,7 +52,7 @@ class SimilarityCommand(ModelOptions):
             return
         numbers = None if places is None else [place + 1 for place in places]
         rounded = [[round(value, 6) for value in row] for row in similarity]
-        print(json.dumps({"tokens": tokens, "positions": numbers, "similarity": rounded}, ensure_ascii=False))
+        print(json_line({"tokens": tokens, "positions": numbers, "similarity": rounded}))
 
     def _places(self, tokens: Sequence[Sequence[str]]) -> list[int] | None:
         """The position of the compared word in each sentence, from 0."""

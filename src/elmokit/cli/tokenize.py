@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from elmokit.cli.registry import command
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, ModelOptions, input_lines, say
+from elmokit.messages import json_line
 from elmokit.options import argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -33,7 +33,7 @@ class TokenizeCommand(ModelOptions):
                 unknown.add([token.text for token in tokens])
                 if self.json:
                     record = {"text": line, "tokens": [token._asdict() for token in tokens]}
-                    print(json.dumps(record, ensure_ascii=False), flush=True)
+                    print(json_line(record), flush=True)
                 else:
                     print(" ".join(token.text for token in tokens), flush=True)
         if message := unknown.message():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmokit.cli.registry import Command, command
-from elmokit.cli.shared import CORPUS_HELP, SEGMENT_HELP, SPLIT_HELP, Split, check_output_file, say
+from elmokit.cli.shared import CORPUS_HELP, SEGMENT_HELP, SPLIT_HELP, Split, check_output_file, prepare_and_report, say
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.options import REQUIRED, argument, option
@@ -34,9 +34,7 @@ class VocabCommand(Command):
 
     def run(self) -> None:
         """Prepare the corpus, or find it prepared, and write the vocabulary."""
-        from elmokit.corpus.prepare import prepare
         from elmokit.corpus.prepared import build_vocabulary, coverage, write_vocabulary
-        from elmokit.corpus.report import progress_display
 
         check_output_file("output", self.output, self.corpus)
         if self.max_size is not None and self.max_size <= 3:
@@ -45,18 +43,8 @@ class VocabCommand(Command):
             cache = self.cache
             if "-" in self.corpus and cache is None:  # standard input has no name under which to find it again
                 cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-vocab-"))) / "corpus"
-            with progress_display("corpus") as on_progress:
-                corpus = prepare(
-                    self.corpus,
-                    segment=self.segment,
-                    split=self.split,
-                    max_tokens=self.max_tokens,
-                    folder=cache,
-                    workers=self.workers,
-                    on_progress=on_progress,
-                )
-            for line in corpus.report.lines():
-                say(line)
+            limits = {"max_tokens": self.max_tokens, "workers": self.workers}
+            corpus = prepare_and_report(self.corpus, segment=self.segment, split=self.split, folder=cache, **limits)
             vocabulary = build_vocabulary(corpus, max_size=self.max_size, min_count=self.min_count)
             write_vocabulary(vocabulary, self.output)
             share = f"{coverage(corpus, vocabulary):.2%}"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elmokit.compat.fetch import local_paths
+from elmokit.compat.load import local_paths
 from elmokit.config import ElmoConfig, LstmConfig
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint

@@ -357,5 +357,5 @@ def read_words(path: str | Path, argument: str) -> WordList:
 def _existing(path: str | Path, argument: str) -> Path:
     path = Path(path).expanduser()
     if not path.is_file():
-        raise ElmoError(f"{argument} must be a file, and {path} is none", argument)
+        raise ElmoError(f"{argument} must be a file that exists, got {path}", argument)
     return path

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 LayerChoice = Literal["average", "top", "all"]
+Texts = Iterable[Sequence[str]]
 Array = NDArray[np.float64]
 Item = TypeVar("Item")
 
@@ -93,11 +94,7 @@ class ElmoModel:
         return "The model is now loaded."
 
     def get_elmo_vectors(
-        self,
-        texts: Iterable[Sequence[str]],
-        warmup: bool = True,
-        layers: LayerChoice = "average",
-        session: object = None,
+        self, texts: Texts, warmup: bool = True, layers: LayerChoice = "average", session: object = None
     ) -> Array:
         """Lists of words → float64 [N, T, D], or [N, L+1, T, D] with `layers="all"`; 0 after a sentence's end.
 
@@ -113,11 +110,7 @@ class ElmoModel:
         return vectors
 
     def get_elmo_vector_average(
-        self,
-        texts: Iterable[Sequence[str]],
-        warmup: bool = True,
-        layers: LayerChoice = "average",
-        session: object = None,
+        self, texts: Texts, warmup: bool = True, layers: LayerChoice = "average", session: object = None
     ) -> Array:
         """Lists of words → one vector of length 1 per sentence, float64 [N, D], or [N, L+1, D] with `layers="all"`.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from elmokit.compat.fetch import local_paths
+from elmokit.compat.load import local_paths
 from elmokit.elmo import Elmo
 from elmokit.encode import ElmoOutput
 from elmokit.errors import ElmoError

@@ -6,6 +6,5 @@ worker_process.py   a second Python process and the messages between it and this
 prepared.py         type ids → the files of a prepared corpus, and these files, memory-mapped; its vocabulary
 prepare.py          all of it: a corpus is found in the cache, or built there
 report.py           what was read, used and skipped; progress
-lines.py            one text file, line by line, for what needs no prepared corpus
-sentence_formats.py sentences whose words are given: tabs, CoNLL columns
+lines.py            one text file, line by line, for what needs no prepared corpus; sentences as given words
 """

@@ -1,20 +1,31 @@
 """The lines of a text file, plain or packed, or of standard input, one at a time.
 
-Only "\\n" ends a line, and one "\\r" before it is dropped, so a line here is a line for grep and wc.
+Only "\\n" ends a line, and one "\\r" before it is dropped, so a line here is a line for grep and wc. A sentence may
+also be given as words, in the input formats of ELMoForManyLangs' command:
+
+| format | a sentence |
+| --- | --- |
+| `lines` | a line of text, which the model's text policy splits into words |
+| `tab` | a line of words with tabs between them |
+| `conll` | lines of columns (CoNLL-U, CoNLL-X), the second of which is the word; an empty line ends it |
+| `conll_char` | the same, and every character is a word |
+| `conll_char_vi` | the same, and words are split at spaces, as Vietnamese syllables |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from elmokit.errors import ElmoError
+from elmokit.storage import Closing
 from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed, read_line
 
 
-class InputLines(Iterator[str]):
+class InputLines(Closing, Iterator[str]):
     """The lines of a file, or of standard input for "-", read as they are asked for; bad bytes become U+FFFD.
 
     with InputLines("corpus.txt.gz") as lines:
@@ -50,12 +61,6 @@ class InputLines(Iterator[str]):
         """Close the file; standard input stays open."""
         self._open.close()
 
-    def __enter__(self) -> InputLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     """The lines of an open file as bytes, each with its number from 1, without the line end and the byte order mark."""
@@ -73,3 +78,36 @@ def byte_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
         if number == 1:
             line = line.removeprefix(BOM)
         yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+SentenceFormat = Literal["lines", "tab", "conll", "conll_char", "conll_char_vi"]
+
+
+def sentence_lines(lines: Iterable[str], kind: SentenceFormat) -> Iterable[str]:
+    """One line per sentence: for `conll` and its variants its words with tabs between them, otherwise as it is."""
+    return _conll_sentences(lines, kind) if kind.startswith("conll") else lines
+
+
+def given_words(line: str) -> list[str]:
+    """The words of a line with tabs between them."""
+    return line.split("\t") if line else []
+
+
+def _conll_sentences(lines: Iterable[str], kind: SentenceFormat) -> Iterator[str]:
+    words: list[str] = []
+    for number, line in enumerate(chain(lines, [""]), 1):
+        if not line.strip():
+            if words:
+                yield "\t".join(words)
+            words = []
+        elif not line.startswith("#"):
+            columns = line.split("\t")
+            if len(columns) < 2:
+                raise ElmoError(
+                    f"a word in input_format {kind} needs two columns with a tab between them, got line {number}: "
+                    f"{line[:60]!r}",
+                    "input_format",
+                )
+            if "-" not in columns[0] and "." not in columns[0]:  # neither a range such as 1-2 nor an empty node
+                word = columns[1]
+                words.extend(word if kind == "conll_char" else word.split() if kind == "conll_char_vi" else [word])

@@ -26,7 +26,7 @@ from elmokit.corpus.encoding import EncodedSentences, encode_sentences
 from elmokit.corpus.reading import DESCRIPTION
 from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError
-from elmokit.storage import atomic
+from elmokit.storage import Closing, atomic
 from elmokit.storage.array_file import OffsetFile, map_array
 from elmokit.storage.atomic import atomic_folder, disk_errors, sync, write_text
 from elmokit.text.vocab import BEGIN, END, SKIPPED_LINE, UNKNOWN, Vocabulary
@@ -176,7 +176,7 @@ def corpus_errors(folder: Path) -> AbstractContextManager[None]:
     )
 
 
-class CorpusBuilder:
+class CorpusBuilder(Closing):
     """Appends encoded sentences to the files of a new folder; only the list of types is in memory.
 
     Messages about the disk name `shown`, the folder that the new one will replace. `report` counts what is added.
@@ -283,12 +283,6 @@ class CorpusBuilder:
         """Close the files; closing twice is fine."""
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> CorpusBuilder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _AppendedFile(OffsetFile):

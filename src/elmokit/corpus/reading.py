@@ -291,7 +291,7 @@ def read_units(
 def _units_of(
     source: str, paragraphs: bool, on_bytes: Callable[[int], None] | None
 ) -> Iterator[tuple[bytes | None, int, int]]:
-    """Of each unit: its bytes, or None if it is too large, white space after it left aside; their number; its lines."""
+    """Of each unit: its bytes, or None if it is too large, without white space after it; their number; its lines."""
     unit: list[bytes] = []
     size = text = lines = 0
     for line, length in _lines_read(source, on_bytes):

@@ -90,7 +90,7 @@ def _no_model_at(path: Path) -> str:
 def _file(path: str | Path) -> tuple[Source, str]:
     path = Path(path)
     if not path.is_file():
-        raise ElmoError(f"{path} does not exist or is no file; check the name")
+        raise ElmoError(f"{path} does not exist or is not a file; check the name")
     return FolderSource(path.parent), path.name
 
 

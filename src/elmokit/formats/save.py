@@ -127,7 +127,7 @@ def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: Softma
         if value is not None and value not in get_args(kinds):
             raise ElmoError(f"{name} must be {' or '.join(get_args(kinds))}, got {value!r}", name)
     if softmax in ("float32", "float16", "int8") and not checkpoint.head:
-        raise ElmoError(f"softmax must be left out, for {checkpoint.where} has none: got {softmax}", "softmax")
+        raise ElmoError(f"softmax must be left out, because {checkpoint.where} has none: got {softmax}", "softmax")
     if dtype == "int8":
         checkpoint = checkpoint.in_int8()
     elif dtype is not None:

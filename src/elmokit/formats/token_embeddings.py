@@ -68,13 +68,4 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     write_datasets(path, {"embedding": rows.cpu().numpy()}, {})
 
 
-FORMAT = Format(
-    name="tokens",
-    description="",
-    detect=detect,
-    read=read,
-    write=write,
-    contexts=("lstm",),
-    files=("*.hdf5", "*.h5"),
-    suffixes=HDF5_SUFFIXES,
-)
+FORMAT = Format("tokens", "", detect, read, write, contexts=("lstm",), files=("*.hdf5", "*.h5"), suffixes=HDF5_SUFFIXES)

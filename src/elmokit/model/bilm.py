@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 import elmokit.model.lstm
 import elmokit.model.transformer  # noqa: F401 - both register their encoders
@@ -16,7 +19,6 @@ from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_con
 from elmokit.model.int8 import VALUES, to_int8
 from elmokit.model.placement import moved, shells
 from elmokit.model.token_encoder import TokenEncoder
-from elmokit.ops.changes import count_fused_updates
 
 TYPES = 1024
 """Tokens whose character convolutions are computed together."""
@@ -188,3 +190,20 @@ def _names_of_modules(_: nn.Module, state: dict[str, Tensor], prefix: str, *_mor
         rest = name.removeprefix(prefix)
         if not rest.startswith(("token_encoder.", _CONTEXT)):
             state[prefix + _CONTEXT + rest] = state.pop(name)
+
+
+@cache
+def count_fused_updates() -> None:
+    """From now on count a step of any fused optimiser as a change of its parameters, which torch does not do.
+
+    `Tensor._version` says when weights change in place, and what was made from them must be made again: packed
+    matrices, CUDA graphs.
+    """
+    register_optimizer_step_post_hook(_count_update)
+
+
+def _count_update(optimizer: Optimizer, _arguments: Any, _named: Any) -> None:  # noqa: ANN401 - torch's own signature
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                increment_version([parameter for parameter in group["params"] if not parameter.is_inference()])

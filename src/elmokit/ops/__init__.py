@@ -1,1 +1,1 @@
-"""The recurrence: a plain reference and the packed form that does the work."""
+"""Hot spots: every fast path is next to a plain reference, and a dispatcher says what it chose and why."""

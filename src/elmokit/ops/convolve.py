@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmokit.ops import kernels
+from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.linear import linear
 
 LARGEST_WINDOW = 256
@@ -61,7 +61,7 @@ def _widths(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
 
 
 def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in autocast's number type, where it is on."""
+    """The same in autocast's dtype, where it is on."""
     device = characters.device.type
     if not torch.is_autocast_enabled(device):
         return characters, weight, bias
@@ -77,7 +77,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: AutogradContext,
         characters: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -97,7 +97,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         characters, weight, where = ctx.saved_tensors
         (words, _, size), width, positions = characters.shape, weight.shape[2], ctx.positions
         with torch.autocast(gradient.device.type, enabled=False):

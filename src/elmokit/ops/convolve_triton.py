@@ -74,7 +74,7 @@ def _largest_products(
     found = tl.zeros((WORDS, FILTERS), tl.int32)
     for p in range(tl.max(most, 0)):
         products = tl.dot(_window(characters, word, here, p, size, M, K), w)
-        # What is no number wins and stays, to be seen.
+        # NaN wins and stays, so that it is noticed.
         better = (p < most)[:, None] & (p + width <= M)[None, :] & ((products > best) | (products != products))
         best = tl.where(better, products, best)
         found = tl.where(better, p, found)
@@ -196,7 +196,7 @@ class ConvolveWords(torch.autograd.Function):
     ) -> Tensor:
         """The largest products."""
         (words, longest, size), filters = characters.shape, len(weight)
-        # A window's numbers lie position by position, and a filter's with them.
+        # A window's numbers are ordered by position, and so are a filter's.
         window = triton.next_power_of_2(max(size * weight.shape[2], 16))
         laid = weight.new_zeros(filters, window)
         laid[:, : size * weight.shape[2]] = weight.transpose(1, 2).flatten(1)

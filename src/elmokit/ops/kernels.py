@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+
+AutogradContext = Any
+"""What torch passes to an autograd function, which sets attributes of its own."""
 
 
 def serve(device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""Triton where it is installed; elsewhere stand-ins that let the modules of kernels be imported, and never be run.
+"""Triton where it is installed; elsewhere None, so that modules of kernels can be imported but not run.
 
 Importing this imports Triton: code that may run without a GPU asks `elmokit.ops.kernels` first.
 """

@@ -12,7 +12,7 @@ from elmokit.ops.weights import BlockWeights, LstmWeights
 
 
 def clip(values: Tensor, bound: float | None) -> Tensor:
-    """Values held between -bound and bound; untouched where there is no bound."""
+    """Values limited to between -bound and bound; untouched where there is no bound."""
     return values if bound is None else values.clamp(-bound, bound)
 
 
@@ -72,7 +72,7 @@ def lstm_windows_reference(
 def transformer_reference(
     x: Tensor, blocks: Sequence[BlockWeights], *, window: int, way: int = 0, outputs: Sequence[int]
 ) -> Tensor:
-    """One sentence x [T, P] → [len(outputs), T, P]: the normed numbers after so many blocks, 0 for the input.
+    """One sentence x [T, P] → [len(outputs), T, P]: normed, after these blocks, 0 for the input.
 
     `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it.
     """

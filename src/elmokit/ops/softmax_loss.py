@@ -1,11 +1,9 @@
-"""The full softmax and its loss over a large vocabulary, some rows at a time: [tokens, vocabulary] is never held.
+"""The full softmax and its loss over a large vocabulary, some rows at a time: [tokens, vocabulary] is never in memory.
 
-The gradients are made in the forward pass, while a chunk's logits are at hand; the backward pass only scales them.
+The gradients are made in the forward pass, while a chunk's logits are in memory; the backward pass only scales them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +11,20 @@ from torch.autograd.function import once_differentiable
 
 from elmokit.errors import ElmoError
 from elmokit.ops import kernels
+from elmokit.ops.kernels import AutogradContext
 
 CPU_LOGITS = 2**22
-"""Logits held at once on the CPU: few enough to stay in its caches between the passes over them."""
+"""Logits in memory at once on the CPU: few enough to stay in its caches between the passes over them."""
 CUDA_LOGITS = 2**28
-"""Logits held at once on a GPU: many rows, since every chunk reads and writes the whole gradient of the weight."""
+"""Logits in memory at once on a GPU: many rows, since every chunk reads and writes the whole gradient of the weight."""
 ROWS = 128
 """Chunks are multiples of this many rows, and never smaller."""
 
 
 def chunk_rows(device: torch.device, words: int) -> int:
-    """How many rows of logits over so many words are held at once."""
-    held = CUDA_LOGITS if device.type == "cuda" else CPU_LOGITS
-    return max(held // max(words, 1) // ROWS, 1) * ROWS
+    """How many rows of logits over this many words are in memory at once."""
+    logits = CUDA_LOGITS if device.type == "cuda" else CPU_LOGITS
+    return max(logits // max(words, 1) // ROWS, 1) * ROWS
 
 
 def softmax_loss(
@@ -34,7 +33,7 @@ def softmax_loss(
     """top [N, P], weight [V, P], bias [V], targets [N] → Σ row_weight·(−log p[target]), and the float32 −log p [N].
 
     A negative target counts nothing. `row_weight` is a number or a tensor [N] and gets no gradient; nor do the −log p,
-    which are 0 where ignored. The products are in top's number type, the softmax in float32 (float64 for float64).
+    which are 0 where ignored. The products are in top's dtype, the softmax in float32 (float64 for float64).
     """
     rows, words = len(top), len(weight)
     if targets.shape != (rows,) or bias.shape != (words,):
@@ -59,7 +58,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: AutogradContext,
         top: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -80,7 +79,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (
             (gradient * upstream).to(gradient.dtype) if needed else None
             for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)

@@ -16,7 +16,7 @@ from elmokit.ops.optional_triton import jit, tl, triton
 ALIGNMENT = 64
 """Rows of logits start at multiples of this many, whatever V is: the tensor cores want aligned rows."""
 LANES = 512
-"""Groups of eight logits that a program has at hand."""
+"""Groups of eight logits that a program works on."""
 WARPS = 16
 
 

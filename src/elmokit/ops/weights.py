@@ -1,4 +1,4 @@
-"""The numbers of one LSTM layer in one direction, and of one Transformer block."""
+"""The weights of one LSTM layer in one direction, and of one Transformer block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Matrix = TypeVar("Matrix", Tensor, Int8Matrix)
 
 @dataclass(frozen=True, eq=False)
 class _LstmParts(Generic[Matrix]):
-    """Gates lie along 4H in the order input, forget, candidate, output."""
+    """Gates are along 4H in the order input, forget, candidate, output."""
 
     input: Matrix  # [4H, P_in]
     recurrent: Matrix  # [4H, P]
@@ -45,7 +45,7 @@ AnyLstmWeights = LstmWeights | Int8LstmWeights
 
 
 class BlockWeights(NamedTuple):
-    """The numbers of one block; H heads, P numbers per token, I inside the feed-forward part."""
+    """The weights of one block; H heads, P numbers per token, I inside the feed-forward part."""
 
     qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
     out: Tensor | Int8Matrix  # [P, P]
@@ -69,7 +69,7 @@ class BlockWeights(NamedTuple):
 
 
 class BlockStack(tuple[BlockWeights, ...]):
-    """All blocks of an encoder; what is found out about them is found out once."""
+    """All blocks of an encoder; what is computed from them is computed once."""
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -80,3 +80,12 @@ class BlockStack(tuple[BlockWeights, ...]):
     def int8(self) -> tuple[bool, ...]:
         """Which blocks are int8."""
         return tuple(isinstance(weights.qkv, Int8Matrix) for weights in self)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is added to the forget gate, and where cells and outputs are cut off; the same in both directions."""
+
+    forget_bias: float
+    cell_clip: float | None
+    projection_clip: float | None

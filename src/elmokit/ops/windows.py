@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from elmokit.errors import ElmoError
 from elmokit.ops import kernels
-from elmokit.ops.bounds import Bounds
-from elmokit.ops.weights import LstmWeights
+from elmokit.ops.kernels import AutogradContext
+from elmokit.ops.weights import Bounds, LstmWeights
 
 SHAPES = 4
-"""Shapes of windows whose buffers are held ready."""
+"""Shapes of windows whose buffers are cached."""
 
 
 def lstm_windows(
@@ -29,8 +28,8 @@ def lstm_windows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
 
-    `keep` is 1 where the state goes on into a token and 0 where the token starts from zero; there is one LstmWeights
-    a direction. The products are in x's number type; the cell and the gates are float32 at least. The last
+    `keep` is 1 where the state continues into a token and 0 where the token starts from zero; there is one LstmWeights
+    per direction. The products are in x's dtype; the cell and the gates are float32 at least. The last
     h and c are detached: no gradient goes through the states at the window's ends.
     """
     directions, time, batch, _ = x.shape
@@ -55,17 +54,11 @@ def lstm_windows(
 
 
 class _Windows(torch.autograd.Function):
-    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) a direction."""
+    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) per direction."""
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        keep: Tensor,
-        h: Tensor,
-        c: Tensor,
-        bounds: Bounds,
-        *weights: Tensor | None,
+        ctx: AutogradContext, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if kernels.serve(x.device):
             from elmokit.ops import windows_cuda
@@ -79,7 +72,7 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         window, ctx.saved_window = ctx.saved_window, None
         if window is None:
             raise RuntimeError(

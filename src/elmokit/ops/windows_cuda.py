@@ -1,4 +1,4 @@
-"""The windowed recurrence on a CUDA GPU: cuBLAS for the products of both directions, Triton for what lies between.
+"""The windowed recurrence on a CUDA GPU: cuBLAS for the products of both directions, Triton for what is between them.
 
 A step reads x and h side by side, [B, J], so that one product makes its gates, and in the backward pass one product the
 gradients of both. The gates are saved before their activations, as the product gave them, and activated again in the
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from elmokit.ops.bounds import Bounds
 from elmokit.ops.optional_triton import triton
+from elmokit.ops.weights import Bounds
 from elmokit.ops.windows_triton import arrive, cell_backward, cell_forward, pass_on
 
 ROWS = 8
@@ -61,7 +61,7 @@ class Loop:
         self.forget = self.bias[:, size : 2 * size]
 
     def fill(self, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, weights: tuple[Tensor | None, ...]) -> None:
-        """Bring in a window and the weights, in the number types of the computation."""
+        """Bring in a window and the weights, in the dtypes of the computation."""
         torch._foreach_copy_(self.places, [x, keep, c, *(w for w in weights if w is not None)])
         self.forget.add_(self.bounds.forget_bias)
         torch.mul(h, self.first_keep.to(h.dtype), out=self.first_h)
@@ -151,7 +151,7 @@ class SavedLoop:
 
 @dataclass
 class _Shape:
-    """The recorded loops of one shape of window that nobody is using, and how many windows of it there have been."""
+    """The recorded loops of one shape of window that are not in use, and how many windows of it there have been."""
 
     windows: int = 0
     idle: list[Loop] = field(default_factory=list)
@@ -166,7 +166,7 @@ def recorded() -> int:
 
 
 def forget() -> None:
-    """Give back the buffers of all recorded loops that nobody is using."""
+    """Give back the buffers of all recorded loops that are not in use."""
     _shapes.clear()
 
 

@@ -1,7 +1,7 @@
 """The steps of the windowed recurrence between its matrix products, as Triton kernels.
 
-D directions, T tokens, B rows, H cell, P output, J = P_in + P: a step's x and h lie side by side. A tile is some rows
-of one step of one direction times some cells or outputs.
+D directions, T tokens, B rows, H cell, P output, J = P_in + P: a step's x and h are joined. A tile is some rows of
+one step of one direction times some cells or outputs.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -27,7 +27,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 @jit()
 def clip(x: tl.tensor, bound: tl.tensor) -> tl.tensor:
-    """Held between -bound and bound."""
+    """Limited to between -bound and bound."""
     # Not minimum and maximum, which would turn NaN into a number: the training loop must see it.
     return tl.where(x > bound, bound, tl.where(x < -bound, -bound, x))
 
@@ -89,7 +89,7 @@ def pass_on(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Step t's output, clipped, to y[t] and, where the state goes on, to the step after."""
+    """Step t's output, clipped, to y[t] and, where the state continues, to the step after."""
     d = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

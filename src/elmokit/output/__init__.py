@@ -1,10 +1,9 @@
 """Vectors on disk: what `elmo embed --input FILE --output FILE` writes.
 
-lines → embed_lines.py → OUTPUT.partial (spool.py) → a writer of sentence_vectors.py → OUTPUT → read_vectors
+lines → embed_lines.py → OUTPUT.partial → a writer of sentence_vectors.py → OUTPUT → read_vectors
 
-embed_lines.py        tokenise, encode, append, commit, write
-spool.py              the crash-safe folder of a run
-sentence_vectors.py   what is in it, as writers read it
+embed_lines.py        tokenise, encode, append, commit, write; the crash-safe folder of a run
+sentence_vectors.py   what is in that folder, as writers read it
 writers/              the registry of formats, and one module per format
 """
 

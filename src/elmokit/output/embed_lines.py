@@ -1,22 +1,43 @@
-"""From lines of text to one finished file of vectors; a run that is interrupted can be resumed."""
+"""From lines of text to one finished file of vectors; a run that is interrupted can be resumed.
+
+The vectors are collected in a crash-safe spool, the folder OUTPUT.partial next to the output:
+
+    state.json        the settings of the run, and how much of the other files counts
+    vectors.bin       the flat array of rows (sentence_vectors.py), little-endian float32 or float16
+    sentences.jsonl   [text, [token, ...]] for each sentence
+    lock              locked while a process works here
+
+Data are on the disk before state.json, which is replaced in one step, counts them. So a kill or a power cut at any
+moment leaves a whole state.json and everything it counts. Bytes after that are cut off when the run is resumed. The
+output is built in the same folder from these files, so for a while the vectors are on the disk twice.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.output.sentence_vectors import Store
-from elmokit.output.spool import Spool, partial_folder
+from elmokit.messages import counted
+from elmokit.output.sentence_vectors import TEXTS, VECTORS, SentenceVectors, Store, VectorShape
 from elmokit.output.writers import writer_for
-from elmokit.storage.trusted import follow_links
+from elmokit.storage.array_file import OffsetFile
+from elmokit.storage.atomic import disk_errors, sync, write_text
+from elmokit.storage.cache import remove_leftovers
+from elmokit.storage.locks import ProcessLock, try_lock
+from elmokit.storage.trusted import WorkFolder, follow_links
 
 Encode = Callable[[Iterable[list[str]]], Iterator[NDArray[Any]]]
 """Takes lists of tokens and yields an array for each, in their order; it may read ahead."""
@@ -127,3 +148,287 @@ def _append_all(
     finally:
         if isinstance(arrays, Generator):
             arrays.close()  # frees its threads and device memory now
+
+
+FORMAT, VERSION = "elmokit-spool", 1
+STATE, LOCK, RESULT = "state.json", "lock", "result.tmp"
+# Removed in this order: late the state, which marks the folder and says that the run has finished.
+FILES = (RESULT, VECTORS, TEXTS, STATE, LOCK)
+
+
+def partial_folder(output: Path) -> Path:
+    """The folder in which the vectors of an output are collected; links in its path are already followed."""
+    return output.with_name(output.name + ".partial")
+
+
+@dataclass(frozen=True)
+class SpoolProgress:
+    """How much is on the disk, counted from the start of the run."""
+
+    sentences: int = 0
+    tokens: int = 0
+    vector_bytes: int = 0
+    """Length of vectors.bin for these sentences."""
+    text_bytes: int = 0
+    """Length of sentences.jsonl for these sentences."""
+    layers: int | None = None
+    """L+1 if all layers are stored."""
+    dim: int | None = None
+    """Size of a vector; None before the first sentence."""
+    sha256: str = ""
+    """Digest of the input lines read so far."""
+    output_bytes: int | None = None
+    """At the end of the run: the size of the output, which has been written."""
+
+
+class Spool:
+    """Collects sentences and vectors one by one; commit() flushes them to the disk, stored() reads them.
+
+    As a context manager it closes its files; a spool without any commit is removed.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        settings: Mapping[str, object],
+        pooled: bool = False,
+        store: Store = "float32",
+        resume: bool = False,
+    ) -> None:
+        self.output = output
+        self.folder = partial_folder(output)
+        self.pooled, self.store = pooled, store
+        self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
+        self.finished = False
+        """Whether an earlier run has written the output, and only the clean-up is missing."""
+        self.done = self._committed = SpoolProgress()
+        """What has been appended, including what the resumed run had."""
+        self._digest = hashlib.sha256()
+        self._committed_at = time.monotonic()
+        self._files: list[OffsetFile] = []
+        self._removed = False
+        with self._errors():
+            self._lock = self._acquire()
+            try:
+                self._open(resume)
+            except BaseException:
+                self._close()
+                raise
+
+    def _errors(self, *, committing: bool = False) -> AbstractContextManager[None]:
+        # Except in a commit, what is not committed counts too: a commit follows.
+        resumable = (self._committed if committing else self.done).sentences > 0
+        again = f"run it again with resume, which continues from {self.folder}" if resumable else "run it again"
+        repair, free = f"when that is repaired, {again}", f"free some and {again}"
+        return disk_errors(self.output, repair, if_full=free, arguments=("resume",))
+
+    def _acquire(self) -> ProcessLock:
+        while True:
+            try:
+                self._work = WorkFolder(self.folder)
+            except NotADirectoryError:
+                raise ElmoError(
+                    f"{self.folder} must be a folder or absent, got a file: move it, since vectors are collected there"
+                ) from None
+            try:
+                return try_lock(self._work.path / LOCK)
+            except BaseException as error:
+                self._work.close()
+                if isinstance(error, BlockingIOError):
+                    raise ElmoError(
+                        f"another process is writing {self.output}: wait until it ends or choose another output",
+                        "output",
+                    ) from None
+                if not isinstance(error, FileNotFoundError):  # the run before has just removed the folder
+                    raise
+
+    def _open(self, resume: bool) -> None:
+        earlier, before = self._read_state()
+        if before.sentences and resume:
+            self._compare(earlier)
+            self.done = self._committed = before
+        elif before.sentences and not self.finished:
+            raise ElmoError(
+                f"{self.folder} has {counted(before.sentences, 'sentence')} of an earlier run: continue it with "
+                "resume, or delete that folder to start again",
+                "resume",
+            )
+        else:
+            self.finished = False
+            self._write_state(self.done)  # before the other files, since it marks the folder
+        self._files = [OffsetFile(self._work.path / name) for name in (VECTORS, TEXTS)]
+        self._vectors, self._texts = self._files
+        if not self.finished:
+            self._vectors.truncate(self.done.vector_bytes)
+            self._texts.truncate(self.done.text_bytes)
+        sync(self._work.path)
+        sync(self.folder.parent)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"pooled": self.pooled, "store": self.store, **self.settings}
+
+    def _write_state(self, done: SpoolProgress) -> None:
+        state = {"format": FORMAT, "version": VERSION, "settings": self._facts, "done": asdict(done)}
+        write_text(self._work.path / STATE, json.dumps(state, indent=1), errors=nullcontext)
+
+    def _read_state(self) -> tuple[dict[str, Any], SpoolProgress]:
+        """The settings and the progress of an earlier run; sets `finished`."""
+        remove_leftovers(self._work.path, STATE, alone=True)
+        found = None
+        with suppress(FileNotFoundError, ValueError):
+            found = json.loads((self._work.path / STATE).read_text(encoding="ascii"))
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            if any(path.name != LOCK for path in self._work.path.iterdir()):
+                raise ElmoError(
+                    f"{self.folder} is not the folder of an unfinished run: move it, since the vectors for "
+                    f"{self.output} are collected there"
+                )
+            return {}, SpoolProgress()
+        if found.get("version") != VERSION:
+            raise ElmoError(
+                f"{self.folder} must be of version {VERSION}, got {found.get('version')} from another release of "
+                "elmokit: finish it with that release or delete the folder"
+            )
+        done = SpoolProgress(**found["done"])
+        with suppress(OSError):
+            self.finished = done.output_bytes is not None and self.output.stat().st_size == done.output_bytes
+        sizes = [path.stat().st_size if (path := self._work.path / name).exists() else 0 for name in (VECTORS, TEXTS)]
+        if not self.finished and (sizes[0] < done.vector_bytes or sizes[1] < done.text_bytes):
+            done = SpoolProgress()  # a finished run removes its data first; then somebody removed its output
+        return found["settings"], done
+
+    def _compare(self, before: Mapping[str, Any]) -> None:
+        now = self._facts
+        differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+        if differ:
+            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
+            raise ElmoError(
+                f"resume needs the settings of the run that it continues, which had {said}, got {asked}: "
+                f"use those again, or delete {self.folder} to start again",
+                "resume",
+            )
+
+    def skip_committed(self, lines: Iterator[str]) -> None:
+        """Skip the lines that a resumed run already has, and check that they are the same."""
+        read = 0
+        for line in itertools.islice(lines, self.done.sentences):
+            _add_line(self._digest, line)
+            read += 1
+        if self.done.sentences and (read < self.done.sentences or self._digest.hexdigest() != self.done.sha256):
+            raise self.input_changed()
+
+    def input_changed(self) -> ElmoError:
+        """The error for an input that differs from the one of the earlier run."""
+        return ElmoError(
+            f"resume needs the same input, but it has changed within or after the "
+            f"{counted(self.done.sentences, 'line')} already done: restore it, or delete {self.folder} to start again",
+            "resume",
+        )
+
+    def append(self, text: str, tokens: list[str], vectors: NDArray[Any]) -> None:
+        """Add a sentence; vectors are [T, D] or [L+1, T, D], or [D] or [L+1, D] if pooled."""
+        vectors, done = np.asarray(vectors), self.done
+        shape = self._shape(done) if done.dim is not None else VectorShape.of(vectors, self.pooled, self.store)
+        rows = shape.to_rows(vectors, len(tokens))
+        # JSON escapes everything beyond ASCII, so lone surrogates are preserved and no text contains a line end.
+        line = json.dumps([text, tokens], separators=(",", ":")).encode("ascii") + b"\n"
+        digest = self._digest.copy()
+        _add_line(digest, text)
+        with self._errors():
+            vector_bytes = done.vector_bytes
+            if rows.size:
+                vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
+            text_bytes = self._texts.write(done.text_bytes, line)
+        # An interrupt may come between any two steps: the sentence counts after the one assignment of `done`.
+        self._digest = digest
+        self.done = SpoolProgress(
+            sentences=done.sentences + 1,
+            tokens=done.tokens + len(tokens),
+            vector_bytes=vector_bytes,
+            text_bytes=text_bytes,
+            layers=shape.layers,
+            dim=shape.dim,
+            sha256=digest.hexdigest(),
+        )
+
+    def commit_if_due(self, most_bytes: int, most_seconds: float) -> None:
+        """Commit if a kill would lose at least `most_bytes`, or if the last commit was `most_seconds` ago."""
+        now, before = self.done, self._committed
+        lost = now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
+        if lost >= most_bytes or time.monotonic() - self._committed_at >= most_seconds:
+            self.commit()
+
+    def commit(self) -> None:
+        """Flush everything appended so far to the disk, and count it in the state."""
+        if (done := self.done) == self._committed:
+            return
+        with self._errors(committing=True):
+            self._vectors.sync()
+            self._texts.sync()
+            self._write_state(done)
+        self._committed = done
+        self._committed_at = time.monotonic()
+
+    def stored(self) -> SentenceVectors:
+        """The committed sentences, for a writer."""
+        done = self._committed
+        return SentenceVectors(
+            self._work.path, self.folder, done.sentences, done.tokens, self._shape(done), self.settings
+        )
+
+    def _shape(self, done: SpoolProgress) -> VectorShape:
+        return VectorShape(self.pooled, done.layers, done.dim or 0, self.store)
+
+    def publish(self, write: Callable[[SentenceVectors, Path], None]) -> None:
+        """Let a writer build the output in the spool, move it to its place, and remove the spool."""
+        self.commit()
+        result = self._work.path / RESULT
+        with self._errors():
+            result.unlink(missing_ok=True)
+            result.touch(exist_ok=False)  # a new file: a writer must not follow a link that somebody put there
+            try:
+                write(self.stored(), result)
+                sync(result)
+                size = result.stat().st_size
+                result.replace(self.output)
+            except BaseException:
+                result.unlink(missing_ok=True)  # half an output only takes space that the next try needs
+                raise
+            sync(self.output.parent)
+            self._write_state(replace(self._committed, output_bytes=size))
+        self.remove()
+
+    def remove(self) -> None:
+        """Delete the files of the spool, and its folder if nothing else is in it."""
+        for file in self._files:  # Windows deletes no open file
+            file.close()
+        with self._errors():
+            for name in FILES:
+                (self._work.path / name).unlink(missing_ok=True)
+            with suppress(OSError):  # not empty: it contains a file of somebody else
+                self.folder.rmdir()
+        self._removed = True
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._lock.release()
+        self._work.close()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._committed.sentences == 0 and not self._removed:
+            self.remove()
+        else:
+            self._close()
+
+
+def _add_line(digest: hashlib._Hash, line: str) -> None:
+    data = line.encode("utf-8", "surrogatepass")
+    digest.update(len(data).to_bytes(8, "little"))  # so that moving the end of a line changes the digest
+    digest.update(data)

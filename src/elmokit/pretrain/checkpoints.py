@@ -217,7 +217,7 @@ def read_snapshot(path: Path) -> Snapshot:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("version") != VERSION:
         raise ElmoError(f"{path} is not a training checkpoint of this version of elmokit")
     if metadata.get("sha256") != _checksum(metadata["elmokit"], tensors):
-        raise ElmoError(f"the checkpoint {path} is damaged (its checksum is another)")
+        raise ElmoError(f"the checkpoint {path} is damaged (its checksum differs)")
     return Snapshot(tensors, facts)
 
 

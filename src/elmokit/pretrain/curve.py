@@ -94,7 +94,7 @@ def perplexity_axis(axes: Axes, shown: Values) -> None:
 
 
 def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Values:
-    """Draw training and held-out perplexity, and return all values that are to be seen."""
+    """Draw training and held-out perplexity, and return all values that it shows."""
     shown = []
     if "perplexity" in curves and len(curves["perplexity"][1]) >= _SMOOTHED_FROM:
         tokens, values = curves["perplexity"]

@@ -90,7 +90,7 @@ def evaluate(
     """
     masks, sums = network.bilm.context.predicts_masked, dict[int, NDArray[np.float64]]()
     first, second = _halves(on_progress) if masks else (on_progress, None)
-    for found in scored(network, types, sentences, state, processes, first):
+    for found in scored(network, types, sentences, first, state=state, processes=processes):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
         here = np.stack([np.bincount(inverse, column) for column in columns], axis=1)
@@ -166,9 +166,10 @@ def scored(
     network: LanguageModelNetwork,
     types: TypeTable,
     sentences: Sentences,
+    on_progress: OnProgress | None = None,
+    *,
     state: StateUse = "zero",
     processes: Processes = ALONE,
-    on_progress: OnProgress | None = None,
 ) -> Iterator[ScoredPredictions]:
     """All sentences with their losses, those that this process scores; the sentences must be in the text's order."""
     sentences.refuse_empty()
@@ -298,7 +299,7 @@ def by_position(
 ) -> ByPosition:
     """Read a text once, each sentence from zero or with the state carried, as `evaluate` does."""
     losses, counts = np.zeros((types.directions, len(STARTS))), np.zeros(len(STARTS), np.int64)
-    for found in scored(network, types, sentences, state, on_progress=on_progress):
+    for found in scored(network, types, sentences, on_progress, state=state):
         bins = np.searchsorted(STARTS, found.positions, side="right") - 1
         counts += np.bincount(bins[0], minlength=len(STARTS))  # those of the other direction are the same
         for direction, part in enumerate(found.losses):

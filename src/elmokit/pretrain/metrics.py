@@ -30,11 +30,12 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import perplexity
 from elmokit.pretrain.checkpoints import RunFolder, RunProgress
 from elmokit.progress import ProgressDisplay
+from elmokit.storage import Closing
 from elmokit.storage.array_file import OffsetFile
 from elmokit.storage.atomic import atomic_file, disk_errors
 
 
-class MetricsLog:
+class MetricsLog(Closing):
     """Appends lines to a metrics.jsonl; a line is complete in the file when `write` returns.
 
     With resume_step the lines of later steps and incomplete lines are dropped first, without it an existing file
@@ -70,12 +71,6 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -136,7 +131,7 @@ _TAGS = {
 }
 
 
-class TensorBoardLog:
+class TensorBoardLog(Closing):
     """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
 
     A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
@@ -192,12 +187,6 @@ class TensorBoardLog:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-
-    def __enter__(self) -> TensorBoardLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RunRecorder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from elmokit.model.bilm import BiLM
 from elmokit.model.context import State
 from elmokit.model.language_model import LmHead, target_losses
 from elmokit.model.token_encoder import CharCnn, Highway
+from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.softmax_loss import softmax_loss
 from elmokit.pretrain.batches import Batch
 from elmokit.text.vocab import Vocabulary
@@ -190,7 +190,7 @@ class _LogTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, top: Tensor, weight: Tensor, bias: Tensor, left_out: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: AutogradContext, top: Tensor, weight: Tensor, bias: Tensor, left_out: Tensor) -> Tensor:
         scores = torch.addmm(bias.to(top), top, weight.to(top).T).float()
         rows = torch.nonzero(left_out >= 0).squeeze(1)
         scores[rows, left_out[rows]] = _HIDDEN
@@ -202,7 +202,7 @@ class _LogTotal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: AutogradContext, upstream: Tensor) -> tuple[Tensor | None, ...]:
         top, weight, scores = ctx.saved_tensors
         gradient = scores.mul_(upstream.unsqueeze(1))
         products = gradient.to(top)

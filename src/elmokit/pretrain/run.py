@@ -140,7 +140,7 @@ def _describe(training: Training, say: Say) -> None:
         say(advice)
     say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
-        say("no text is held out, so no perplexity on unseen text is measured; heldout would name some")
+        say("no text is held out, so no perplexity on unseen text is measured: name some with heldout")
 
 
 def _faster(training: Training) -> str:

@@ -56,7 +56,7 @@ def remove_abandoned(folder: Path, names: str) -> None:
         with suppress(OSError):  # most often because its builder is alive
             lock = try_lock(path)
             if not lock.supported:
-                return  # then nobody knows whether it is alive
+                return  # then it is unknown whether it is alive
             remove_leftovers(parent, path.stem.removeprefix("."), alone=True)
             lock.release(remove=True)
 

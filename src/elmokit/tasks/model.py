@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as tensors_in
 from torch import Tensor
 
 from elmokit.elmo import Elmo
@@ -175,9 +175,10 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     elmo = None if options.elmo == "none" else Elmo.load(folder / "elmo", device=chosen)
     network = task.build_network(options, InputSpec.of(elmo, static))
     try:
-        network.load_state_dict(load_file(folder / "network.safetensors"))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+        # Read, not mapped: a file that is changed meanwhile must not end the process.
+        network.load_state_dict(tensors_in((folder / "network.safetensors").read_bytes()))
+    except (OSError, KeyError, SafetensorError, RuntimeError) as error:
+        lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
         reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
         raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
     return TaskModel(network.to(chosen), task, elmo, segment=policy, device=chosen)

@@ -133,7 +133,7 @@ class VectorFile:
             if not (n_words and 0 < size <= _MOST_NUMBERS):
                 raise ElmoError(
                     f"{self.path}: the first line must announce words of 1 to {_MOST_NUMBERS} numbers, got "
-                    f"{n_words} words of {size}: it is no file of word vectors"
+                    f"{n_words} words of {size}: it is not a file of word vectors"
                 )
             if _is_binary(head[header.end() :], size):
                 return "word2vec binary", size, n_words
@@ -144,8 +144,8 @@ class VectorFile:
         size = sizes.most_common(1)[0][0]
         if not 0 < size <= _MOST_NUMBERS or _NOT_TEXT.search(head, 0, 1000):
             raise ElmoError(
-                f"{self.path} is no file of word vectors: its lines must be a word and its numbers, as word2vec, GloVe "
-                "and fastText write them"
+                f"{self.path} is not a file of word vectors: its lines must be a word and its numbers, as word2vec, "
+                "GloVe and fastText write them"
             )
         return "GloVe", size, None
 

@@ -2,22 +2,30 @@
 
 The launches of a small batch take longer than its kernels, so they are recorded as a graph for each bucket of sizes,
 which later batches use again; rows and steps that a bucket has more are not computed.
+
+The steps of all layers are launched one after the other, in the way that suits the batch:
+    persistent   float16 or bfloat16, few rows: one kernel for all steps, its blocks keep the weights
+    fused        float16 or bfloat16, some rows: a kernel for product, gates and cell, and one for the projection
+    products     float32, or many rows: cuBLAS's products, and small kernels for what is between them
+A layer's inputs and outputs are next to each other, [D, T + 1, B, K + P]: at t its input, and the output of the step
+before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from elmokit.ops.bounds import Bounds
-from elmokit.ops.gpu.graphs import float32_precision
-from elmokit.ops.gpu.packed import Packed, packed
-from elmokit.ops.gpu.plan import Plan
-from elmokit.ops.gpu.steps import run_steps, way_of
+from elmokit.ops.gpu import persistent
+from elmokit.ops.gpu.packed import Packed, PackedLayer, float32_precision, packed
+from elmokit.ops.optional_triton import triton
 from elmokit.ops.outputs import BiLstmOutput
-from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
+from elmokit.ops.weights import AnyLstmWeights, Bounds, Int8LstmWeights
+from elmokit.ops.windows_cuda import bmm_float32
 
 RECORDED_ROWS = 256
 """Batches of at most this many rows are recorded; the kernels of larger ones take longer than their launches."""
@@ -117,3 +125,201 @@ class BilstmGraph:
         room = self.out.room[:, :batch, :time].clone()
         last_h, last_c = (states[:, :, :batch].clone() for states in (self.out.h, self.out.c))
         return BiLstmOutput(list(room[1:].unbind(0)), last_h, last_c, room)
+
+
+class Plan:
+    """Rows by falling length, all numbers in one tensor so that one copy brings them to the GPU."""
+
+    def __init__(self, numbers: Tensor, batch: int, counts: list[int]) -> None:
+        self.numbers, self.counts = numbers, counts
+        self.order, self.lengths = numbers[:batch], numbers[batch : 2 * batch]  # which sentence a row is, its length
+        self.running = numbers[2 * batch :]  # how many rows run at each step; on the host too, as `counts`
+
+    @classmethod
+    def of(cls, lengths: Tensor, batch: int, time: int) -> Plan:
+        """For this many rows and steps; rows past the sentences are empty."""
+        numbers = np.zeros(2 * batch + time, np.int64)
+        sizes = np.zeros(batch, np.int64)
+        sizes[: len(lengths)] = lengths.numpy()
+        order = np.argsort(-sizes, kind="stable")
+        numbers[:batch], numbers[batch : 2 * batch] = order, sizes[order]
+        counts = batch - np.bincount(sizes, minlength=time + 1).cumsum()[:time]
+        numbers[2 * batch :] = counts
+        return cls(torch.from_numpy(numbers), batch, counts.tolist())
+
+    def to(self, device: torch.device) -> Plan:
+        """The same on a device, without waiting for it."""
+        return Plan(self.numbers.pin_memory().to(device, non_blocking=True), len(self.order), self.counts)
+
+
+FUSED_ROWS = 128
+"""Rows up to which steps are fused, in float16 and bfloat16."""
+JOINED_ROWS = 64
+"""From more rows on, fused steps take the products with the input too: the weights are read once for many rows."""
+PRODUCT_TOKENS = 2048
+"""Tokens whose products with the input are in memory at once."""
+APART_ROWS = 256
+"""The same in float32, where cuBLAS makes the products."""
+COMPUTED_ROWS = 64
+"""Rows of cuBLAS's products come in multiples of this many."""
+COLUMNS = 512
+
+Way = Literal["persistent", "fused", "products"]
+
+
+class Tiles(NamedTuple):
+    """How a step is cut into programs."""
+
+    rows: int
+    columns: int
+    block: int
+    warps: int
+    stages: int
+
+
+GATES = {16: Tiles(16, 32, 128, 4, 4), 32: Tiles(32, 32, 64, 4, 5), 1 << 30: Tiles(64, 32, 64, 4, 4)}
+PROJECTION = {32: Tiles(16, 16, 256, 4, 4), 1 << 30: Tiles(64, 16, 128, 4, 4)}
+
+
+def way_of(packed: Packed, batch: int, device: torch.device) -> Way:
+    """How a batch of this many rows is computed."""
+    if packed.dtype == torch.float32:
+        return "products"
+    if persistent.serves(packed, batch, device):
+        return "persistent"
+    return "fused" if batch <= FUSED_ROWS else "products"
+
+
+def run_steps(
+    packed: Packed,
+    x: Tensor,
+    plan: Plan,
+    counts: Sequence[int],
+    h: Tensor | None,
+    c: Tensor | None,
+    *,
+    skip: bool,
+) -> BiLstmOutput:
+    """x [B, T, P], h [D, L, B, P], c [D, L, B, H] → all layers and last states; `counts`: rows to launch for.
+
+    Without h and c all rows start from zero.
+    """
+    from elmokit.ops.gpu import step_kernels as kernels
+
+    (batch, time, size_in), directions, layers = x.shape, packed.directions, len(packed.layers)
+    size, output = packed.layers[0].projection.shape[2], packed.layers[0].output_size
+    way = way_of(packed, batch, x.device)
+    room = x.new_empty(layers + 1, batch, time, directions * output)
+    outputs = room[1:]
+    last_h, last_c = (x.new_empty(directions, layers, batch, n) for n in (output, size))
+    rows, tokens = (batch, directions), (batch * time, directions)
+    before: Tensor | None = None  # the output of the layer below, [D, T, B, P]
+    for number, layer in enumerate(packed.layers):
+        joined = x.new_empty(directions, time + 1, batch, size_in + output)
+        states, cells = joined[..., size_in:], x.new_empty(directions, batch, size, dtype=torch.float32)
+        stride, pitch = joined.stride(0), joined.stride(2)
+        if before is None:
+            kernels.to_steps[tokens](x, plan.order, plan.lengths, joined, stride, pitch, time, batch, size_in, COLUMNS)
+        else:
+            joined[:, :time, :, :size_in] = before
+        kernels.begin_states[rows](
+            *(states if h is None else h[:, number], cells if c is None else c[:, number], plan.order, states),
+            *(stride, pitch, cells, layers, batch, size, output, h is None, COLUMNS),
+        )
+        if way == "persistent":
+            _persistent_steps(packed, number, joined, states, cells, plan)
+        elif way == "fused":
+            _fused_steps(packed.bounds, layer, joined, states, cells, plan, counts)
+        else:
+            _product_steps(packed.bounds, layer, joined, states, cells, plan, counts)
+        kernels.end_states[rows](
+            *(states, stride, pitch, cells, plan.order, plan.lengths, last_h[:, number], last_c[:, number]),
+            *(layers, batch, size, output, COLUMNS),
+        )
+        before = states[:, 1:] + joined[:, :time, :, :size_in] if number and skip else states[:, 1:]
+        kernels.from_steps[tokens](
+            *(before, before.stride(0), before.stride(2), plan.order, plan.lengths, outputs[number]),
+            *(time, batch, output, COLUMNS),
+        )
+        size_in = output
+    return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c, room)
+
+
+def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -> Tensor:
+    """The products of some steps' inputs, float32 [D, steps, B, 4H]."""
+    directions, _, batch, width = joined.shape
+    x = joined[:, start:stop].flatten(1, 2)[..., : width - layer.output_size]
+    return bmm_float32(x, layer.of_input.mT).view(directions, stop - start, batch, -1)
+
+
+def _persistent_steps(packed: Packed, number: int, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan) -> None:
+    layer, held = packed.layers[number], persistent.layer_of(packed, number)
+    hidden = torch.empty_like(cells, dtype=joined.dtype)
+    time, together = joined.shape[1] - 1, max(1, PRODUCT_TOKENS // joined.shape[2])
+    for start in range(0, time, together):
+        stop = min(time, start + together)
+        products = _input_products(layer, joined, start, stop)
+        held.run(products, states[:, start:], cells, hidden, plan.running[start:], packed.bounds)
+
+
+def _fused_steps(
+    bounds: Bounds, layer: PackedLayer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
+) -> None:
+    from elmokit.ops.gpu import step_kernels as kernels
+
+    directions, _, batch, _ = joined.shape
+    size, output, time = cells.shape[2], states.shape[3], len(counts)
+    hidden = torch.empty_like(cells, dtype=joined.dtype)
+    gates, projection = _tiles(GATES, batch), _tiles(PROJECTION, batch)
+    apart = batch <= JOINED_ROWS and batch * time <= PRODUCT_TOKENS
+    products = _input_products(layer, joined, 0, time) if apart else cells.new_empty(directions, 1, 1, 1)
+    values, weight = (states, layer.of_h) if apart else (joined, layer.matrix)
+    of_step, into, starts = values.unbind(1), states.unbind(1), products.unbind(1)
+    for t, rows in enumerate(counts):
+        kernels.gates_step[(triton.cdiv(rows, gates.rows), triton.cdiv(size, gates.columns), directions)](
+            *(of_step[t], values.stride(0), values.stride(2), weight, weight.stride(0), weight.stride(1)),
+            *(starts[t if apart else 0], products.stride(0), layer.bias, cells, hidden, plan.running, t),
+            *(batch, size, weight.shape[2], bounds.cell_clip or 0.0, apart, weight.shape[2] % gates.block == 0),
+            *gates[:3],
+            num_warps=gates.warps,
+            num_stages=gates.stages,
+        )
+        kernels.project_step[(triton.cdiv(rows, projection.rows), triton.cdiv(output, projection.columns), directions)](
+            *(hidden, layer.projection, into[t + 1], states.stride(0), states.stride(2), plan.running, t),
+            *(batch, size, output, bounds.projection_clip or 0.0, size % projection.block == 0, *projection[:3]),
+            num_warps=projection.warps,
+            num_stages=projection.stages,
+        )
+
+
+def _product_steps(
+    bounds: Bounds, layer: PackedLayer, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan, counts: Sequence[int]
+) -> None:
+    from elmokit.ops.gpu import step_kernels as kernels
+
+    directions, _, batch, _ = joined.shape
+    size, output, time = cells.shape[2], states.shape[3], len(counts)
+    z = joined.new_empty(directions, batch, 4 * size)
+    hidden, projected = joined.new_empty(directions, batch, size), joined.new_empty(directions, batch, output)
+    projection = layer.projection.mT
+    apart = joined.dtype == torch.float32 and batch <= APART_ROWS and batch * time <= PRODUCT_TOKENS
+    products = _input_products(layer, joined, 0, time).unbind(1) if apart else ()
+    matrix, of_step, into = layer.of_h.mT if apart else layer.matrix.mT, joined.unbind(1), states.unbind(1)
+    for t, rows in enumerate(counts):
+        n = min(batch, -(-rows // COMPUTED_ROWS) * COMPUTED_ROWS)  # products like round numbers of rows
+        if apart:
+            torch.baddbmm(products[t][:, :n], into[t][:, :n], matrix, out=z[:, :n])
+        else:
+            torch.bmm(of_step[t][:, :n], matrix, out=z[:, :n])
+        kernels.cell_step[(triton.cdiv(rows, 4), triton.cdiv(size, 128), directions)](
+            *(z, layer.bias, cells, hidden, plan.running, t, batch, size, bounds.cell_clip or 0.0, 4, 128)
+        )
+        torch.bmm(hidden[:, :n], projection, out=projected[:, :n])
+        kernels.output_step[(rows, directions)](
+            *(projected, into[t + 1], states.stride(0), states.stride(2), plan.running, t, batch, output),
+            *(bounds.projection_clip or 0.0, COLUMNS),
+        )
+
+
+def _tiles(tables: dict[int, Tiles], batch: int) -> Tiles:
+    return next(tiles for most, tiles in tables.items() if batch <= most)

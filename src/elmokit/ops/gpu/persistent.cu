@@ -2,13 +2,13 @@
 // weights in shared memory and registers, so that a step reads almost nothing but the state.
 //
 // Compiled with NVRTC for one shape. H cell, P output, G blocks a direction, TILES of 8 rows of the batch, SHARED groups
-// of cells whose weights lie in shared memory (the others are read from the L2 cache at every step), FLOAT16 or bfloat16.
+// of cells whose weights are in shared memory (the others are read from the L2 cache at every step), FLOAT16 or bfloat16.
 //
 // A block has 8 warps. In the first half of a step a warp makes the gates of a group of 8 cells: two products of 16 gate
 // rows with all rows of the batch, rows i and f in one, g and o in the other, so that a thread ends with all four gates
 // of its cell. In the second half a block makes 8 outputs of the projection, each warp from its share of the cells.
 // Between the halves all blocks of a direction wait for each other; with one tile, whose state is small, they send each
-// other pairs of numbers with the number of the step instead, and whoever reads them sees by it whether they have come.
+// other pairs of numbers with the number of the step instead, and a reader sees by it whether they have arrived.
 // A pair and its step are one access of 64 bits, which the memory model keeps whole. None is written over before all have
 // read it: outputs are sent when all cells have come, and cells when a block has read all outputs, in every step. So a
 // block may read only what it answers: one without cells must not wait for outputs.
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
     const long long* __restrict__ running,    // [steps]: rows that run
     int steps, int B, float cell_clip, float projection_clip) {
   extern __shared__ uint4 shared[];
-  uint4* kept = shared;                                            // [SHARED, P/16, 2, 32]
+  uint4* cached = shared;                                            // [SHARED, P/16, 2, 32]
   half_t* state = (half_t*)(shared + SHARED * GATE_STEPS * 2 * 32);  // [ROWS, PITCH]
   // [WARPS, ROW_TILES * 16, 8]; in the place of the state where blocks meet between the halves, and so have read it
   float* sums = (float*)(state + (MAIL ? ROWS * PITCH : 0));
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
   uint2* state_mail = hidden_mail + B_ * (H / 2);                // [B, P/2]
 
   for (int i = threadIdx.x; i < SHARED * GATE_STEPS * 64; i += WARPS * 32)
-    if (block * GROUPS + i / (GATE_STEPS * 64) < CELL_GROUPS) kept[i] = gate_weights[(long long)block * GROUPS * GATE_STEPS * 64 + i];
+    if (block * GROUPS + i / (GATE_STEPS * 64) < CELL_GROUPS) cached[i] = gate_weights[(long long)block * GROUPS * GATE_STEPS * 64 + i];
   uint2 own[PROJECT_STEPS];
   if (has_outputs)
 #pragma unroll
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
         for (int e = 0; e < 4; e++) first[n][e] = second[n][e] = 0.0f;
       const half_t* h = state + g * PITCH + 4 * t;
       if (!streams) {
-        const uint4* mine = kept + warp * GATE_STEPS * 64 + lane;
+        const uint4* mine = cached + warp * GATE_STEPS * 64 + lane;
 #pragma unroll 8
         for (int k = 0; k < GATE_STEPS; k++) {
           uint4 a = mine[(k * 2) * 32], b = mine[(k * 2 + 1) * 32];

@@ -1,19 +1,26 @@
-"""All steps of a layer for a few rows as one kernel, whose blocks keep the weights: see persistent.cu."""
+"""All steps of a layer for a few rows as one kernel, whose blocks keep the weights: see persistent.cu.
+
+The kernel is compiled at run time with the NVRTC that comes with torch, so no compiler need be installed. Its blocks
+wait for each other, so it is launched as a cooperative one: all blocks run at once, or none.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from functools import lru_cache
+import sys
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.ops.bounds import Bounds
-from elmokit.ops.gpu import nvrtc
 from elmokit.ops.gpu.packed import Packed, PackedLayer, finish, unpaired
+from elmokit.ops.weights import Bounds
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +28,11 @@ ROWS = 32
 """Rows of a batch that the kernel takes at most."""
 WARPS = 8
 COUNTERS = 32
-"""Numbers between two directions' counters, which lie in cache lines of their own."""
+"""Numbers between two directions' counters, which are in cache lines of their own."""
 
 
 class PersistentLayer:
-    """A layer's weights in the order in which the kernel's threads hold them."""
+    """A layer's weights in the order in which the kernel's threads read them."""
 
     def __init__(self, layer: PackedLayer) -> None:
         directions, gates, _ = layer.matrix.shape
@@ -43,7 +50,7 @@ class PersistentLayer:
     def run(
         self, products: Tensor, states: Tensor, cells: Tensor, hidden: Tensor, running: Tensor, bounds: Bounds
     ) -> None:
-        """products [D, T, B, 4H], states [D, T + 1, B, P] as they lie, cells and hidden [D, B, H], running [T]."""
+        """products [D, T, B, 4H], states [D, T + 1, B, P] as stored, cells and hidden [D, B, H], running [T]."""
         directions, size, output = self.sizes
         steps, batch = products.shape[1:3]
         blocks = blocks_of(size, output)
@@ -87,7 +94,7 @@ def serves(packed: Packed, batch: int, device: torch.device) -> bool:
 
 @lru_cache
 def _fits(size: int, output: int, directions: int, device: torch.device) -> bool:
-    if size % 256 or output % 128 or nvrtc.reason_against() is not None:
+    if size % 256 or output % 128 or reason_against_nvrtc() is not None:
         return False
     facts = torch.cuda.get_device_properties(device)
     enough = directions * blocks_of(size, output) <= facts.multi_processor_count
@@ -112,7 +119,7 @@ def _tiles(batch: int) -> int:
 
 
 def _shared_bytes(groups: int, output: int, tiles: int) -> int:
-    """Shared memory for the weights of so many groups of cells, for h and for the warps' sums."""
+    """Shared memory for the weights of this many groups of cells, for h and for the warps' sums."""
     state, sums = tiles * 8 * (output + 16) * 2, WARPS * (-(-tiles // 2)) * 128 * 4
     return groups * output * 64 + (state + sums if tiles == 1 else max(state, sums))
 
@@ -126,11 +133,101 @@ def _shared_groups(size: int, output: int, tiles: int, device: torch.device) -> 
 
 
 @lru_cache(maxsize=32)
-def _kernel(size: int, output: int, tiles: int, device: torch.device, dtype: torch.dtype) -> nvrtc.CudaKernel:
+def _kernel(size: int, output: int, tiles: int, device: torch.device, dtype: torch.dtype) -> CudaKernel:
     groups = _shared_groups(size, output, tiles, device)
     defines = {"H": size, "P": output, "G": blocks_of(size, output), "TILES": tiles, "SHARED": groups}
     if dtype == torch.float16:
         defines["FLOAT16"] = 1
     source = files("elmokit.ops.gpu").joinpath("persistent.cu").read_text(encoding="utf-8")
     with torch.cuda.device(device):
-        return nvrtc.CudaKernel(source, "persistent_steps", defines, shared_bytes=_shared_bytes(groups, output, tiles))
+        return CudaKernel(source, "persistent_steps", defines, shared_bytes=_shared_bytes(groups, output, tiles))
+
+
+MAX_DYNAMIC_SHARED = 8
+"""The number of CUfunction_attribute for it."""
+
+
+class CudaKernel:
+    """A kernel for one device."""
+
+    def __init__(self, source: str, name: str, defines: dict[str, int], *, shared_bytes: int) -> None:
+        """Compile `source` for the current device; `defines` become macros."""
+        major, minor = torch.cuda.get_device_capability()
+        binary = compile_cuda(
+            source, name, [f"-D{key}={value}" for key, value in defines.items()], f"sm_{major}{minor}"
+        )
+        driver = _driver()
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), binary), "loading a kernel")
+        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(found, f"finding the kernel {name}")
+        self.shared_bytes = shared_bytes
+        _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes), "taking shared memory")
+
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """On the current stream, all blocks at once; arguments are tensors and ctypes numbers."""
+        values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        code = _driver().cuLaunchCooperativeKernel(
+            self._function, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, pointers
+        )
+        _check(code, "starting a kernel")
+
+
+def compile_cuda(source: str, name: str, options: Sequence[str], architecture: str) -> bytes:
+    """CUDA C++ → machine code for an architecture such as sm_90; needs no GPU."""
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None), name)
+    try:
+        flags = [option.encode() for option in (f"--gpu-architecture={architecture}", *options)]
+        code = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+        if code:
+            size = ctypes.c_size_t()
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise ElmoError(f"the kernel {name} could not be compiled: {log.value.decode(errors='replace')}")
+        size = ctypes.c_size_t()
+        _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)), name)
+        binary = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetCUBIN(program, binary), name)
+        return binary.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def reason_against_nvrtc() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    try:
+        _nvrtc()
+        _driver()
+    except OSError as error:
+        return f"NVRTC or the CUDA driver was not found ({error})"
+    return None
+
+
+def _check(code: int, doing: str) -> None:
+    if code:
+        raise ElmoError(f"{doing} failed on the GPU with the error {code}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """The one that torch brings, or one that is installed."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
+    packages = Path(torch.__file__).parents[1]
+    places = [*packages.glob(f"nvidia/*/lib/{name}"), *(packages / "torch" / "lib").glob(f"{name}*")]
+    for place in places:
+        try:
+            return ctypes.CDLL(str(place))
+        except OSError:
+            continue
+    return ctypes.CDLL(name)

@@ -2,8 +2,8 @@
 
 D directions, T steps, B rows sorted by falling length, H cell, P output. Step s of the second direction is a sentence's
 s-th token from its end. At each step only the first rows run; a tile of rows that have all ended does nothing. The
-gates' weights lie as [D, 4H, K], rows in the order i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …, so that a thread holds both gates of a
-pair after the product.
+gates' weights are stored as [D, 4H, K], rows in the order i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …, so that a thread has both
+gates of a pair after the product.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -38,7 +38,7 @@ def _update(
 @jit("t")
 def gates_step(
     values: tl.tensor,  # [D, B, K]: what the weights are multiplied with, h or x and h side by side
-    values_stride: tl.tensor,  # from direction to direction, as values lie among other steps
+    values_stride: tl.tensor,  # from direction to direction, as values are among other steps
     values_pitch: tl.tensor,  # from row to row
     weight: tl.tensor,  # [D, 4H, K]
     weight_stride: tl.tensor,

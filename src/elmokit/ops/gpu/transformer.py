@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.attention import Segments, rotary
-from elmokit.ops.gpu.graphs import Graphs, float32_precision
-from elmokit.ops.gpu.packed import finish, made_once
+from elmokit.ops.gpu.packed import Graphs, finish, float32_precision, made_once
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.weights import BlockWeights
@@ -148,7 +147,7 @@ class PackedBlocks:
         return self.blocks[0].down.shape[0]
 
     def angles(self, longest: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for sentences of up to so many tokens."""
+        """Cosines and sines for sentences of up to this many tokens."""
         return _angles(1 << (longest - 1).bit_length(), self.size // self.n_heads, self.device)
 
 
@@ -208,7 +207,7 @@ def run_blocks(
 
 
 def _rows(size: int) -> tuple[int, int]:
-    """Rows of a program of so many numbers each, and a power of 2 that they fit in."""
+    """The number of rows of a program for rows of this size, and a power of 2 that they fit in."""
     columns = _power(size)
     return max(1, min(4, 4096 // columns)), columns
 
