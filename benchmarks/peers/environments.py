@@ -2,7 +2,6 @@
 
     python benchmarks/peers/environments.py allennlp [FOLDER]
     python benchmarks/peers/environments.py minilm [FOLDER]
-    python benchmarks/peers/environments.py fastapi [FOLDER]
 
 Each is a virtual environment that shares this one's torch and numpy, so that all systems run on the same build of them
 and pip downloads no other. Of AllenNLP only the package itself is installed: what else it imports and ELMo never calls
@@ -98,14 +97,7 @@ MINILM = Environment(
     packages=("--constraint", os.fspath(CONSTRAINTS), "onnxruntime", "onnx", "tokenizers", "transformers"),
     check="import onnx, onnxruntime, tokenizers, torch; from transformers import BertModel",
 )
-FASTAPI = Environment(
-    title="FastAPI with all-MiniLM-L6-v2",
-    name="fastapi",
-    shared=("torch", "numpy", "safetensors"),
-    packages=("--constraint", os.fspath(CONSTRAINTS), "fastapi", "uvicorn", "tokenizers", "transformers"),
-    check="import fastapi, uvicorn, tokenizers, torch; from transformers import BertModel",
-)
-ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM, "fastapi": FASTAPI}
+ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM}
 
 
 def main() -> None:
