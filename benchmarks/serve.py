@@ -177,7 +177,7 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def overload(bench: Bench) -> None:
-    wait = 2 * bench.seconds
+    wait = max(2 * bench.seconds, 6)
     with bench.server():
         capacity = closed_loop(PORT, bench.texts, 8, 32, bench.seconds, **BASE64).sentences()
     rows = [flood(bench, 3 * capacity, wait, others) for others in (0, 3)]
@@ -188,7 +188,7 @@ def overload(bench: Bench) -> None:
 
 def flood(bench: Bench, rate: float, wait: float, others: int) -> list[str]:
     """Requests at fixed times, whether the earlier ones are answered or not; in the middle, others use the core."""
-    seconds, chance, at = 4 * wait, random.Random(1), 0.0
+    seconds, chance, at = 8 * bench.seconds, random.Random(1), 0.0
     plan = []
     while at < seconds:
         numbers = bench.drawn(chance)
@@ -400,7 +400,7 @@ def chaos(bench: Bench) -> None:
             time.sleep(chance.random() / 5)
 
     with bench.server() as pid:
-        files = open_files(pid)
+        files, failed = open_files(pid), answers_with_5xx()
         threads = in_threads(4, good) + in_threads(8 * len(MISBEHAVIOURS), bad)
         while time.perf_counter() < end:
             memory.append(megabytes(pid))
@@ -410,8 +410,7 @@ def chaos(bench: Bench) -> None:
         time.sleep(3)
         right = sum(bench.has_right_bits([number]) for number in range(100))
         get(PORT, "/health")
-        statuses = counters(PORT, "elmokit_requests_total")
-        failed = sum(count for labels, count in statuses.items() if 'status="5' in labels)
+        failed = answers_with_5xx() - failed
         memory.append(megabytes(pid))
         files = open_files(pid) - files
     bad_requests = {each.__name__: outcomes[each.__name__] for each in MISBEHAVIOURS}
@@ -427,6 +426,11 @@ def chaos(bench: Bench) -> None:
         ["MB after a fifth, at the end, most", f"{memory[len(memory) // 5]:.0f}, {memory[-1]:.0f}, {max(memory):.0f}"],
         ["afterwards: right answers of 100, files open more than before", f"{right}, {files}"],
     )  # fmt: skip
+
+
+def answers_with_5xx() -> float:
+    statuses = counters(PORT, "elmokit_requests_total")
+    return sum(count for labels, count in statuses.items() if 'status="5' in labels)
 
 
 def goes_away(client: socket.socket, bench: Bench, chance: random.Random, _: float) -> None:

@@ -167,7 +167,7 @@ def test_a_full_queue_refuses_with_a_time(elmo):
 
 @pytest.mark.parametrize(("rate", "admitted"), [(0.1, False), (0.2, True)])
 def test_the_speed_decides_how_much_may_wait(elmo, rate, admitted):
-    """3 tokens are being computed: at 0.1 per second that takes 30 seconds, and at most 60 with turns for others."""
+    """3 tokens are being computed, 3 more are asked for: at 0.1 per second the first take 30 to 60 seconds."""
 
     async def test(batcher):
         [task] = await queued(batcher, ([["a"]], "top"))
@@ -220,7 +220,7 @@ def test_a_request_that_is_computed_in_part_is_refused_too(elmo):
 
 
 def test_a_large_request_has_more_time(elmo):
-    """The wait limit is for the queue. At 50 tokens per second, 3 tokens of its own add 0.12 seconds, 300 add 12."""
+    """At 50 tokens per second, 3 tokens need 0.12 seconds with turns for others, and 300 need 12."""
 
     async def test(batcher):
         small, large = await queued(batcher, (texts("small", 1), "top"), (texts("large", 100), "top"))

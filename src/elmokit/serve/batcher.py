@@ -4,8 +4,8 @@ There is no waiting window. An idle server starts at once, and batches form from
 batch takes one text of each waiting request in turn, so that a request of many texts does not block a single one; half
 of the batch is for the oldest request. A text longer than the budget is computed alone.
 
-A request is admitted if the queue before it takes at most half of the wait limit at the measured speed. If the machine
-then becomes slower, a timer refuses what is late: nobody gets an answer after the time that was promised.
+A request is admitted if it should be answered within the wait limit, by the measured speed. If the machine then becomes
+slower, a timer refuses what is late: nobody gets an answer after the time that was promised.
 
 A text has the same vectors in any batch: `Elmo` guarantees that.
 """
@@ -42,6 +42,8 @@ _BUSY_SECONDS = 10.0
 """The same while there is work."""
 _SMOOTHING = 0.2
 """Weight of the newest batch in the mean speed."""
+_OWN_SHARE = 0.25
+"""The part of the wait limit that a request's own texts may take; one that needs more has a later limit."""
 _NO_LIMIT = 1 << 40
 
 
@@ -155,7 +157,8 @@ class Batcher:
             )
         seconds = self.seconds_left()
         # The oldest request is sure of half of the speed, so that it ends within twice the time of the queue.
-        if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds > self.max_wait):
+        own = min(2 * size / self._rate, _OWN_SHARE * self.max_wait)
+        if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds + own > self.max_wait):
             self.metrics.rejected.labels("queue").inc()
             raise overloaded(f"the queue is full: {self.tokens:,} tokens wait", ceil(seconds))
 
@@ -171,8 +174,8 @@ class Batcher:
         if stopped:
             self._count(-size)
             raise not_ready("the server is stopping")
-        # What `_admit` promised: the wait limit for the queue, and half of the speed for the request itself.
-        limit = self.max_wait + 2 * size / self._rate
+        # What `_admit` promised: the wait limit, or more for a request that is large itself.
+        limit = max(self.max_wait, (1 - _OWN_SHARE) * self.max_wait + 2 * size / self._rate)
         timer = self._loop.call_later(limit, self._expire, work, limit)
         try:
             await work.answer
