@@ -92,21 +92,14 @@ ALLENNLP = Environment(
     check="from peers import stand_ins; stand_ins.install(); import allennlp.modules.elmo",
 )
 
-
-def _with_minilm(title: str, name: str, *modules: str) -> Environment:
-    """An environment that runs all-MiniLM-L6-v2 with these packages."""
-    return Environment(
-        title,
-        name,
-        shared=("torch", "numpy", "safetensors"),
-        packages=("--constraint", os.fspath(CONSTRAINTS), *modules, "tokenizers", "transformers"),
-        check=f"import {', '.join(modules)}, tokenizers, torch; from transformers import BertModel",
-    )
-
-
-MINILM = _with_minilm("all-MiniLM-L6-v2", "minilm", "onnxruntime", "onnx")
-FASTAPI = _with_minilm("FastAPI with all-MiniLM-L6-v2", "fastapi", "fastapi", "uvicorn")
-ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM, "fastapi": FASTAPI}
+MINILM = Environment(
+    title="all-MiniLM-L6-v2",
+    name="minilm",
+    shared=("torch", "numpy", "safetensors"),
+    packages=("--constraint", os.fspath(CONSTRAINTS), "onnxruntime", "onnx", "tokenizers", "transformers"),
+    check="import onnx, onnxruntime, tokenizers, torch; from transformers import BertModel",
+)
+ENVIRONMENTS = {"allennlp": ALLENNLP, "minilm": MINILM}
 
 
 def main() -> None:

@@ -32,12 +32,12 @@ def elmo():
     return FakeElmo()
 
 
-def run(elmo, test, *, budget=20, **limits):
+def run(elmo, test, *, budget=20, rate=1e6, **limits):
     """Run a coroutine function with a batcher whose model is busy with a first text."""
 
     async def main():
         batcher = Batcher(Metrics(), **{"max_queue_tokens": 1000, "max_wait": 60, **limits})
-        batcher.start(elmo, asyncio.get_running_loop(), budget)
+        batcher.start(elmo, asyncio.get_running_loop(), budget, rate)
         elmo.gate.clear()
         first = asyncio.ensure_future(encode(batcher, [["first"]]))
         while not elmo.batches:
@@ -48,6 +48,7 @@ def run(elmo, test, *, budget=20, **limits):
             elmo.gate.set()
             await asyncio.gather(first, return_exceptions=True)
             batcher.stop()
+            await asyncio.sleep(0)  # the results of the last batch are delivered
             assert batcher.tokens == 0
 
     asyncio.run(main())
@@ -164,17 +165,70 @@ def test_a_full_queue_refuses_with_a_time(elmo):
     run(elmo, test, max_queue_tokens=100)
 
 
-def test_a_request_that_waited_too_long_is_refused(elmo):
+@pytest.mark.parametrize(("rate", "admitted"), [(0.1, False), (0.2, True)])
+def test_the_speed_decides_how_much_may_wait(elmo, rate, admitted):
+    """3 tokens are being computed, 3 more are asked for: at 0.1 per second the first take 30 to 60 seconds."""
+
     async def test(batcher):
-        [late] = await queued(batcher, (texts("late", 1), "top"))
-        await asyncio.sleep(0.1)
+        [task] = await queued(batcher, ([["a"]], "top"))
+        assert batcher.tokens == (6 if admitted else 3)
         elmo.gate.set()
-        with pytest.raises(RequestError, match="waited") as refused:
-            await late
-        assert refused.value.status == 429
+        if admitted:
+            assert len(await task) == 1
+        else:
+            with pytest.raises(RequestError) as refused:
+                await task
+            assert refused.value.status == 429
+            assert refused.value.headers["Retry-After"] == "30"
+
+    run(elmo, test, rate=rate, max_wait=50)
+
+
+async def refusal(task):
+    with pytest.raises(RequestError, match="waited") as refused:
+        await task
+    return refused.value
+
+
+def test_a_request_that_waited_too_long_is_refused_while_a_batch_is_stuck(elmo):
+    """The gate stays closed: neither the request in the batch nor the one behind it gets a late answer."""
+
+    async def test(batcher):
+        tasks = await queued(batcher, (texts("late", 1), "top"), (texts("later", 1), "top"))
+        for task in tasks:
+            error = await refusal(task)
+            assert error.status == 429
+            assert int(error.headers["Retry-After"]) >= 1
+        assert batcher.tokens == 3  # of the batch that is stuck
 
     run(elmo, test, max_wait=0.05)
     assert elmo.batches == [("top", ["first"])]
+
+
+def test_a_request_that_is_computed_in_part_is_refused_too(elmo):
+    async def test(batcher):
+        elmo.gate.set()
+        while batcher.tokens:
+            await asyncio.sleep(0.001)
+        elmo.gate.clear()
+        [task] = await queued(batcher, (texts("part", 40), "top"))
+        await refusal(task)
+        elmo.gate.set()
+
+    run(elmo, test, max_wait=0.05)
+    assert len(elmo.batches) == 2
+
+
+def test_a_large_request_has_more_time(elmo):
+    """At 50 tokens per second, 3 tokens need 0.12 seconds with turns for others, and 300 need 12."""
+
+    async def test(batcher):
+        small, large = await queued(batcher, (texts("small", 1), "top"), (texts("large", 100), "top"))
+        await refusal(small)
+        elmo.gate.set()
+        assert len(await large) == 100
+
+    run(elmo, test, rate=50, max_wait=0.5)
 
 
 def test_a_text_that_fails_does_not_fail_its_batch(elmo):

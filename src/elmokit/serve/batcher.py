@@ -4,6 +4,9 @@ There is no waiting window. An idle server starts at once, and batches form from
 batch takes one text of each waiting request in turn, so that a request of many texts does not block a single one; half
 of the batch is for the oldest request. A text longer than the budget is computed alone.
 
+A request is admitted if it should be answered within the wait limit, by the measured speed. If the machine then becomes
+slower, a timer refuses what is late: nobody gets an answer after the time that was promised.
+
 A text has the same vectors in any batch: `Elmo` guarantees that.
 """
 
@@ -39,6 +42,8 @@ _BUSY_SECONDS = 10.0
 """The same while there is work."""
 _SMOOTHING = 0.2
 """Weight of the newest batch in the mean speed."""
+_OWN_SHARE = 0.25
+"""The part of the wait limit that a request's own texts may take; one that needs more has a later limit."""
 _NO_LIMIT = 1 << 40
 
 
@@ -89,26 +94,31 @@ class Batcher:
         """False after a batch failed, until one succeeds."""
         self.tokens = 0
         """Tokens in the queue and in the batch that is computed."""
-        self._rate = 0.0
+        self._rate = 1.0
+        """Tokens per second."""
         self._queue: deque[Work] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def start(self, elmo: Elmo, loop: asyncio.AbstractEventLoop, batch_tokens: int) -> None:
-        """Begin to compute with this model."""
-        self._elmo, self._loop, self._budget = elmo, loop, batch_tokens
+    def start(self, elmo: Elmo, loop: asyncio.AbstractEventLoop, batch_tokens: int, rate: float) -> None:
+        """Begin to compute with this model; `rate`: the tokens per second of a first batch."""
+        self._elmo, self._loop, self._budget, self._rate = elmo, loop, batch_tokens, rate
         self._thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish the batch that is computed, and refuse what is queued."""
+    def close(self) -> None:
+        """Refuse what is queued and what comes later."""
         with self._changed:
             self._stopped = True
             waiting, self._queue = list(self._queue), deque()
             self._changed.notify()
         for work in waiting:
             self._fail(work, not_ready("the server is stopping"))
+
+    def stop(self) -> None:
+        """Finish the batch that is computed, and refuse what is queued."""
+        self.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -133,8 +143,8 @@ class Batcher:
         return await self._finish(work)
 
     def seconds_left(self) -> float:
-        """How long the queue will take, by the speed of the last large batches; 0 if that is not known."""
-        return self.tokens / self._rate if self._rate else 0.0
+        """How long the queue will take, by the speed of the last large batches."""
+        return self.tokens / self._rate
 
     def _future(self) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
@@ -147,26 +157,33 @@ class Batcher:
             )
         seconds = self.seconds_left()
         # The oldest request is sure of half of the speed, so that it ends within twice the time of the queue.
-        if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds > self.max_wait):
+        own = min(2 * size / self._rate, _OWN_SHARE * self.max_wait)
+        if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds + own > self.max_wait):
             self.metrics.rejected.labels("queue").inc()
             raise overloaded(f"the queue is full: {self.tokens:,} tokens wait", ceil(seconds))
 
     async def _finish(self, work: Work) -> Work:
-        """Queue a work and wait for its results; a cancelled request leaves the queue."""
-        self._count(sum(work.sizes))
+        """Queue a work and wait for its results; a cancelled or late request leaves the queue."""
+        size = sum(work.sizes)
+        self._count(size)
         with self._changed:
             stopped = self._stopped
             if not stopped:
                 self._queue.append(work)
                 self._changed.notify()
         if stopped:
-            self._count(-sum(work.sizes))
+            self._count(-size)
             raise not_ready("the server is stopping")
+        # What `_admit` promised: the wait limit, or more for a request that is large itself.
+        limit = max(self.max_wait, (1 - _OWN_SHARE) * self.max_wait + 2 * size / self._rate)
+        timer = self._loop.call_later(limit, self._expire, work, limit)
         try:
             await work.answer
         except asyncio.CancelledError:
             self._remove(work)
             raise
+        finally:
+            timer.cancel()
         return work
 
     def _remove(self, work: Work) -> None:
@@ -199,7 +216,7 @@ class Batcher:
         metrics.tokens.inc(size - BOUNDARIES * len(batch))
         if batch[0][0].function is None and seconds > 0 and 2 * size >= self._budget:  # small batches are slower
             rate = size / seconds
-            self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
+            self._rate += (rate - self._rate) * _SMOOTHING
         for (work, place), result in zip(batch, results, strict=True):
             if work.answer.done():
                 continue
@@ -214,10 +231,10 @@ class Batcher:
                 work.finished = now
                 work.answer.set_result(None)
 
-    def _expire(self, works: list[Work]) -> None:
-        for work in works:
+    def _expire(self, work: Work, limit: float) -> None:
+        if not work.answer.done():
             self.metrics.rejected.labels("wait").inc()
-            message = f"the request waited longer than {self.max_wait:g} seconds"
+            message = f"the request waited longer than {limit:.1f} seconds"
             self._fail(work, overloaded(message, ceil(self.seconds_left())))
 
     # In the thread that computes
@@ -244,26 +261,22 @@ class Batcher:
                     self._changed.wait(None if trimmed else _IDLE_SECONDS)
                 if self._stopped:
                     return []
-                batch, late = self._take(time.perf_counter())
-            if late:
-                self._loop.call_soon_threadsafe(self._expire, late)
+                batch = self._take(time.perf_counter())
             if batch:
                 return batch
-            if not trimmed and not late:
+            if not trimmed:
                 trim_memory()
                 trimmed = True
 
-    def _take(self, now: float) -> tuple[list[Item], list[Work]]:
-        """The texts of the next batch, and the works that waited too long.
+    def _take(self, now: float) -> list[Item]:
+        """The texts of the next batch.
 
         Half of the budget is for the oldest request, so that a large one ends although new ones keep coming. The rest
         is for one text of each request in turn.
         """
-        late = [work for work in self._queue if not work.next and now - work.queued > self.max_wait]
-        waiting = [work for work in self._queue if work not in late] if late else list(self._queue)
+        waiting = list(self._queue)
         if not waiting:
-            self._queue.clear()
-            return [], late
+            return []
         batch: list[Item] = []
         room, key = self._budget, waiting[0].key
         turn = [work for work in waiting if work.key == key]
@@ -289,7 +302,7 @@ class Batcher:
         served = {id(work) for work, _ in batch}
         behind = [work for work in waiting if id(work) in served and work.has_more]
         self._queue = deque([*(work for work in waiting if id(work) not in served), *behind])
-        return batch, late
+        return batch
 
     def _compute(self, batch: list[Item]) -> list[Any]:
         """The result of each text, or the error that it caused."""

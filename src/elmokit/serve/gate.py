@@ -29,7 +29,7 @@ BODY_SECONDS = 30.0
 _WATCH_SECONDS = 0.05
 """A request that takes longer than this is dropped if its client goes away."""
 _MOST_DISCARDED, _DISCARD_SECONDS = 8, 1.0
-"""How much of a body that is too large is read before the answer: so many times the limit, for so long."""
+"""How much of the body of a refused request is read before the answer: so many times the limit, for so long."""
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 _GZIP_ADVICE = "send the body without Content-Encoding"
@@ -131,7 +131,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        task, watcher = asyncio.current_task(), _Watcher(receive)
+        task, watcher, body = asyncio.current_task(), _Watcher(receive), None
         assert task is not None
         with ExitStack() as stack:
             try:
@@ -141,10 +141,12 @@ class Endpoint:
                 body = await self._read(call, receive)
                 watcher.start(task)
                 call.fields = Fields.parse(body)
-                del body
+                body = b""  # its memory is free while the request waits
                 response = await self.handle(call)
             except RequestError as error:
                 response = error_response(error, scope["path"])
+                if body is None and not any(name == b"expect" for name, _ in scope["headers"]):
+                    await self._discard_body(receive)
             except asyncio.CancelledError:
                 if not watcher.gone:
                     raise
@@ -168,7 +170,7 @@ class Endpoint:
         announced = headers.get("content-length", "")
         size = int(announced) if announced.isdigit() else limit
         if size > limit:
-            raise await self._too_large(receive, limit)
+            raise self._too_large(limit)
         call._stack.enter_context(self.service.reserve(min(size, limit), "the request"))
         parts, size = [], 0
         try:
@@ -180,24 +182,26 @@ class Endpoint:
                     part = message.get("body", b"")
                     size += len(part)
                     if size > limit:
-                        raise await self._too_large(receive, limit)
+                        raise self._too_large(limit)
                     parts.append(part)
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             raise RequestError(408, f"the body must arrive within {BODY_SECONDS:g} seconds", headers=CLOSE) from None
 
-    async def _too_large(self, receive: Receive, limit: int) -> RequestError:
-        """The refusal of a large body, a part of which is read: a client that still sends would not see an answer."""
+    def _too_large(self, limit: int) -> RequestError:
         self.service.metrics.rejected.labels("body").inc()
-        left = _MOST_DISCARDED * limit
+        return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
+
+    async def _discard_body(self, receive: Receive) -> None:
+        """Read a part of a body that nobody needs: a client that still sends would not see the answer."""
+        left = _MOST_DISCARDED * self.service.settings.body_bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while left > 0 and (message := await receive())["type"] == "http.request":
                     left -= len(message.get("body", b""))
                     if not message.get("more_body", False):
                         break
-        return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
 
 
 CLOSE = {"Connection": "close"}

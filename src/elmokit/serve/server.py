@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import select
 import socket
+import struct
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
 
@@ -24,8 +28,19 @@ WRITE_SECONDS = 60.0
 """A connection whose client reads nothing of its answer for this time is closed."""
 KEEP_ALIVE_SECONDS = 65
 _BACKLOG = 2048
-_LAST_SECONDS = 0.2
-"""After the last answer there are no new connections; open ones still get a clean refusal for this time."""
+_HANDSHAKE_SECONDS = 0.2
+"""At the end, connections that have begun get this time to reach the queue of the listening socket."""
+_LAST_SECONDS = 2.0
+"""At the end, connections that have sent nothing or half of a request get this time to send it, and then a refusal."""
+_SO_ATTACH_FILTER = 26
+_NO_NEW_CONNECTIONS = (
+    (0x30, 0, 0, 13),  # load the flags of the TCP header
+    (0x54, 0, 0, 0x12),  # of them SYN and ACK
+    (0x15, 0, 1, 0x02),  # SYN alone begins a connection:
+    (0x06, 0, 0, 0),  # discard it
+    (0x06, 0, 0, 0xFFFF),  # accept everything else
+)
+"""A socket filter for Linux (BPF): operation, jump if true, jump if false, operand."""
 
 
 class Server(uvicorn.Server):
@@ -72,14 +87,42 @@ class Server(uvicorn.Server):
         self.service.begin_drain()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish what was accepted while new requests get a refusal, then close the connections."""
+        """Take no new connections, finish what was accepted, refuse what else is asked, then close the connections."""
         if self.service.state == "draining":
-            await self.service.drained(self.service.settings.drain, lambda: self.force_exit)
-            for server in self.servers:
-                server.close()
-            if not self.force_exit:
-                await asyncio.sleep(_LAST_SECONDS)
+            for listening in sockets or []:
+                await self._stop_listening(listening)
+            await self._until(lambda: not self.service.accepted, self.service.settings.drain)
+            self.service.batcher.close()
+            await self._until(lambda: not self._is_asked(), _LAST_SECONDS)
         await super().shutdown(sockets)
+
+    async def _stop_listening(self, listening: socket.socket) -> None:
+        """Close a listening socket after the last of its connections: closing it would reset those that wait in it.
+
+        The connections wait in the socket's queue until the event loop takes them. On Linux no new ones can begin
+        meanwhile. Elsewhere one that begins in the last moment may be reset.
+        """
+        if sys.platform == "linux":
+            code = b"".join(struct.pack("HBBI", *line) for line in _NO_NEW_CONNECTIONS)
+            buffer = ctypes.create_string_buffer(code)
+            program = struct.pack("HL", len(_NO_NEW_CONNECTIONS), ctypes.addressof(buffer))
+            with contextlib.suppress(OSError):  # a system without filters
+                listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
+        await self._until(lambda: not _is_readable(listening), _LAST_SECONDS)
+        for server in self.servers:
+            server.close()
+        listening.close()
+
+    async def _until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Wait for a condition, a time limit or the second signal."""
+        end = time.monotonic() + seconds
+        while not is_done() and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.02)
+
+    def _is_asked(self) -> bool:
+        """Whether a connection has a request without an answer, or none yet: not so if it is idle after an answer."""
+        return any(each.timeout_keep_alive_task is None for each in self.server_state.connections)  # type: ignore[union-attr]
 
     async def on_tick(self, counter: int) -> bool:
         """Once per second, close the connections of clients that send or read nothing."""
@@ -102,6 +145,11 @@ class Server(uvicorn.Server):
                 since = self._silent[connection] = silent.get(connection, now)
                 if now - since > HEADER_SECONDS:
                     transport.abort()
+
+
+def _is_readable(listening: socket.socket) -> bool:
+    """Whether connections wait to be accepted."""
+    return bool(select.select([listening], [], [], 0)[0])
 
 
 class _WithLifespan:

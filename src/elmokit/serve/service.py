@@ -108,11 +108,13 @@ class Service:
             elmo = self._load()
             layer = self._default_layer(elmo)
             indexes = _open_indexes(elmo, self.settings)
-            elmo.encode(["A first sentence."], output="sentence", layer=layer)
+            usual = CPU_BATCH_TOKENS if elmo.device.type == "cpu" else GPU_BATCH_TOKENS
+            self.batch_tokens = self.settings.max_batch_tokens or usual
+            rate = _first_rate(elmo, layer, self.batch_tokens)
         except Exception as error:  # noqa: BLE001 - reported to the event loop, which ends the server
             loop.call_soon_threadsafe(self._failed, error)
         else:
-            loop.call_soon_threadsafe(self._loaded, elmo, layer, indexes, loop)
+            loop.call_soon_threadsafe(self._loaded, elmo, layer, indexes, loop, rate)
 
     def _default_layer(self, elmo: Elmo) -> Layer:
         from elmokit.encode import check_layer
@@ -125,12 +127,15 @@ class Service:
         return cast("Layer", layer)
 
     def _loaded(
-        self, elmo: Elmo, layer: Layer, indexes: dict[str, OccurrenceIndex], loop: asyncio.AbstractEventLoop
+        self,
+        elmo: Elmo,
+        layer: Layer,
+        indexes: dict[str, OccurrenceIndex],
+        loop: asyncio.AbstractEventLoop,
+        rate: float,
     ) -> None:
         self._elmo, self.layer, self.indexes = elmo, layer, indexes
-        usual = CPU_BATCH_TOKENS if elmo.device.type == "cpu" else GPU_BATCH_TOKENS
-        self.batch_tokens = self.settings.max_batch_tokens or usual
-        self.batcher.start(elmo, loop, self.batch_tokens)
+        self.batcher.start(elmo, loop, self.batch_tokens, rate)
         self.metrics.describe(elmo, self.name, __version__)
         if self.state == "loading":
             self.state = "ready"
@@ -145,12 +150,6 @@ class Service:
         """Accept nothing more; what was accepted is finished."""
         self.state = "draining"
         self.metrics.ready.set(0)
-
-    async def drained(self, seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until every accepted request has its answer, or the time is over, or `stop` says so."""
-        end = time.monotonic() + seconds
-        while self.accepted and time.monotonic() < end and not stop():
-            await asyncio.sleep(0.02)
 
     @property
     def is_ready(self) -> bool:
@@ -276,6 +275,16 @@ def _spans_of(tokens: Sequence[str]) -> list[Token]:
         found.append(Token(token, start, start + len(token)))
         start += len(token) + 1
     return found
+
+
+def _first_rate(elmo: Elmo, layer: Layer, batch_tokens: int) -> float:
+    """Compute a batch twice: the first time prepares the model, the second gives its tokens per second."""
+    rows = [["a"] * (32 - BOUNDARIES)] * max(batch_tokens // 32, 1)
+    for _ in range(2):
+        begin = time.perf_counter()
+        list(elmo.stream(rows, layer=layer, pool="mean", batch_tokens=batch_tokens))
+        seconds = time.perf_counter() - begin
+    return 32 * len(rows) / seconds
 
 
 def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIndex]:

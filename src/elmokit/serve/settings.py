@@ -44,7 +44,9 @@ class ServeSettings:
         "Megabytes of all requests and answers in work; above it, status 429. One request may take a quarter of it.",
         least=1,
     )
-    max_wait: float = option(30, "Seconds that a request may wait in the queue; then it is refused.", least=0.1)
+    max_wait: float = option(
+        30, "Seconds after which a request is refused that has no answer yet; a large one has more time.", least=0.1
+    )
     drain: float = option(30, "Seconds to finish accepted requests after SIGTERM.", least=0)
     api_key: str | None = option(
         None, "Key that clients send as Authorization: Bearer KEY.", metavar="KEY", shown="ELMOKIT_API_KEY, or none"
