@@ -20,7 +20,6 @@ from elmokit.serve.service import Service
 from elmokit.serve.settings import ServeSettings
 from support.serving import send, serving, slow_elmo, wait_for
 
-
 HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n"
 BODY = b'{"inputs": "a"}'
 
