@@ -2,7 +2,6 @@
 
     python benchmarks/peers/environments.py allennlp [FOLDER]
     python benchmarks/peers/environments.py minilm [FOLDER]
-    python benchmarks/peers/environments.py fastapi [FOLDER]
 
 Each is a virtual environment that shares this one's torch and numpy, so that all systems run on the same build of them
 and pip downloads no other. Of AllenNLP only the package itself is installed: what else it imports and ELMo never calls
