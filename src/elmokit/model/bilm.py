@@ -135,8 +135,8 @@ class BiLM(nn.Module):
         output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
         return output
 
-    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None) -> Tensor | None:
-        """The layers of `contextualise`, or only one, without padding, of an encoder that computes them so."""
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None) -> Tensor:
+        """tokens [N, P] without padding → all layers of `contextualise`, or one; for encoders with `reads_flat`."""
         return self.context.flat_layers(tokens, lengths, only=only, dropout=self.dropout if self.training else 0.0)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:

@@ -71,6 +71,7 @@ class TransformerEncoder(ContextEncoder):
 
     config: TransformerConfig
     predicts_masked = True
+    reads_flat = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
     token_factors: ClassVar[tuple[str, ...]] = ("projection",)
 
@@ -117,15 +118,15 @@ class TransformerEncoder(ContextEncoder):
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
         flat = Flat(tokens, lengths)
-        return ContextOutput(flat.padded(self._layers(flat, None, dropout)), None)
+        return ContextOutput(flat.padded(self._layers(flat.tokens, flat.segments(), None, dropout)), None)
 
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
-        """The layers of `forward` without padding, [L+1, N, P], or only one of them, [1, N, P]."""
-        return self._layers(Flat(tokens, lengths), only, dropout)
+        """The layers of `forward` without padding: tokens [N, P] → [L+1, N, P], or only one of them, [1, N, P]."""
+        return self._layers(tokens, Segments.of(lengths.tolist()), only, dropout)
 
-    def _layers(self, flat: Flat, only: int | None, dropout: float) -> Tensor:
+    def _layers(self, x: Tensor, segments: Segments, only: int | None, dropout: float) -> Tensor:
         outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
-        return self.run(flat.tokens, flat.segments(), outputs if only is None else [outputs[only]], dropout)
+        return self.run(x, segments, outputs if only is None else [outputs[only]], dropout)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
