@@ -34,7 +34,7 @@ class CachedWords:
     def vectors(self, rows: Rows) -> Tensor:
         """The vectors [N, P] of rows of the table.
 
-        On the CPU numpy copies them, in this thread: torch's threads would stay awake for some milliseconds, on the cores
+        On the CPU numpy copies them, in this thread. Torch's threads would stay awake for some milliseconds, on cores
         that the compiled kernels need next.
         """
         table = self.table
