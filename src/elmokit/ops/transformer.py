@@ -244,10 +244,13 @@ _compiled_block = _CompiledBlock()
 def gelu(x: Tensor) -> Tensor:
     """x [N, I] → x Φ(x). On the CPU in a way that gives a number the same last digit wherever it is in a tensor.
 
-    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread.
+    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread. Its oneDNN
+    takes rows that follow each other, and rounds otherwise too: half of a wider tensor's columns is copied, because a
+    single row of it would already follow itself.
     """
     if x.device.type != "cpu":
         return F.gelu(x)
+    x = x.contiguous()
     return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5 if x.shape[1] % _VECTOR else _by_rows(F.gelu, x)
 
 
