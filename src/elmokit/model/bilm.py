@@ -45,6 +45,8 @@ class BiLM(nn.Module):
         self.token_encoder = TokenEncoder(config)
         self.context = build_context(config.context, config.n_directions)
         self.token_encoder.int8_factors = self.context.token_factors
+        if self.token_encoder.char_cnn is not None:
+            self.token_encoder.char_cnn.uses_pool = self.context.uses_pool
         self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 

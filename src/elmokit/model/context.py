@@ -77,6 +77,8 @@ class ContextEncoder(nn.Module, ABC):
     """Whether it can continue a sentence where the batch before stopped (`state="carry"`)."""
     predicts_masked: ClassVar[bool] = False
     """Whether it can predict a word that is masked from both its sides at once (`predict_masked`)."""
+    uses_pool: ClassVar[bool] = False
+    """Whether its compiled kernels run on the threads of torch's OpenMP: the character part then does so too."""
     reads_flat: ClassVar[bool] = False
     """Whether it can read sentences without padding (`flat_layers`), as `Elmo` then gives them."""
     joined_matrices: ClassVar[Mapping[str, int]] = {}

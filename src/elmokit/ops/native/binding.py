@@ -132,6 +132,7 @@ class Characters(Structure):
         ("y", c_void_p),
         ("threads", c_int64),
         ("shared", c_int64),
+        ("pool", c_int64),
     )
 
 

@@ -6,7 +6,7 @@
    one of them is enough.
 
    Many words are divided among the threads; of few words, threads share the panels of every matrix. The threads are
-   those of helpers.h, which the blocks of a Transformer use next: OpenMP's would stay awake on the cores they need. */
+   those that the context encoder uses next: others would stay awake on the cores that it needs. */
 
 #ifndef ELMOKIT_CHARACTERS_H
 #define ELMOKIT_CHARACTERS_H
@@ -44,6 +44,7 @@ struct characters {
     int64_t int8;              /* of highways and projection */
     float *y;                  /* [U][P], or [U][F] */
     int64_t threads, shared; /* shared: whether all threads work on the same words */
+    int64_t pool;            /* whether the threads are those of team.h, not of helpers.h */
 };
 
 struct characters_buffers {

@@ -187,7 +187,7 @@ int elmokit_characters(const struct characters *job) {
     };
     for (int64_t i = 0; i < count; i++)
         set_out_characters(&office.all_buffers[i], job, members, memory + all_buffers + i * bytes);
-    run_with_helpers(characters_work, &office, (int)job->threads);
+    (job->pool ? run_workers : run_with_helpers)(characters_work, &office, (int)job->threads);
     give_back(memory);
     return atomic_load(&office.unknown) ? 2 : 0;
 }
