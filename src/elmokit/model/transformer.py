@@ -7,9 +7,9 @@ words), what comes before it (to predict the next word) and what comes after it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,15 +93,17 @@ class TransformerEncoder(ContextEncoder):
 
     def block_weights(self) -> BlockStack:
         """The weights of every block, the lowest first; the same object as long as they are the same tensors."""
-        blocks = cast(nn.ModuleList, self._modules["blocks"])._modules.values()
-        tensors: list[Tensor] = []
-        for block in cast(Sequence[TransformerBlock], blocks):
-            tensors += cast(list[Tensor], block._parameters.values())
+        modules: Any = self._modules["blocks"]
+        blocks: Collection[TransformerBlock] = modules._modules.values()
+        tensors: list[Any] = []  # every call comes here: a cast for each of them takes longer than the rest
+        for block in blocks:
+            tensors += block._parameters.values()
             for part in block._modules.values():
-                tensors += cast(list[Tensor], cast(Int8Weight, part)._buffers.values())
+                if part is not None:
+                    tensors += part._buffers.values()
         known = self._stack
         if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
-            stack = BlockStack(block.weights() for block in cast(Sequence[TransformerBlock], blocks))
+            stack = BlockStack(block.weights() for block in blocks)
             known = self._stack = tensors, stack
         return known[1]
 
