@@ -37,7 +37,7 @@ from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, head_shell, score
 from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix, saved_mixes
-from elmokit.model.type_cache import TypeCache
+from elmokit.model.type_cache import CachedWords, TypeCache
 from elmokit.options import check_value
 from elmokit.text.policy import PolicyName, Sentence, TextPolicy, rows_of_tokens
 from elmokit.text.tokens import SegmenterName, Token
@@ -406,11 +406,11 @@ class Elmo(nn.Module):
 
     def _network_layers(self, sentences: Sequence[Sequence[str]], *, layer: Layer) -> Layers:
         """What the network reads → all layers, or only the one that is needed, with the boundaries in."""
+        if self.bilm.context.reads_flat:
+            flat_tokens, lengths = self._flat_tokens(sentences)
+            only = None if layer in ("all", "mix") else -1 if layer == "top" else int(layer)
+            return Layers(None, lengths, self.bilm.flat_layers(flat_tokens, lengths, only=only))
         tokens, lengths = self._tokens(sentences)
-        only = None if layer in ("all", "mix") else -1 if layer == "top" else int(layer)
-        flat = self.bilm.flat_layers(tokens, lengths, only=only)
-        if flat is not None:
-            return Layers(None, lengths, flat)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
         self._carry(last)
         return Layers(values, lengths)
@@ -421,8 +421,7 @@ class Elmo(nn.Module):
         Each distinct word is encoded once.
         """
         counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
-        cached = self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
+        cached = self._cached_words(sentences)
         begin, end = cached.rows[:1], cached.rows[1:2]
         if len(counts) == 1:
             places = np.concatenate([begin, cached.rows[2:], end])[None]
@@ -432,6 +431,23 @@ class Elmo(nn.Module):
             places[np.arange(len(counts)), counts + 1] = end
         tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), cached.table)  # [B, T, P]
         return tokens_in, torch.from_numpy(counts + 2)
+
+    def _flat_tokens(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """The same without padding: token vectors [N, P] of the sentences one after the other, and lengths [B]."""
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 2
+        cached = self._cached_words(sentences)
+        stops = np.cumsum(lengths)
+        rows = np.empty(int(lengths.sum()), np.int64)
+        inside = np.ones(len(rows), bool)
+        for places, boundary in ((stops - lengths, cached.rows[0]), (stops - 1, cached.rows[1])):
+            rows[places], inside[places] = boundary, False
+        rows[inside] = cached.rows[2:]
+        return cached.vectors(rows), torch.from_numpy(lengths)
+
+    def _cached_words(self, sentences: Sequence[Sequence[str]]) -> CachedWords:
+        """The words of sentences, after the two boundaries."""
+        words = [self.indexer.begin, self.indexer.end, *chain.from_iterable(sentences)]
+        return self.type_cache.look_up(words, self.encode_types, self.bilm.token_encoder)
 
     def _state_before(self, tokens: Tensor) -> State | None:
         return None if self._carried is None else self._carried.resized(len(tokens)).like(tokens)

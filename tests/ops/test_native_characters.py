@@ -135,9 +135,10 @@ def test_a_word_does_not_depend_on_its_company_or_the_threads(half, int8, thread
     every_thread(1)
     together = network(ids, projection)
     every_thread(threads)
-    assert torch.equal(network(ids, projection), together)
-    for rows in ([0], [130], [7, 3, 90], list(range(50)), torch.randperm(131).tolist()):
-        assert torch.equal(network(network.trim(ids[rows]), projection), together[rows])
+    for network.uses_pool in (False, True):
+        assert torch.equal(network(ids, projection), together)
+        for rows in ([0], [130], [7, 3, 90], list(range(50)), torch.randperm(131).tolist()):
+            assert torch.equal(network(network.trim(ids[rows]), projection), together[rows])
 
 
 def test_8_bits_are_multiplied_as_single_products_are():

@@ -8,7 +8,7 @@ from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
-from elmokit.ops.transformer import choose, transformer
+from elmokit.ops.transformer import choose, gelu, sigmoid, transformer
 from elmokit.ops.weights import BlockWeights
 from support.transformer_cases import random_blocks, random_tokens
 from support.triton_interpreter import needs_triton, run_interpreted
@@ -104,6 +104,15 @@ def test_without_compiled_kernels_a_sentence_is_the_same_in_any_batch(half, monk
     changed = transformer(x, Segments.of(LENGTHS), blocks, window=64, outputs=[1, 2])
     assert torch.equal(changed[0], found[1])
     assert not torch.equal(changed[1], found[2])
+
+
+@pytest.mark.parametrize("function", [gelu, sigmoid])
+@pytest.mark.parametrize("columns", [20, 32, 960])
+def test_a_row_is_the_same_alone_and_among_others(function, columns):
+    """Rows are half of wider ones, and more of them than one thread takes at a time."""
+    wide = torch.randn(32_768 // columns + 2, 2 * columns, generator=torch.Generator().manual_seed(0))
+    found = function(wide[:, columns:])
+    assert torch.equal(found, torch.cat([function(row[None, columns:]) for row in wide]))
 
 
 def test_gradients_need_the_packed_path():

@@ -47,6 +47,8 @@ class BiLM(nn.Module):
         self.token_encoder = TokenEncoder(config)
         self.context = build_context(config.context, config.n_directions)
         self.token_encoder.int8_factors = self.context.token_factors
+        if self.token_encoder.char_cnn is not None:
+            self.token_encoder.char_cnn.uses_pool = self.context.uses_pool
         self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 
@@ -137,8 +139,8 @@ class BiLM(nn.Module):
         output: ContextOutput = self.context(*_without_padding(tokens, lengths), state, dropout=dropout)
         return output
 
-    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None) -> Tensor | None:
-        """The layers of `contextualise`, or only one, without padding, of an encoder that computes them so."""
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None) -> Tensor:
+        """tokens [N, P] without padding → all layers of `contextualise`, or one; for encoders with `reads_flat`."""
         return self.context.flat_layers(tokens, lengths, only=only, dropout=self.dropout if self.training else 0.0)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:

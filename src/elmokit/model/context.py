@@ -77,6 +77,10 @@ class ContextEncoder(nn.Module, ABC):
     """Whether it can continue a sentence where the batch before stopped (`state="carry"`)."""
     predicts_masked: ClassVar[bool] = False
     """Whether it can predict a word that is masked from both its sides at once (`predict_masked`)."""
+    uses_pool: ClassVar[bool] = False
+    """Whether its compiled kernels run on the threads of torch's OpenMP: the character part then does so too."""
+    reads_flat: ClassVar[bool] = False
+    """Whether it can read sentences without padding (`flat_layers`), as `Elmo` then gives them."""
     joined_matrices: ClassVar[Mapping[str, int]] = {}
     """How many matrices a weight joins, by the last part of its name: Muon orthogonalises each by itself."""
     token_factors: ClassVar[tuple[str, ...]] = ()
@@ -107,14 +111,12 @@ class ContextEncoder(nn.Module, ABC):
         """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
         return torch.cat([tokens] * self.n_directions, dim=-1)
 
-    def flat_layers(
-        self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0
-    ) -> Tensor | None:
-        """The layers of `forward` without padding, [L+1, N, D], where an encoder computes them so; None elsewhere.
+    def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
+        """The layers of `forward` without padding, for encoders with `reads_flat`: tokens [N, P] → [L+1, N, D].
 
-        With `only`, the number of a layer (−1 is the last), [1, N, D].
+        The sentences follow each other, lengths [B]. With `only`, the number of a layer (−1 is the last), [1, N, D].
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} reads no sentences without padding")
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token; here the top layer, one half for each direction."""

@@ -78,6 +78,7 @@ class LstmEncoder(ContextEncoder):
 
     config: LstmConfig
     carries_state = True
+    uses_pool = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"input_weight": 4, "recurrent_weight": 4}
 
     def __init__(self, config: LstmConfig, n_directions: int) -> None:

@@ -44,6 +44,7 @@ class CharCnn(nn.Module):
     def __init__(self, config: CharacterConfig) -> None:
         super().__init__()
         self.config = config
+        self.uses_pool = False
         self.embedding = nn.Embedding(config.n_characters, config.embedding_size, padding_idx=0)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(config.embedding_size, count, width) for width, count in config.filters
@@ -72,7 +73,9 @@ class CharCnn(nn.Module):
             [highway.matrices() for highway in self.highways if isinstance(highway, Highway)],
             None if projection is None else matrix_and_bias(projection),
         )
-        return characters_native(ids, weights) if can_be_compiled(*weights.tensors()) else None
+        if not can_be_compiled(*weights.tensors()):
+            return None
+        return characters_native(ids, weights, pool=self.uses_pool)
 
     def _plain(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F] with torch's operations."""

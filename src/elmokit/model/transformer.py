@@ -7,9 +7,9 @@ words), what comes before it (to predict the next word) and what comes after it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class TransformerEncoder(ContextEncoder):
 
     config: TransformerConfig
     predicts_masked = True
+    reads_flat = True
     joined_matrices: ClassVar[Mapping[str, int]] = {"qkv": 3, "up": 2}
     token_factors: ClassVar[tuple[str, ...]] = ("projection",)
 
@@ -92,15 +93,17 @@ class TransformerEncoder(ContextEncoder):
 
     def block_weights(self) -> BlockStack:
         """The weights of every block, the lowest first; the same object as long as they are the same tensors."""
-        blocks = cast(nn.ModuleList, self._modules["blocks"])._modules.values()
-        tensors: list[Tensor] = []
-        for block in cast(Sequence[TransformerBlock], blocks):
-            tensors += cast(list[Tensor], block._parameters.values())
+        modules: Any = self._modules["blocks"]
+        blocks: Collection[TransformerBlock] = modules._modules.values()
+        tensors: list[Any] = []  # every call comes here: a cast for each of them takes longer than the rest
+        for block in blocks:
+            tensors += block._parameters.values()
             for part in block._modules.values():
-                tensors += cast(list[Tensor], cast(Int8Weight, part)._buffers.values())
+                if part is not None:
+                    tensors += part._buffers.values()
         known = self._stack
         if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
-            stack = BlockStack(block.weights() for block in cast(Sequence[TransformerBlock], blocks))
+            stack = BlockStack(block.weights() for block in blocks)
             known = self._stack = tensors, stack
         return known[1]
 
@@ -117,15 +120,15 @@ class TransformerEncoder(ContextEncoder):
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
         flat = Flat(tokens, lengths)
-        return ContextOutput(flat.padded(self._layers(flat, None, dropout)), None)
+        return ContextOutput(flat.padded(self._layers(flat.tokens, flat.segments(), None, dropout)), None)
 
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
-        """The layers of `forward` without padding, [L+1, N, P], or only one of them, [1, N, P]."""
-        return self._layers(Flat(tokens, lengths), only, dropout)
+        """The layers of `forward` without padding: tokens [N, P] → [L+1, N, P], or only one of them, [1, N, P]."""
+        return self._layers(tokens, Segments.of(lengths.tolist()), only, dropout)
 
-    def _layers(self, flat: Flat, only: int | None, dropout: float) -> Tensor:
+    def _layers(self, x: Tensor, segments: Segments, only: int | None, dropout: float) -> Tensor:
         outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
-        return self.run(flat.tokens, flat.segments(), outputs if only is None else [outputs[only]], dropout)
+        return self.run(x, segments, outputs if only is None else [outputs[only]], dropout)
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""

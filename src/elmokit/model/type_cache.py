@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
 from elmokit.model.int8 import version
+from elmokit.model.placement import moved
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Distinct words → [U, P]."""
@@ -29,6 +30,17 @@ class CachedWords:
 
     table: Tensor  # [U, P]; rows of other words may change
     rows: Rows  # [N]
+
+    def vectors(self, rows: Rows) -> Tensor:
+        """The vectors [N, P] of rows of the table.
+
+        On the CPU numpy copies them, in this thread. Torch's threads would stay awake for some milliseconds, on cores
+        that the compiled kernels need next.
+        """
+        table = self.table
+        if table.is_cpu and table.dtype == torch.float32 and not table.requires_grad:
+            return torch.from_numpy(table.numpy().take(rows, axis=0))
+        return nn.functional.embedding(moved(torch.from_numpy(rows), table.device), table)
 
 
 class TypeCache:

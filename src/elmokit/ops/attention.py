@@ -68,7 +68,9 @@ class Segments:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
     """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees; 0 after the last segment."""
-    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))  # [1, H, N, E]
+    q, k, v = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, H, N, E]
+    if list(segments.ways) == [BOTH] and segments.starts[1] == q.shape[2] <= min(window + 1, _QUERIES):
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)  # one short sentence: nothing to cut or join
     parts = []
     for (start, stop), way in zip(pairwise(segments.starts), segments.ways, strict=True):
         for first in range(start, stop, _QUERIES):
@@ -109,6 +111,14 @@ def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> 
     rates = _BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.arange(count, dtype=torch.float64).unsqueeze(1) * rates
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def segment_angles(segments: Segments, size: int) -> tuple[Tensor, Tensor]:
+    """The cosines and sines [N, size / 2] of all tokens' places, on the CPU; of one segment, nothing is copied."""
+    cos, sin = _angles(1 << max(segments.longest - 1, 0).bit_length(), size, torch.float32, torch.device("cpu"))
+    if len(segments.ways) == 1:
+        return cos[: segments.starts[1]], sin[: segments.starts[1]]
+    return cos[segments.positions], sin[segments.positions]
 
 
 def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ same, bit for bit, alone and in any batch. `docs/determinism.md` says where this
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,18 +19,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from elmokit.ops import native
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.weights import BlockStack
+from elmokit.ops.weights import BlockStack, BlockWeights
 
 ROWS = 4
 """Rows come in multiples of this many."""
 LEAST_COLUMNS = 16
 """Narrower products treat the rows of one tile differently."""
+GATE_COLUMNS = 32
+"""Gates of heads come in multiples of this many, the rest is filling."""
 LEAST_NUMBERS = 10_000
 """Smaller matrices are not worth another copy."""
 _dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
 _half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _reordered_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _half_stacks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_half_product = torch.ops.quantized.linear_dynamic_fp16.default
 
 
 def filled(rows: int) -> int:
@@ -80,38 +84,43 @@ def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = N
     return y[:rows]
 
 
-class HalfProducts:
-    """Products with the matrices of blocks, packed as torch's float16 products read them.
+class HalfBlock(NamedTuple):
+    """The matrices of a block, packed as torch's float16 products read them: those treat every row by itself."""
 
-    No row depends on another, so none has to be filled up. Narrow results are `COLUMNS` wide.
-    """
-
-    COLUMNS = 32
-
-    def __init__(self, packed: dict[int, object]) -> None:
-        self._packed = packed
-        self._product = torch.ops.quantized.linear_dynamic_fp16.default
-
-    def __call__(self, x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
-        """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O]; `bias` is the one that the matrix was packed with."""
-        y: Tensor = self._product(x, self._packed[id(weight)])
-        return y
+    qkv_gates: object  # [3P + G, P]: queries, keys and values, then the gates of the heads with their bias
+    out: object  # [P, P]
+    up: object  # [2I, P]
+    down: object  # [P, I]
 
 
-def half_products(stack: BlockStack) -> HalfProducts | None:
-    """The products with a stack's matrices, packed again only where they have changed; None where they do not fit."""
+def half_product(x: Tensor, packed: object) -> Tensor:
+    """x [N, K] · weightᵀ [K, O] → [N, O] with a matrix of a `HalfBlock`; no row has to be filled up."""
+    y: Tensor = _half_product(x, packed)
+    return y
+
+
+def half_blocks(stack: BlockStack) -> Sequence[HalfBlock] | None:
+    """A stack's matrices for `half_product`, packed again only where they have changed; None where they do not fit."""
     tensors = stack.tensors
     state = (*map(id, tensors), *map(_state, tensors))
     known = _half_stacks.get(tensors[0])  # type: ignore[no-untyped-call]
     if known is None or known[0] != state:
-        packed = {}
-        for block in stack:
-            for matrix, bias in ((block.qkv, None), (block.out, None), (block.up, None), (block.down, None), block[4:]):
-                packed[id(matrix)] = None if isinstance(matrix, Int8Matrix) else _packed_halves(matrix, bias)
-        fit = all(each is not None for each in packed.values())
-        known = _half_stacks[tensors[0]] = state, HalfProducts(packed) if fit else None
-    found: HalfProducts | None = known[1]
+        blocks = [_half_block(weights) for weights in stack]
+        known = _half_stacks[tensors[0]] = state, None if any(each is None for each in blocks) else blocks
+    found: Sequence[HalfBlock] | None = known[1]
     return found
+
+
+def _half_block(weights: BlockWeights) -> HalfBlock | None:
+    qkv, out, up, down = weights[:4]
+    if isinstance(qkv, Int8Matrix) or any(isinstance(matrix, Int8Matrix) for matrix in (out, up, down)):
+        return None
+    missing = -weights.n_heads % GATE_COLUMNS
+    together = torch.cat([qkv.detach(), F.pad(weights.gate_weight.detach().to(qkv.dtype), (0, 0, 0, missing))])
+    bias = F.pad(weights.gate_bias.detach().float(), (len(qkv), missing))
+    matrices = ((together, bias), (out, None), (up, None), (down, None))
+    packed = [_packed_halves(matrix, bias) for matrix, bias in matrices if isinstance(matrix, Tensor)]
+    return None if any(each is None for each in packed) else HalfBlock(*packed)
 
 
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
@@ -178,9 +187,6 @@ def _packed_halves(weight: Tensor, bias: Tensor | None = None) -> object | None:
     weight = weight.detach()
     if weight.dtype != torch.float32 or not torch.equal(weight.half().float(), weight):
         return None
-    if bias is not None:
-        missing = -len(bias) % HalfProducts.COLUMNS
-        weight, bias = F.pad(weight, (0, 0, 0, missing)), F.pad(bias.detach().float(), (0, missing))
     try:
         found: object = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
     except RuntimeError:  # this build of torch has no such products

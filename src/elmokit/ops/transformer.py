@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels, native
-from elmokit.ops.attention import Segments, attend, rotary, turn, turning
+from elmokit.ops.attention import Segments, attend, rotary, segment_angles, turn, turning
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import HalfProducts, filled, half_products, linear_again
+from elmokit.ops.linear import HalfBlock, filled, half_blocks, half_product, linear_again
 from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import PathChoice, forced_choice
 from elmokit.ops.weights import BlockStack, BlockWeights
@@ -29,10 +29,10 @@ _VECTOR = 16
 """Floats that the widest instructions take together."""
 _ONE_THREAD = 32_768
 """Numbers that torch's elementwise operations leave to one thread."""
+EPSILON = torch.finfo(torch.float32).eps
+"""What is added to the mean square of a head's query or key, as torch's `rms_norm` does."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
-Products = Callable[[Tensor, Tensor | Int8Matrix, Tensor | None], Tensor]
-"""x [N, K], weight [O, K], bias [O] → [N, O], or more columns than O."""
 
 
 def norm(x: Tensor) -> Tensor:
@@ -47,19 +47,41 @@ def block(
     cos: Tensor,
     sin: Tensor,
     dropout: float = 0.0,
-    product: Products = linear_again,
 ) -> Tensor:
     """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
-    qkv = product(y, weights.qkv, None).view(rows, 3 * heads, size // heads)
+    qkv = linear_again(y, weights.qkv).view(rows, 3 * heads, size // heads)
     q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
     seen = attention(q, k, qkv[:, 2 * heads :])
-    seen = seen * sigmoid(product(y, weights.gate_weight, weights.gate_bias))[:, :heads].unsqueeze(-1)
-    x = x + _drop(product(norm(seen.reshape(rows, size)), weights.out, None), dropout)
-    values, gates = product(norm(x), weights.up, None).chunk(2, dim=-1)
-    return x + _drop(product(norm(values * gelu(gates)), weights.down, None), dropout)
+    seen = seen * sigmoid(linear_again(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
+    x = x + _drop(linear_again(norm(seen.reshape(rows, size)), weights.out), dropout)
+    values, gates = linear_again(norm(x), weights.up).chunk(2, dim=-1)
+    return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
+
+
+def half_block(x: Tensor, weights: HalfBlock, heads: int, attention: Attention, cos: Tensor, sin: Tensor) -> Tensor:
+    """`block` in fewer of torch's operations, each of which takes longer to begin than a short sentence to compute.
+
+    cos and sin are [N, E / 2]. Every operation rounds each number by itself, or sums along a row, so a sentence has the
+    same vectors in any batch.
+    """
+    rows, width = x.shape
+    size = width // heads
+    found = half_product(norm(x), weights.qkv_gates)
+    qk = found[:, : 2 * width].view(rows, 2 * heads, size)
+    lengths = (qk * qk).sum(dim=-1, keepdim=True).div_(size).add_(EPSILON).sqrt_()
+    pairs = (qk / lengths).view(rows, 2 * heads, 2, size // 2)
+    turned, crossed = pairs * cos.view(rows, 1, 1, -1), pairs * sin.view(rows, 1, 1, -1)
+    turned[:, :, 0] -= crossed[:, :, 1]
+    turned[:, :, 1] += crossed[:, :, 0]
+    turned = turned.view(rows, 2 * heads, size)
+    seen = attention(turned[:, :heads], turned[:, heads:], found[:, 2 * width : 3 * width].view(rows, heads, size))
+    seen = seen * sigmoid(found[:, 3 * width :])[:, :heads].unsqueeze(-1)
+    x = half_product(norm(seen.reshape(rows, width)), weights.out).add_(x)
+    values, gates = half_product(norm(x), weights.up).chunk(2, dim=-1)
+    return half_product(norm(gelu(gates).mul_(values)), weights.down).add_(x)
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
@@ -121,10 +143,12 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
-    rows, product = len(x), _products(x, blocks)
-    if x.device.type == "cpu" and product is None and filled(rows) != rows:  # once here, and not before every product
+    if (halves := _half_blocks(x, blocks)) is not None:
+        return _transformer_halves(x, segments, halves, blocks[0].n_heads, window, outputs)
+    rows = len(x)
+    if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
-    step = _stepper(x, segments, blocks[0].n_heads, window, product or linear_again)
+    step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
     found = {0: x}
     for number, weights in enumerate(blocks, start=1):
@@ -134,17 +158,31 @@ def transformer_packed(
     return torch.stack([found[number][:rows] for number in outputs])
 
 
-def _products(x: Tensor, blocks: Sequence[BlockWeights]) -> HalfProducts | None:
-    """torch's float16 products with all matrices; None where they would change the numbers, or others are faster."""
+def _half_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Sequence[HalfBlock] | None:
+    """The blocks for torch's float16 products; None where they would change the numbers, or others are faster."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or not len(x) or needs_gradient(x, blocks):
         return None
-    if native.reason_against(x.dtype, int8=False) is None:
+    if not blocks or native.reason_against(x.dtype, int8=False) is None:
         return None
-    return half_products(blocks if isinstance(blocks, BlockStack) else BlockStack(blocks))
+    return half_blocks(blocks if isinstance(blocks, BlockStack) else BlockStack(blocks))
+
+
+def _transformer_halves(
+    x: Tensor, segments: Segments, blocks: Sequence[HalfBlock], heads: int, window: int, outputs: Sequence[int]
+) -> Tensor:
+    """`transformer_packed` with float16 products and without gradients."""
+    cos, sin = segment_angles(segments, x.shape[1] // heads)
+    x = norm(x)
+    found = {0: x}
+    for number, weights in enumerate(blocks, start=1):
+        x = half_block(x, weights, heads, lambda q, k, v: attend(q, k, v, segments, window), cos, sin)
+        if number in outputs:
+            found[number] = norm(x)
+    return torch.stack([found[number] for number in outputs])
 
 
 def _stepper(
-    x: Tensor, segments: Segments, n_heads: int, window: int, product: Products
+    x: Tensor, segments: Segments, n_heads: int, window: int
 ) -> Callable[[Tensor, BlockWeights, float], Tensor]:
     """What takes x through one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
@@ -152,7 +190,7 @@ def _stepper(
         places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
         cos, sin = turning(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
-            x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout, product
+            x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )
     given = segments.on_gpu
     first, last, positions = segments.reach(window).to(x.device) if given is None else given
@@ -206,10 +244,13 @@ _compiled_block = _CompiledBlock()
 def gelu(x: Tensor) -> Tensor:
     """x [N, I] → x Φ(x). On the CPU in a way that gives a number the same last digit wherever it is in a tensor.
 
-    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread.
+    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread. Its oneDNN
+    takes rows that follow each other, and rounds otherwise too: half of a wider tensor's columns is copied, because a
+    single row of it would already follow itself.
     """
     if x.device.type != "cpu":
         return F.gelu(x)
+    x = x.contiguous()
     return (torch.erf(x * math.sqrt(0.5)) + 1) * x * 0.5 if x.shape[1] % _VECTOR else _by_rows(F.gelu, x)
 
 

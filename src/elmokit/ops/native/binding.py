@@ -131,7 +131,8 @@ class Characters(Structure):
         ("int8", c_int64),
         ("y", c_void_p),
         ("threads", c_int64),
-        ("teams", c_int64),
+        ("shared", c_int64),
+        ("pool", c_int64),
     )
 
 

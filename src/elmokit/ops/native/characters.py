@@ -19,7 +19,7 @@ from elmokit.ops.native.tensor_cache import TensorCache
 LEAST_PRODUCTS = 5_000_000
 """Products that are worth another thread, which may have to be woken."""
 FEW_WORDS = 4
-"""Words a thread; with fewer, all threads share the matrices instead of the words."""
+"""Words per thread; with fewer, all threads share the matrices instead of the words."""
 
 Affine = tuple[Tensor | Int8Matrix, Tensor]
 """A matrix [O, K], or filters [O, c, width], and a bias [O]."""
@@ -72,10 +72,11 @@ class CharacterWeights:
             yield self.projection
 
 
-def characters_native(ids: Tensor, weights: CharacterWeights) -> Tensor:
+def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = False) -> Tensor:
     """ids [U, M] → [U, P], or [U, F] without a projection; on the CPU, without gradients.
 
-    A word ends with its last character that is not padding.
+    A word ends with its last character that is not padding. With `pool`, the threads are those of torch's OpenMP, which
+    then stay awake for some milliseconds.
     """
     kernels = library()
     facts = (weights.padding, weights.activation, len(weights.highways), weights.projection is None)
@@ -89,7 +90,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights) -> Tensor:
     threads = min(most_threads(), max(1, words * (plan.products + plan.window_products * longest) // LEAST_PRODUCTS))
     job = Characters.from_buffer_copy(plan.job)
     job.ids, job.words, job.longest, job.y = ids.data_ptr(), words, longest, y.data_ptr()
-    job.threads, job.teams = threads, threads if words >= FEW_WORDS * threads else 1
+    job.threads, job.shared, job.pool = threads, words < FEW_WORDS * threads, pool
     status = kernels.characters(ctypes.byref(job))
     if status == 1:
         raise MemoryError("there is not enough memory for the characters of these words")

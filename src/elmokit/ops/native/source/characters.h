@@ -5,11 +5,13 @@
    [i][p + j]: no window is put together. After a word's last character comes padding, whose windows are all the same:
    one of them is enough.
 
-   Words are divided among teams, and the panels of every matrix among the members of a team. */
+   Many words are divided among the threads; of few words, threads share the panels of every matrix. The threads are
+   those that the context encoder uses next: others would stay awake on the cores that it needs. */
 
 #ifndef ELMOKIT_CHARACTERS_H
 #define ELMOKIT_CHARACTERS_H
 
+#include "helpers.h"
 #include "step.h"
 
 #define WORDS SUM_ROWS /* words that go through all matrices together, at most */
@@ -41,32 +43,36 @@ struct characters {
     struct product projection; /* its panels are NULL where there is none */
     int64_t int8;              /* of highways and projection */
     float *y;                  /* [U][P], or [U][F] */
-    int64_t threads, teams;
+    int64_t threads, shared; /* shared: whether all threads work on the same words */
+    int64_t pool;            /* whether the threads are those of team.h, not of helpers.h */
 };
 
 struct characters_buffers {
-    struct team team;
     int64_t *lengths;       /* [WORDS]: characters up to the last that is no padding */
     float *numbers;         /* [WORDS][c][M] */
     float *x, *next;        /* [WORDS][padded F] */
     uint8_t *small;         /* [WORDS][2][padded F] */
     float *scales;          /* [WORDS][2] */
-    float *rest;            /* [members][padded F] */
-    int32_t *sums;          /* [members][2][2 · WORDS][WIDTH] */
+    float *rest;            /* [threads of these words][padded F] */
+    int32_t *sums;          /* [threads of these words][2][2 · WORDS][WIDTH] */
 };
 
 struct characters_office {
     const struct characters *job;
-    struct characters_buffers *all_buffers; /* [teams] */
+    struct characters_buffers *all_buffers; /* one, or [threads] */
+    struct stages *stages;
     atomic_int unknown; /* whether an id is in no row of the table */
 };
 
-/* One member of a team at work on n words from `first`. */
+/* One thread at work on n words from `first`. */
 struct member {
     const struct characters *job;
     struct characters_buffers *buffers;
-    int rank, size;
+    struct sharer everyone; /* this thread among all of the call */
+    struct sharer alone;
+    struct sharer *sharers; /* of the words: one of the two */
     int64_t first, n;
+    float *rest;
     float *x, *next;       /* what a highway reads and what it writes, in turns */
     int32_t *sums, *gates; /* [2 · WORDS][WIDTH] */
 };
@@ -173,7 +179,7 @@ static int take_word(const struct member *me, int64_t word) {
 static void product_panel(const struct member *me, const struct product *p, int64_t panel, int32_t *sums) {
     struct characters_buffers *buffers = me->buffers;
     const struct matrix *m = &p->weight;
-    int64_t wide = padded(me->job->outputs), next = smaller(panel + me->size, panel_count(m) - 1);
+    int64_t wide = padded(me->job->outputs), next = smaller(panel + 1, panel_count(m) - 1);
     const char *after = panel_at(m, next);
     float bias[WIDTH] __attribute__((aligned(64)));
     take_bias(p, panel, bias);
@@ -202,36 +208,42 @@ static void highway_panel(const struct member *me, const struct highway *h, int6
 
 /* Words as a product with m reads them in int8. They are multiplied by the factors of its columns for good: that
    product must be the last one. */
-static void quantise_words(const struct member *me, const struct matrix *m) {
+static void quantise_words(struct member *me, const struct matrix *m) {
     struct characters_buffers *buffers = me->buffers;
     int64_t count = me->job->outputs, wide = padded(count);
-    float *rest = buffers->rest + me->rank * wide;
-    for (int64_t word = me->rank; word < me->n; word += me->size) {
+    for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;) {
         float *x = me->x + word * wide;
         for (int64_t k = 0; m->columns && k < count; k++) x[k] *= m->columns[k];
-        quantise_twice(x, count, buffers->small + 2 * word * wide, wide, buffers->scales + 2 * word, rest);
+        quantise_twice(x, count, buffers->small + 2 * word * wide, wide, buffers->scales + 2 * word, me->rest);
     }
-    meet(&buffers->team, me->size);
+}
+
+/* All filters at work on all words, panel by panel. */
+static void convolve_words(struct member *me) {
+    const struct characters *job = me->job;
+    int64_t panels = 0;
+    for (int64_t i = 0; i < job->widths; i++) panels += panel_count(&job->filters[i].product.weight);
+    for (int64_t panel; (panel = take_item(me->sharers, panels)) >= 0;) {
+        const struct filters *f = job->filters;
+        int64_t output = 0;
+        for (; panel >= panel_count(&f->product.weight); f++) {
+            panel -= panel_count(&f->product.weight);
+            output += f->product.weight.outputs;
+        }
+        convolve_panel(me, f, panel, output + panel * WIDTH);
+    }
 }
 
 static void encode_words(struct member *me, struct characters_office *office) {
     const struct characters *job = me->job;
-    struct characters_buffers *buffers = me->buffers;
-    int64_t wide = padded(job->outputs), output = 0, turn = 0;
-    for (int64_t word = me->rank; word < me->n; word += me->size)
+    int64_t wide = padded(job->outputs);
+    for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;)
         if (take_word(me, word)) atomic_store(&office->unknown, 1);
-    meet(&buffers->team, me->size);
-    for (const struct filters *f = job->filters; f < job->filters + job->widths; f++) {
-        for (int64_t panel = 0; panel < panel_count(&f->product.weight); panel++, turn++)
-            if (turn % me->size == me->rank) convolve_panel(me, f, panel, output + panel * WIDTH);
-        output += f->product.weight.outputs;
-    }
-    meet(&buffers->team, me->size);
+    convolve_words(me);
     for (const struct highway *h = job->highways; h < job->highways + job->depth; h++) {
         if (job->int8) quantise_words(me, &h->gate.weight);
-        for (int64_t panel = me->rank; panel < panel_count(&h->gate.weight); panel += me->size)
+        for (int64_t panel; (panel = take_item(me->sharers, panel_count(&h->gate.weight))) >= 0;)
             highway_panel(me, h, panel);
-        meet(&buffers->team, me->size);
         float *x = me->x;
         me->x = me->next;
         me->next = x;
@@ -239,7 +251,7 @@ static void encode_words(struct member *me, struct characters_office *office) {
     const struct matrix *m = &job->projection.weight;
     if (m->panels) {
         if (job->int8) quantise_words(me, m);
-        for (int64_t panel = me->rank; panel < panel_count(m); panel += me->size) {
+        for (int64_t panel; (panel = take_item(me->sharers, panel_count(m))) >= 0;) {
             int64_t at = panel * WIDTH, count = smaller(WIDTH, m->outputs - at);
             product_panel(me, &job->projection, panel, me->sums);
             for (int64_t word = 0; word < me->n; word++)
@@ -248,23 +260,40 @@ static void encode_words(struct member *me, struct characters_office *office) {
                 );
         }
     } else {
-        for (int64_t word = me->rank; word < me->n; word += me->size)
+        for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;)
             memcpy(job->y + (me->first + word) * job->outputs, me->x + word * wide, job->outputs * sizeof(float));
     }
-    meet(&buffers->team, me->size);
+}
+
+/* Words that go through all matrices together: all threads have about as many. */
+static int64_t words_together(const struct characters *job) {
+    int64_t threads = job->shared ? 1 : job->threads;
+    return ceiling(job->words, threads * ceiling(job->words, threads * WORDS));
+}
+
+/* The words that come after part `number`, −1 after the last: all in turn where threads share them, else not taken. */
+static int64_t next_words(struct member *me, int64_t number, int64_t count) {
+    if (me->sharers == &me->everyone) return number + 1 < count ? number + 1 : -1;
+    return take_item(&me->everyone, count);
 }
 
 static void characters_work(void *given, int rank, int size) {
     struct characters_office *office = given;
     const struct characters *job = office->job;
-    int64_t teams = smaller(job->teams, size), team = rank % teams, start, stop;
-    struct member me = {.job = job, .buffers = office->all_buffers + team, .rank = (int)(rank / teams)};
-    me.size = (int)((size - team + teams - 1) / teams);
-    me.sums = me.buffers->sums + me.rank * 4 * WORDS * WIDTH;
+    int64_t together = words_together(job), parts = ceiling(job->words, together), at = job->shared ? rank : 0;
+    struct member me = {
+        .job = job,
+        .buffers = office->all_buffers + (job->shared ? 0 : rank),
+        .everyone = {.stages = office->stages, .rank = rank, .size = size},
+        .alone = {.size = 1},
+    };
+    me.sharers = job->shared ? &me.everyone : &me.alone;
+    me.sums = me.buffers->sums + at * 4 * WORDS * WIDTH;
     me.gates = me.sums + 2 * WORDS * WIDTH;
-    share(job->words, (int)team, (int)teams, &start, &stop);
-    for (me.first = start; me.first < stop; me.first += me.n) {
-        me.n = smaller(WORDS, stop - me.first);
+    me.rest = me.buffers->rest + at * padded(job->outputs);
+    for (int64_t part = -1; (part = next_words(&me, part, parts)) >= 0;) {
+        me.first = part * together;
+        me.n = smaller(together, job->words - me.first);
         me.x = me.buffers->x;
         me.next = me.buffers->next;
         encode_words(&me, office);

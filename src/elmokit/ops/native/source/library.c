@@ -175,15 +175,19 @@ int elmokit_linear(const struct linear *job) {
 /* The character part of words. Returns 0; 1 where there was not enough memory; 2 where the table lacks an id. */
 int elmokit_characters(const struct characters *job) {
     if (!job->words) return 0;
+    struct stages stages = {0};
     struct characters_buffers measured;
-    int64_t members = ceiling(job->threads, job->teams), all_buffers = job->teams * (int64_t)sizeof measured;
+    int64_t count = job->shared ? 1 : job->threads, members = job->shared ? job->threads : 1;
+    int64_t all_buffers = padded(count * (int64_t)sizeof measured);
     int64_t bytes = set_out_characters(&measured, job, members, NULL);
-    char *memory = borrow(all_buffers + bytes * job->teams);
+    char *memory = borrow(all_buffers + bytes * count);
     if (!memory) return 1;
-    struct characters_office office = {.job = job, .all_buffers = memset(memory, 0, all_buffers)};
-    for (int64_t i = 0; i < job->teams; i++)
+    struct characters_office office = {
+        .job = job, .all_buffers = memset(memory, 0, all_buffers), .stages = &stages
+    };
+    for (int64_t i = 0; i < count; i++)
         set_out_characters(&office.all_buffers[i], job, members, memory + all_buffers + i * bytes);
-    run_workers(characters_work, &office, (int)job->threads);
+    (job->pool ? run_workers : run_with_helpers)(characters_work, &office, (int)job->threads);
     give_back(memory);
     return atomic_load(&office.unknown) ? 2 : 0;
 }

@@ -18,6 +18,7 @@
 #include "linear.h"
 
 #define TILE_TOKENS 256 /* tokens of a tile, about */
+#define OWN_TOKENS 128  /* the same where each thread has tiles of its own, which shall all be done at the same time */
 #define TILE_UNIT 48    /* tiles of a long segment begin at multiples of this: of LANES and ROWS */
 #define BOTH 0
 #define FORWARD 1
@@ -524,10 +525,10 @@ static int64_t most_whole(const struct transformer *job) { return TILE_TOKENS + 
 
 static int64_t workspace_count(const struct transformer *job) { return job->shared ? 1 : job->threads; }
 
-/* Tokens of a tile where `tokens` are divided among workspaces: all have about the same number of tiles. */
-static int64_t tile_height(const struct transformer *job, int64_t tokens) {
-    int64_t tiles = workspace_count(job) * ceiling(tokens, workspace_count(job) * TILE_TOKENS);
-    return ceiling(tokens, tiles ? tiles : 1);
+/* Tiles of about so many tokens that `tokens` are divided into: every workspace has as many. */
+static int64_t tile_count(const struct transformer *job, int64_t tokens, int64_t of_a_tile) {
+    int64_t spaces = workspace_count(job);
+    return larger_of(1, spaces * ceiling(tokens, spaces * of_a_tile));
 }
 
 /* Tile `number` of a long segment, with the tokens around it that it sees. */
@@ -545,7 +546,8 @@ static struct tile cut(const struct transformer *job, int64_t segment, int64_t h
 static void run_long_segment(struct tiling *tiling, struct tiler *me, int64_t segment) {
     const struct transformer *job = me->job;
     int64_t start = job->starts[segment], tokens = job->starts[segment + 1] - start;
-    int64_t height = ceiling(tile_height(job, tokens), TILE_UNIT) * TILE_UNIT, tiles = ceiling(tokens, height);
+    int64_t height = ceiling(ceiling(tokens, tile_count(job, tokens, TILE_TOKENS)), TILE_UNIT) * TILE_UNIT;
+    int64_t tiles = ceiling(tokens, height);
     for (int64_t block = 0; block < job->n_blocks; block++)
         for (int64_t number = -1; (number = next_tile(me, number, tiles)) >= 0;) {
             me->tile = cut(job, segment, height, number);
@@ -622,25 +624,30 @@ static int64_t workspace_at(struct workspace *space, const struct transformer *j
 }
 #undef TAKE
 
-/* Divides segments that are not too long into tiles, and finds what the others need. */
+/* Divides segments that are not too long into tiles of about the same size, and finds what the others need. */
 static void plan_tiles(struct tiling *tiling) {
     const struct transformer *job = tiling->job;
-    int64_t tokens = job->starts[job->segments], height = tile_height(job, tokens);
-    struct tile *open = NULL; /* the tile that the next segment may join */
+    int64_t tokens = 0, before = 0, last = -1; /* tokens of whole segments; those before this one; the tile before it */
+    for (int64_t segment = 0; segment < job->segments; segment++)
+        if (!is_long(job, segment)) tokens += job->starts[segment + 1] - job->starts[segment];
+    int64_t count = tile_count(job, tokens, job->shared ? TILE_TOKENS : OWN_TOKENS);
     for (int64_t segment = 0; segment < job->segments; segment++) {
         int64_t start = job->starts[segment], stop = job->starts[segment + 1];
         if (is_long(job, segment)) {
             tiling->longest = larger_of(tiling->longest, stop - start);
-            open = NULL;
+            last = -1; /* tiles do not go across it */
             continue;
         }
-        if (!open || stop - open->begin > height) {
-            open = tiling->tiles + tiling->count++;
-            *open = (struct tile){.begin = start, .from = start, .first = segment};
-        }
-        open->last = segment + 1;
-        open->end = open->to = stop;
-        tiling->most = larger_of(tiling->most, stop - open->begin);
+        /* The tile that the middle of the segment falls into. */
+        int64_t number = (2 * before + stop - start) * count / (2 * tokens + 1);
+        if (last < 0 || number > last)
+            tiling->tiles[tiling->count++] = (struct tile){.begin = start, .from = start, .first = segment};
+        struct tile *tile = tiling->tiles + tiling->count - 1;
+        tile->last = segment + 1;
+        tile->end = tile->to = stop;
+        tiling->most = larger_of(tiling->most, stop - tile->begin);
+        before += stop - start;
+        last = number;
     }
     if (tiling->longest) {
         int64_t around = 2 * job->window + TILE_UNIT;
