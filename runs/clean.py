@@ -29,7 +29,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -158,13 +158,18 @@ def clean(source: Path, output: Path, cleaner: Cleaner) -> Counter[str]:
     return counts
 
 
-def simplify(source: Path, output: Path) -> tuple[int, int]:
-    """Write the paragraphs with traditional characters in simplified ones; returns how many, and how many were read."""
+def simplifier() -> Callable[[str], str]:
+    """What writes a text in simplified characters."""
     try:
         from opencc import OpenCC
     except ImportError:
         raise ElmoError("--simplify needs OpenCC: pip install opencc-python-reimplemented") from None
-    convert = OpenCC("t2s").convert
+    convert: Callable[[str], str] = OpenCC("t2s").convert
+    return convert
+
+
+def simplify(source: Path, output: Path, convert: Callable[[str], str]) -> tuple[int, int]:
+    """Write the paragraphs that `convert` changes; returns how many, and how many were read."""
     changed = total = 0
     with atomic_file(output) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for line in paragraphs(source):
@@ -189,6 +194,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
+        convert = simplifier() if options.simplify else None
         cleaner = Cleaner(options.script, options.against)
         for source in options.files:
             output = options.folder / (source.name.split(".txt")[0] + ".txt")
@@ -200,8 +206,8 @@ def main(given: Sequence[str] | None = None) -> int:
                 f"{source.name}: {counts['stay']:,} of {counts.total():,} paragraphs stay; left out: {left_out}",
                 flush=True,
             )
-            if options.simplify:
-                changed, total = simplify(output, output.with_suffix(".simplified.txt"))
+            if convert is not None:
+                changed, total = simplify(output, output.with_suffix(".simplified.txt"), convert)
                 print(f"{source.name}: {changed:,} of {total:,} paragraphs also in simplified characters", flush=True)
     except (ElmoError, *DAMAGE) as error:
         print(f"clean.py: {error}", file=sys.stderr)

@@ -45,7 +45,7 @@ reproduce() {
   if [[ -n ${CLEAN:-} ]]; then # the script of the language: latin or chinese
     local clean=$output/text/clean
     if [[ ! -f $clean/finished ]]; then
-      "$python" "$here/clean.py" "$clean" "${train[@]}" --script "$CLEAN" --against "${heldout[@]}"
+      "$python" "$here/clean.py" "$clean" "${train[@]}" --script "$CLEAN" ${SIMPLIFY:+--simplify} --against "${heldout[@]}"
       touch "$clean/finished"
     fi
     train=("$clean"/*.txt)
@@ -61,7 +61,7 @@ reproduce() {
   read -r -a more <<<"${ELMO_TRAIN_OPTIONS:-}"
   "$python" -m elmokit train "${train[@]}" "${options[@]}" ${device[@]+"${device[@]}"} ${more[@]+"${more[@]}"}
 
-  "$python" -m elmokit convert "$output/run" "$output/$name" --to elmokit --dtype float16 --softmax int8 --overwrite
+  "$python" -m elmokit convert "$output/run" "$output/$name" --to elmokit --dtype "${DTYPE:-float16}" --softmax int8 --overwrite
 
   local positions=(--by-position "$output/positions.tsv")
   if "$python" -c 'import matplotlib' 2>/dev/null; then

@@ -112,7 +112,7 @@ def test_a_path_goes_before_a_name(make_elmo, tmp_path, monkeypatch):
 def test_chinese_is_there_and_small(chinese):
     assert "zh" in bundled_models()
     assert chinese.text["segment"] == "chars"
-    assert chinese.config.n_outputs == 3
+    assert chinese.config.n_outputs == 9
     assert sum(file.stat().st_size for file in (FOLDER / "zh").iterdir()) <= 25_000_000
 
 
@@ -193,8 +193,9 @@ def run(*arguments) -> int:
 
 
 def test_what_a_conversion_loses_is_said(tmp_path, caplog, capsys):
-    assert run("convert", "zh", str(tmp_path / "old"), "--to", "bilm") == 0
-    assert "chars" in caplog.text
+    assert run("convert", "en-lstm", str(tmp_path / "old"), "--to", "bilm") == 0
+    assert "english" in caplog.text
+    assert run("convert", "zh", str(tmp_path / "other"), "--to", "bilm") == 2
     assert run("info", "zh") == 0
     assert "--segment chars --split line" in capsys.readouterr().out
 

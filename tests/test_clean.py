@@ -2,6 +2,7 @@
 
 import importlib.util
 import lzma
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_files_are_cleaned_against_the_heldout_text(tmp_path, capsys):
     text = (tmp_path / "out" / "wiki-0.txt").read_text(encoding="utf-8")
     assert text == "A first paragraph that stays here.\n\nA second document.\n"
     assert "2 of 3 paragraphs stay; left out: held out 1" in capsys.readouterr().out
+
+
+def test_traditional_paragraphs_are_also_written_in_simplified_characters(tmp_path, capsys):
+    pytest.importorskip("opencc", reason="opencc-python-reimplemented is not installed")
+    raw = tmp_path / "zhwiki-0.txt"
+    raw.write_text("北京是中國的首都。\n他在银行工作。\n\n臺灣有很多樹。\n", encoding="utf-8")
+    assert clean.main([str(tmp_path / "out"), str(raw), "--script", "chinese", "--simplify"]) == 0
+    assert (tmp_path / "out" / "zhwiki-0.txt").read_text("utf-8") == raw.read_text("utf-8")
+    simplified = (tmp_path / "out" / "zhwiki-0.simplified.txt").read_text("utf-8")
+    assert simplified == "北京是中国的首都。\n\n台湾有很多树。\n"
+    assert "2 of 3 paragraphs also in simplified characters" in capsys.readouterr().out
+
+
+def test_a_missing_opencc_is_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opencc", None)
+    (tmp_path / "raw.txt").write_text("北京是中國的首都。\n", encoding="utf-8")
+    assert clean.main([str(tmp_path / "out"), str(tmp_path / "raw.txt"), "--script", "chinese", "--simplify"]) == 2
+    assert "pip install" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_mistakes_end_in_one_sentence(tmp_path, capsys):

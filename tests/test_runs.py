@@ -30,6 +30,9 @@ TINY = (
     "--preset tiny --cell-size 16 --output-size 8 --filters 1:4,2:4 --character-size 4 --steps 20 --batch-size 4 "
     "--window 8 --workers 1"
 )
+TINY_BLOCKS = (
+    "--preset tiny --size 16 --blocks 2 --heads 2 --inner-size 16 --softmax-size 8 --batch-tokens 256 --workers 1"
+)
 NOUNS = ["bank", "river", "house", "tree", "dog", "Ærø", "日本語"]
 ENGLISH = ("enwiki", "simplewiki", "books", "europarl", "frus")
 VERBS = ["sees", "likes", "finds", "hears"]
@@ -41,7 +44,7 @@ def english(draw: random.Random, number: int) -> str:
 
 
 def chinese(draw: random.Random, number: int) -> str:
-    return f"{draw.choice('银行河岸鸟树')}上有{number}只{draw.choice('鸟狗猫鱼')}。我们{draw.choice('看见听到')}它了！"
+    return f"{draw.choice('银行河岸鳥樹')}上有{number}只{draw.choice('鸟狗猫鱼')}。我们{draw.choice('看见听到')}它了！"
 
 
 def write_corpora(folder: Path, *names: str, sentence=english) -> Path:
@@ -140,9 +143,8 @@ def test_the_classic_model_killed_and_resumed(tmp_path) -> None:
 def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
     corpora = write_corpora(tmp_path / "corpora", *(f"{kind}-0" for kind in ENGLISH))
     output = tmp_path / "output"
-    options = "--preset tiny --size 16 --blocks 2 --heads 2 --inner-size 16 --softmax-size 8 --filters 1:4,2:4"
     environment = {"DEVICE": "cpu", "ELMOKIT_CACHE": str(tmp_path / "cache"), "STEPS": "10"}
-    environment["ELMO_TRAIN_OPTIONS"] = f"{options} --character-size 4 --batch-tokens 256 --workers 1"
+    environment["ELMO_TRAIN_OPTIONS"] = f"{TINY_BLOCKS} --filters 1:4,2:4 --character-size 4"
     status, out, err = run("en.sh", corpora, output, **environment)
     assert status == 0, err
     elmo = Elmo.load(output / "en")
@@ -156,11 +158,21 @@ def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
 def test_chinese_and_a_second_call(tmp_path) -> None:
     corpora = write_corpora(tmp_path / "corpora", "zhwiki-0", "zhwiki-1", sentence=chinese)
     output = tmp_path / "output"
-    environment = {"DEVICE": "cpu", "ELMOKIT_CACHE": str(tmp_path / "cache"), "ELMO_TRAIN_OPTIONS": TINY}
+    options = (
+        "--preset tiny --size 16 --blocks 2 --heads 2 --inner-size 16 --softmax-size 8 --batch-tokens 256 --workers 1"
+    )
+    environment = {
+        "DEVICE": "cpu",
+        "ELMOKIT_CACHE": str(tmp_path / "cache"),
+        "STEPS": "10",
+        "ELMO_TRAIN_OPTIONS": options,
+    }
     status, _, err = run("zh.sh", f"{corpora}/", output, **environment)
     assert status == 0, err
     check_split(corpora, output, "zhwiki-1")
+    assert "鸟" in (output / "text" / "clean" / "zhwiki-0.simplified.txt").read_text("utf-8")
     elmo = Elmo.load(output / "zh")
+    assert elmo.dtype == "int8"
     assert elmo.text == {"segment": "chars", "split": "line"}
     assert elmo.perplexity([list("河岸上有鸟")]) > 1
     written = (output / "zh" / "model.safetensors").read_bytes()

@@ -65,7 +65,7 @@ class EmbedCommand(ModelOptions):
         None,
         "Layer whose vectors to give: mix is the model's weighted mean, 0 the lowest layer.",
         metavar="mix|top|all|N",
-        shown="mix; all for --format bilm and allennlp",
+        shown="top for a Transformer, mix for an LSTM; all for --format bilm and allennlp",
     )
     pool: Literal["none", "mean", "max", "first", "last"] = option(
         "none", "How to make one vector per sentence from its tokens; none gives one vector per token."
@@ -97,7 +97,8 @@ class EmbedCommand(ModelOptions):
     def _embed(self) -> None:
         from elmokit.text.policy import TextPolicy
 
-        layer = parse_layer(self._layer)
+        if self.layer is not None:
+            parse_layer(self.layer)
         TextPolicy(self.segment).split("")  # a missing extra is reported before the model is loaded
         self._check()
         with ExitStack() as stack:
@@ -106,6 +107,7 @@ class EmbedCommand(ModelOptions):
             if self._file or self._json_lines:
                 progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
             elmo = self.load(self.segment, self.dtype)
+            layer = parse_layer(self._layer(elmo))
             unknown = elmo.unknown_tokens()
             pool = None if self.pool == "none" else self.pool
 
@@ -144,9 +146,9 @@ class EmbedCommand(ModelOptions):
         """Whether JSON lines go to standard output."""
         return self.output == "-" or (self.json and self.output is None)
 
-    @property
-    def _layer(self) -> str:
-        return self.layer or ("all" if self._file is not None and self.format in ("bilm", "allennlp") else "mix")
+    def _layer(self, elmo: Elmo) -> str:
+        every = self._file is not None and self.format in ("bilm", "allennlp")
+        return self.layer or ("all" if every else elmo.default_layer)
 
     def _check(self) -> None:
         from elmokit.output import check_output, writer_for
@@ -189,7 +191,7 @@ class EmbedCommand(ModelOptions):
         assert self._file is not None
         settings = {
             "model": elmo.fingerprint(mixes=True),
-            "layer": self._layer,
+            "layer": self._layer(elmo),
             "pool": self.pool,
             "segment": elmo.text_policy.name_in_files if self.input_format == "lines" else self.input_format,
             "split": self.split,
