@@ -104,7 +104,7 @@ def test_a_vocabulary_that_is_no_text(tmp_path):
     assert refusal(folder, "byte 4").startswith(f"{folder / 'vocab.txt'} must be UTF-8")
     (folder / "vocab.txt").unlink()
     refusal(folder, f"{folder / 'weights.hdf5'} reads words and has no vocabulary", "vocab")
-    refusal(folder, str(folder), "no file", vocab=folder)
+    refusal(folder, str(folder), "not a file", vocab=folder)
 
 
 def test_a_vocabulary_that_nothing_needs_may_be_broken(tmp_path):

@@ -150,7 +150,7 @@ def test_options_are_a_folder(bilm):
     (bilm / "options.json").unlink()
     (bilm / "options.json").mkdir()
     refusal(bilm, str(bilm / "weights.hdf5"), "needs its options.json")
-    refusal(bilm, str(bilm / "options.json"), "no file", options=bilm / "options.json")
+    refusal(bilm, str(bilm / "options.json"), "not a file", options=bilm / "options.json")
 
 
 @pytest.mark.parametrize("argument", ["options", "vocab", "token_embeddings"])
