@@ -3,6 +3,8 @@
 # make test-slow    further combinations of what make test checks
 # make test-browser the sense explorer's page in Chromium, in an environment of its own
 # make test-clients the server against clients that others have written, in an environment of its own
+# make test-integrations  the adapters for spaCy, transformers and others, in an environment of its own
+# make test-flair   the adapter for Flair, which needs older libraries than the others
 # make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
 # make docs         the documentation site in site/
 # make wheel        a wheel in dist/, installed in a clean environment, with the demo run there
@@ -15,12 +17,15 @@ DOCS := .venv-docs
 CLIENTS := .venv-clients
 WHEEL := .venv-wheel
 BROWSER := .venv-browser
+INTEGRATIONS := .venv-integrations
+FLAIR := .venv-flair
 EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
+ADAPTERS := spacy,transformers,sentence-transformers,langchain,llama-index,gensim,datasets,ray,onnx
 # Every environment is installed with these versions, which are known to work together.
 INSTALL := -m pip install --quiet --constraint constraints.txt
 WHEEL_LIMIT_MB := 95
 
-.PHONY: demo test test-slow test-browser test-clients coverage lint format docs wheel clean
+.PHONY: demo test test-slow test-browser test-clients test-integrations test-flair coverage lint format docs wheel clean
 
 demo: $(BASE)
 	$(BIN)/python examples/demo.py
@@ -36,6 +41,12 @@ test-browser: $(BROWSER)/.ready
 
 test-clients: $(CLIENTS)/.ready
 	ELMOKIT_CLIENTS=1 $(CLIENTS)/bin/pytest tests/clients -o filterwarnings=default
+
+test-integrations: $(INTEGRATIONS)/.ready
+	ELMOKIT_INTEGRATIONS=all $(INTEGRATIONS)/bin/pytest tests/integrations -o filterwarnings=default
+
+test-flair: $(FLAIR)/.ready
+	ELMOKIT_INTEGRATIONS=flair $(FLAIR)/bin/pytest tests/integrations -o filterwarnings=default
 
 coverage: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term
@@ -92,5 +103,19 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt
 	$(CLIENTS)/bin/python $(INSTALL) --editable '.[serve,hub]' --group clients --group test
 	@touch $@
 
+$(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
+	$(INTEGRATIONS)/bin/python $(INSTALL) --editable '.[tasks,parquet,$(ADAPTERS)]' --group test --group integrations
+	@touch $@
+
+# Flair needs huggingface_hub and transformers of before the versions in constraints.txt; torch stays the same.
+$(FLAIR)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLAIR)
+	$(FLAIR)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	grep -E '^(torch|numpy|pytest|scipy|scikit-learn)' constraints.txt > $(FLAIR)/constraints.txt
+	$(FLAIR)/bin/python -m pip install --quiet --constraint $(FLAIR)/constraints.txt --editable '.[flair]' --group test
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(BROWSER) $(WHEEL) dist site
+	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(BROWSER) $(INTEGRATIONS) $(FLAIR) $(WHEEL) dist site

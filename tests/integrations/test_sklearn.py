@@ -19,9 +19,9 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
 
 from elmokit import Elmo, ElmoError
-from elmokit import sklearn as vectorizers
 from elmokit.errors import MissingExtraError
-from elmokit.sklearn import ElmoVectorizer
+from elmokit.integrations import sklearn as vectorizers
+from elmokit.integrations.sklearn import ElmoVectorizer
 
 TEXTS = ["the river bank", "money of the bank", "a river", "the money", "river of a river", "money money"] * 2
 LABELS = [0, 1, 0, 1, 0, 1] * 2
@@ -73,7 +73,7 @@ def test_a_grid_search_embeds_each_text_once(model_folder, embedded):
 
 def test_without_a_model_it_is_the_bundled_one(model_folder, monkeypatch):
     monkeypatch.setattr("elmokit.formats.bundled.FOLDER", model_folder.parent)
-    monkeypatch.setattr("elmokit.sklearn.DEFAULT", model_folder.name)
+    monkeypatch.setattr("elmokit.integrations.sklearn.DEFAULT", model_folder.name)
     for given in (None, model_folder.name):
         found = ElmoVectorizer(given).transform(TEXTS)
         np.testing.assert_array_equal(found, ElmoVectorizer(model_folder).transform(TEXTS))
@@ -291,6 +291,6 @@ def test_scikit_learns_own_checks(check):
 
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)  # as good as not installed
-    monkeypatch.delitem(sys.modules, "elmokit.sklearn")
+    monkeypatch.delitem(sys.modules, "elmokit.integrations.sklearn")
     with pytest.raises(MissingExtraError, match=r"ElmoVectorizer needs the package scikit-learn.*elmokit\[tasks\]"):
-        import_module("elmokit.sklearn")
+        import_module("elmokit.integrations.sklearn")
