@@ -18,6 +18,8 @@ reads the files in their order, because the order decides which copy stays.
 
 With --simplify, FOLDER/NAME.simplified.txt also gets each Chinese paragraph that has traditional characters, written in
 simplified ones (pip install opencc-python-reimplemented). A model that reads both learns from all of the text.
+
+With --lower 10, every tenth paragraph is written in lower case, so that a model also learns text without capitals.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ def paragraphs(path: Path) -> Iterator[str]:
             yield line.decode("utf-8", "replace")
 
 
-def clean(source: Path, output: Path, cleaner: Cleaner) -> Counter[str]:
+def clean(source: Path, output: Path, cleaner: Cleaner, lower: int = 0) -> Counter[str]:
     """Write what stays of a file, whole or not at all; count the paragraphs that stay and those of each rule."""
     counts: Counter[str] = Counter()
     blank = True  # nothing to separate yet
@@ -153,7 +155,7 @@ def clean(source: Path, output: Path, cleaner: Cleaner) -> Counter[str]:
             reason = cleaner.reason_against(text)
             counts[reason or "stay"] += 1
             if reason is None:
-                file.write(text + "\n")
+                file.write((text.lower() if lower and counts["stay"] % lower == 0 else text) + "\n")
                 blank = False
     return counts
 
@@ -191,6 +193,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--simplify", action="store_true", help="also write traditional Chinese in simplified characters"
     )
+    parser.add_argument("--lower", type=int, default=0, metavar="N", help="every N-th paragraph in lower case; 0: none")
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +203,7 @@ def main(given: Sequence[str] | None = None) -> int:
             output = options.folder / (source.name.split(".txt")[0] + ".txt")
             if output.exists() and output.samefile(source):
                 raise ElmoError(f"the clean text must not replace the raw text, got the folder of {source}")
-            counts = clean(source, output, cleaner)
+            counts = clean(source, output, cleaner, options.lower)
             left_out = ", ".join(f"{rule} {counts[rule]:,}" for rule in RULES if counts[rule]) or "none"
             print(
                 f"{source.name}: {counts['stay']:,} of {counts.total():,} paragraphs stay; left out: {left_out}",

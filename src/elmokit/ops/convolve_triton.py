@@ -44,7 +44,7 @@ def _window(
     return tl.load(places, mask=here[:, None] & (k < M * size), other=0)
 
 
-@jit()
+@jit("U", "M")
 def _largest_products(
     characters: tl.tensor,  # [U, M, c]
     weight: tl.tensor,  # [F, K]
@@ -85,7 +85,7 @@ def _largest_products(
     tl.store(where + places, found.to(where.dtype.element_ty), mask=mask)
 
 
-@jit()
+@jit("U", "M")
 def _filter_gradients(
     characters: tl.tensor,  # [U, M, c]
     gradient: tl.tensor,  # [U, F]
@@ -120,7 +120,7 @@ def _filter_gradients(
     tl.store(out, total, mask=(f < F)[:, None])
 
 
-@jit()
+@jit("U", "M")
 def _window_gradients(
     weight: tl.tensor,  # [F, K]
     gradient: tl.tensor,  # [U, F]
@@ -154,7 +154,7 @@ def _window_gradients(
         tl.store(into, window, mask=here[:, None])
 
 
-@jit()
+@jit("M")
 def _character_gradients(
     dwindows: tl.tensor,  # [U, M, K]
     order: tl.tensor,  # [U]
