@@ -5,7 +5,7 @@
 
 A RUN is the folder of a run or its metrics.jsonl, with a name before it where the folder's will not do. The left panel
 is over the tokens seen, the right one over the seconds that the run took; `--over tokens` leaves that out, for runs
-that shared a machine.
+that shared a machine. `--masked` takes the perplexity of masked words, which only some encoders have.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ class Run:
         ]
 
 
-def read_run(given: str) -> Run:
-    """A run by the argument that names it: [NAME=]FOLDER or [NAME=]metrics.jsonl."""
+def read_run(given: str, *, masked: bool = False) -> Run:
+    """A run by the argument that names it: [NAME=]FOLDER or [NAME=]metrics.jsonl; `masked`: of masked words."""
     # A path may have equals signs too, and so may the name before it: what is there decides.
     signs = [-1, *(place for place, sign in enumerate(given) if sign == "=")]
     at = next((place for place in signs if Path(given[place + 1 :]).exists()), -1)
     name, path = given[: max(at, 0)], Path(given[at + 1 :])
     metrics = path / "metrics.jsonl" if path.is_dir() else path
     lines = read_metrics(metrics)
+    wanted = "heldout_masked" if masked else "heldout_perplexity"
     heldout = [
-        {"tokens": line["tokens"], "seconds": line["seconds"], "perplexity": line["heldout_perplexity"]}
+        {"tokens": line["tokens"], "seconds": line["seconds"], "perplexity": line[wanted]}
         for line in lines
-        if line.get("heldout_perplexity") is not None
+        if line.get(wanted) is not None
     ]
     if not heldout:
-        raise ElmoError(f"{metrics} has no held-out perplexity: give the run --heldout text, or leave it out here")
+        kind = "masked" if masked else "held-out"
+        raise ElmoError(f"{metrics} has no {kind} perplexity: give the run --heldout text, or leave it out here")
     counted = [line for line in lines if "tokens" in line and "seconds" in line]
     return Run(
         name or metrics.absolute().parent.name,
@@ -150,9 +152,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
     parser.add_argument("--over", choices=PANELS, help="one panel alone [both]")
+    parser.add_argument("--masked", action="store_true", help="the perplexity of masked words")
     options = parser.parse_args(given)
     check_picture(options.output)
-    runs = [read_run(run) for run in options.runs]
+    runs = [read_run(run, masked=options.masked) for run in options.runs]
     draw(runs, options.output, [options.over] if options.over else PANELS)
     print(table(runs))
 

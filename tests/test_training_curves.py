@@ -68,6 +68,8 @@ def test_mistakes(tmp_path):
         training_curves.main([str(tmp_path / "none"), *output])
     with pytest.raises(ElmoError, match="has no held-out perplexity"):
         training_curves.main([str(run), str(write_run(tmp_path / "empty", [])), *output])
+    with pytest.raises(ElmoError, match="has no masked perplexity"):
+        training_curves.main([str(run), "--masked", *output])
     with pytest.raises(ElmoError, match="at most 8 runs"):
         training_curves.main([*[str(run)] * 9, *output])
     with pytest.raises(ElmoError, match="must end in"):
