@@ -23,11 +23,11 @@ class TaskOptions:
         "mix", "ELMo vectors to read: a learned mix of all layers, layer 0 alone, or none."
     )
     elmo_output: bool = option(False, "Also add ELMo vectors, with their own mix, to the output of the task's LSTM.")
-    elmo_dropout: float = option(0.5, "Dropout on the ELMo vectors.", least=0, below=1)
+    elmo_dropout: float = option(0.2, "Dropout on the ELMo vectors.", least=0, below=1)
     mix_layer_norm: bool = option(False, "Normalise each layer before it is mixed.")
     mix_penalty: float = option(0.001, "λ of the penalty λ‖w‖², which pulls the mix to the mean.", least=0)
     fine_tune: bool = option(False, "Train the ELMo model too (slow: its vectors cannot be cached).")
-    elmo_learning_rate: float = option(1e-5, "Learning rate of the ELMo model with --fine-tune.", least=0)
+    elmo_learning_rate: float = option(3e-5, "Learning rate of the ELMo model with --fine-tune.", least=0)
     static: str = option("train", "Static word vectors: train, none, or a word2vec, GloVe or fastText file.")
     static_size: int = option(50, "Size of static vectors that are trained from scratch.", least=1)
     static_frozen: bool = option(False, "Do not train the static vectors of a file.")
