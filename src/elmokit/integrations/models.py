@@ -55,8 +55,8 @@ def check_stateless(elmo: Elmo, user: str) -> None:
 class PooledTexts:
     """Texts → one vector each, as the lists of floats that retrieval libraries store.
 
-    `model`: a folder, a file, the name of a bundled model, or an Elmo. `layer`, `pool`, `segment` and `batch_tokens` are
-    those of `Elmo.encode`. `normalize` scales each vector to length 1; a text without tokens has zeros.
+    `model`: a folder, a file, the name of a bundled model, or an Elmo. `layer`, `pool`, `segment` and `batch_tokens`
+    are those of `Elmo.encode`. `normalize` scales each vector to length 1; a text without tokens has zeros.
     """
 
     model: str | Path | Elmo = DEFAULT
