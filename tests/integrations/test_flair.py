@@ -1,4 +1,4 @@
-"""ElmoTokenEmbeddings in Flair: vectors of tokens, a tagger that is trained, saved and loaded, and Flair's own class."""
+"""ElmoTokenEmbeddings in Flair: vectors of tokens, a tagger that is trained and saved, and Flair's own class."""
 
 import pickle
 import sys
