@@ -109,11 +109,12 @@ $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
 	$(INTEGRATIONS)/bin/python $(INSTALL) --editable '.[tasks,parquet,$(ADAPTERS)]' --group test --group integrations
 	@touch $@
 
-# Flair needs huggingface_hub and transformers of before the versions in constraints.txt; torch stays the same.
+# Flair needs older versions of two libraries than constraints.txt has; torch and what it computes with stay the same.
 $(FLAIR)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLAIR)
 	$(FLAIR)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	grep -E '^(torch|numpy|pytest|scipy|scikit-learn)' constraints.txt > $(FLAIR)/constraints.txt
+	grep -E '^(torch|numpy|pytest|scipy|scikit-learn|safetensors|h5py)' constraints.txt > $(FLAIR)/constraints.txt
+	printf '%s\n' flair==0.15.1 transformers==4.57.6 huggingface_hub==0.36.2 >> $(FLAIR)/constraints.txt
 	$(FLAIR)/bin/python -m pip install --quiet --constraint $(FLAIR)/constraints.txt --editable '.[flair]' --group test
 	@touch $@
 

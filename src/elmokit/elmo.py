@@ -33,6 +33,7 @@ from elmokit.formats.checkpoint import Checkpoint, Fingerprint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
+from elmokit.model.compiling import is_exporting, outside_graphs
 from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, head_shell, score
 from elmokit.model.placement import choose_device, choose_dtype, choose_int8_device, fill, moved
@@ -219,6 +220,7 @@ class Elmo(nn.Module):
         path, _, why = self.bilm.context.explain(x).partition(": ")
         return f"{path} on {self.device} in {self.dtype}: {why}"
 
+    @outside_graphs
     def forward(
         self,
         sentences: Sentence | Iterable[Sentence] | None = None,
@@ -233,6 +235,8 @@ class Elmo(nn.Module):
         `sequence_len` [B]; and `layers` [L+1, B, T, D], `mask` [B, T], `mixes` (a list of [B, T, D]). With `tokens`,
         T is the length of the longest row, padding included, as in TF-Hub.
         """
+        if is_exporting():
+            raise ElmoError("torch.export records tensors, and an Elmo reads strings: export its network, elmo.bilm")
         if tokens is not None and sentences is None:
             rows, width = rows_of_tokens(tokens, sequence_len), max(map(len, tokens), default=0)
         elif sentences is None or tokens is not None:
@@ -275,6 +279,7 @@ class Elmo(nn.Module):
         segment: SegmenterName | None = None,
     ) -> Vectors: ...
 
+    @outside_graphs
     def encode(
         self,
         sentences: Sentence | Iterable[Sentence],

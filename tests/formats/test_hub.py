@@ -191,7 +191,8 @@ def test_other_ways_in(fake, model_folder):
 
 def test_scikit_learn_loads_a_model_once(fake, model_folder):
     pytest.importorskip("sklearn")
-    from elmokit.sklearn import forget, open_model
+    from elmokit.integrations.models import forget_models as forget
+    from elmokit.integrations.models import open_model
 
     forget()
     assert open_model(model_folder, "cpu") is open_model("someone/elmo", "cpu")

@@ -21,6 +21,7 @@ from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.model.bilm import BiLM, lengths_of
+from elmokit.model.compiling import outside_graphs
 from elmokit.model.context import State
 from elmokit.model.placement import shells
 from elmokit.model.token_encoder import TokenEncoder
@@ -239,6 +240,7 @@ class _ElmoBiLm(nn.Module):
         """D, the size of a vector."""
         return self._output_dim
 
+    @outside_graphs
     def forward(self, inputs: Tensor | None, word_inputs: Tensor | None = None) -> dict[str, Any]:
         """inputs [B, T, 50], word_inputs [B, T] → `activations`, L+1 of [B, T+2, D], and `mask` [B, T+2].
 

@@ -9,8 +9,6 @@ Models and vectors belong to the process, not to the estimator: clones share the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +19,8 @@ from numpy.typing import NDArray
 from elmokit.elmo import Elmo
 from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.formats.bundled import DEFAULT, resolved
+from elmokit.formats.bundled import DEFAULT
+from elmokit.integrations.models import check_stateless, forget_models, open_model
 from elmokit.options import check_value
 from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore
@@ -132,10 +131,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _elmo(self) -> Elmo:
         check_value("pool", self.pool, Pool)
         elmo = open_model(DEFAULT if self.model is None else self.model, self.device)
-        if elmo.state == "carry":
-            raise ElmoError(
-                "ElmoVectorizer needs vectors that the text alone decides: load the model with state='zero'"
-            )
+        check_stateless(elmo, "ElmoVectorizer")
         elmo.stream([], layer=self.layer, batch_tokens=self.batch_tokens)
         elmo.text_policy.override(self.segment)
         return elmo
@@ -163,28 +159,9 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         return tags
 
 
-def open_model(model: str | Path | Elmo, device: str | None) -> Elmo:
-    """The model of a path, or a bundled one by its name, loaded once in this process; an Elmo as it is.
-
-    A model whose files have changed is loaded again.
-    """
-    if isinstance(model, Elmo):
-        return model
-    path = Path(resolved(model))
-    changed = 0
-    with suppress(OSError):  # for the loader to name
-        changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))
-    return _load(path.absolute(), changed, device)
-
-
-@lru_cache(maxsize=2)
-def _load(path: Path, _changed: int, device: str | None) -> Elmo:
-    return Elmo.load(path, device=device)
-
-
 def forget() -> None:
     """Remove all models and vectors from the memory of this process."""
-    _load.cache_clear()
+    forget_models()
     _recent.clear()
 
 

@@ -15,6 +15,7 @@ import elmokit.model.lstm
 import elmokit.model.transformer  # noqa: F401 - both register their encoders
 from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
+from elmokit.model.compiling import is_exporting, outside_graphs
 from elmokit.model.context import ContextOutput, SoftmaxInputs, State, build_context
 from elmokit.model.int8 import VALUES, to_int8
 from elmokit.model.placement import moved, shells
@@ -62,6 +63,7 @@ class BiLM(nn.Module):
                 network.int8 = True
             return network
 
+    @outside_graphs
     def forward(
         self,
         ids: Tensor | None = None,
@@ -81,6 +83,8 @@ class BiLM(nn.Module):
         if given is None:
             raise ElmoError("BiLM needs ids [B, T, M] or words [B, T], got neither")
         batch, time = given.shape[:2]
+        if is_exporting():
+            return self._traceable(ids, words, given, lengths, state, return_state=return_state)
         if lengths is None:
             lengths = lengths_of((given != 0).any(dim=-1) if given.dim() == 3 else given != 0)
         tokens = self.encode_types(
@@ -88,6 +92,29 @@ class BiLM(nn.Module):
         )
         layers, last = self.contextualise(tokens.reshape(batch, time, -1), lengths, state)
         return (layers, last) if return_state else layers
+
+    def _traceable(
+        self,
+        ids: Tensor | None,
+        words: Tensor | None,
+        given: Tensor,
+        lengths: Tensor | None,
+        state: State | None,
+        *,
+        return_state: bool,
+    ) -> Tensor:
+        """`forward` in operations that torch.export records, without a look at a value or a choice of kernels."""
+        if self.int8:
+            raise ElmoError("torch.export needs a network in floats: load the model with dtype='float32'")
+        if state is not None or return_state or (self.training and self.dropout):
+            raise ElmoError("torch.export records a BiLM without state and without the dropout of pre-training")
+        real = (given != 0).any(dim=-1) if given.dim() == 3 else given != 0  # [B, T]
+        if lengths is not None:
+            real = torch.arange(given.shape[1], device=given.device) < lengths.to(given.device).unsqueeze(1)
+        characters = None if ids is None else ids.flatten(0, 1)
+        flat = self.token_encoder(characters, None if words is None else words.flatten(), traceable=True)
+        tokens = flat.reshape(*given.shape[:2], -1) * real.unsqueeze(-1)
+        return torch.stack(self.context.traceable_layers(tokens, real)) * real[..., None]
 
     @property
     def device(self) -> torch.device:

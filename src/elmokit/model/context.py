@@ -118,6 +118,13 @@ class ContextEncoder(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} reads no sentences without padding")
 
+    def traceable_layers(self, tokens: Tensor, inside: Tensor) -> list[Tensor]:
+        """The layers of `forward` in operations that torch.export records, L+1 of [B, T, D].
+
+        tokens [B, T, P]; inside [B, T] is false for padding, whose vectors have no meaning.
+        """
+        raise ElmoError(f"torch.export cannot record the context encoder {self.config.kind}: write traceable_layers")
+
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token; here the top layer, one half for each direction."""
         layers, after = self(tokens, lengths, state)

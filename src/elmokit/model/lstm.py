@@ -13,6 +13,7 @@ from elmokit.config import LstmConfig
 from elmokit.model.context import ContextEncoder, ContextOutput, State, register_context
 from elmokit.model.int8 import Int8Weight
 from elmokit.ops.bilstm import bilstm, choose, stacked, zero_states
+from elmokit.ops.traceable import lstm_scan
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights, LstmWeights
 from elmokit.ops.windows import lstm_windows
 
@@ -117,6 +118,19 @@ class LstmEncoder(ContextEncoder):
             layers = found.room
             layers[0] = first
         return ContextOutput(layers, State(found.h, found.c))
+
+    def traceable_layers(self, tokens: Tensor, inside: Tensor) -> list[Tensor]:
+        """The layers of `forward` in operations that torch.export records."""
+        directions = []
+        for d, weights in enumerate(self.stacks()):
+
+            def layer(number: int, x: Tensor, d: int = d, weights: list[AnyLstmWeights] = weights) -> Tensor:
+                return lstm_scan(x, inside, cast(LstmWeights, weights[number]), reverse=d == 1)
+
+            skip = self.config.skip_connections
+            directions.append(stacked(tokens, layer, len(weights), skip_connections=skip, dropout=0.0))
+        layers = [torch.cat(parts, dim=-1) for parts in zip(*directions, strict=True)]
+        return [self.token_layer(tokens), *layers]
 
     def read_windows(
         self, x: Tensor, keep: Tensor, state: State | None, *, dropout: float = 0.0

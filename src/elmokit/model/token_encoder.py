@@ -5,6 +5,8 @@ The character part is convolutions over the characters, the maximum over positio
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -84,6 +86,17 @@ class CharCnn(nn.Module):
             x = highway(x)
         return x
 
+    def traceable(self, ids: Tensor) -> Tensor:
+        """ids [U, M] → [U, F] in operations that torch.export records."""
+        letters = self.embedding(ids).transpose(1, 2)  # [U, c, M]
+        x = torch.cat([conv(letters).amax(dim=-1) for conv in self.convolutions], dim=1)
+        x = _ACTIVATIONS[self.config.activation](x)
+        for highway in self.highways:
+            transform, gate = (cast(Highway, highway).transform, cast(Highway, highway).gate)
+            opened = torch.sigmoid(gate(x))
+            x = opened * torch.relu(transform(x)) + (1 - opened) * x
+        return x
+
     def trim(self, ids: Tensor) -> Tensor:
         """Leave out columns of padding: all windows of padding alone are equal, so one of each width is enough.
 
@@ -148,9 +161,9 @@ class TokenEncoder(nn.Module):
         assert table is not None
         return table.weight.device
 
-    def forward(self, characters: Tensor | None, words: Tensor | None) -> Tensor:
-        """characters [U, M], words [U] → [U, P]."""
-        if self.words is None and self.char_cnn is not None and characters is not None:
+    def forward(self, characters: Tensor | None, words: Tensor | None, *, traceable: bool = False) -> Tensor:
+        """characters [U, M], words [U] → [U, P]; `traceable`: in operations that torch.export records."""
+        if not traceable and self.words is None and self.char_cnn is not None and characters is not None:
             token: Tensor = self.char_cnn(characters, self.projection)
             return token
         parts: list[Tensor] = []
@@ -161,6 +174,8 @@ class TokenEncoder(nn.Module):
         if self.char_cnn is not None:
             if characters is None:
                 raise ElmoError("this model reads character ids, and none were given")
-            parts.append(self.char_cnn(characters))
+            parts.append(self.char_cnn.traceable(characters) if traceable else self.char_cnn(characters))
         token = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return token if self.projection is None else apply_linear(self.projection, token)
+        if self.projection is None:
+            return token
+        return cast(Tensor, self.projection(token)) if traceable else apply_linear(self.projection, token)

@@ -20,6 +20,7 @@ from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, 
 from elmokit.model.int8 import Int8Weight, Linear, apply_linear
 from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
+from elmokit.ops.traceable import transformer_dense
 from elmokit.ops.transformer import choose, gelu, norm, transformer
 from elmokit.ops.weights import BlockStack, BlockWeights
 
@@ -125,6 +126,11 @@ class TransformerEncoder(ContextEncoder):
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
         """The layers of `forward` without padding: tokens [N, P] → [L+1, N, P], or only one of them, [1, N, P]."""
         return self._layers(tokens, Segments.of(lengths.tolist()), only, dropout)
+
+    def traceable_layers(self, tokens: Tensor, inside: Tensor) -> list[Tensor]:
+        """The layers of `forward` in operations that torch.export records."""
+        blocks = [cast(TransformerBlock, block).weights() for block in self.blocks]
+        return transformer_dense(tokens, inside, blocks, window=self.config.window, every=self.config.every)
 
     def _layers(self, x: Tensor, segments: Segments, only: int | None, dropout: float) -> Tensor:
         outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)

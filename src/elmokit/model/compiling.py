@@ -1,0 +1,42 @@
+"""The network in a module that somebody else compiles or exports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+REASON = "elmokit runs kernels of its own between torch.compile's graphs: leave fullgraph=True out"
+
+
+def outside_graphs(function: Callable[P, Result]) -> Callable[P, Result]:
+    """The same function, which torch.compile calls as it is, between two graphs of the module around it.
+
+    `torch.compiler.disable` does that, but it imports the compiler, which takes seconds. So nothing happens until
+    somebody else has imported it.
+    """
+    uncompiled: Callable[P, Result] | None = None
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> Result:
+        nonlocal uncompiled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **named)
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=REASON)  # which would happen anyway; this one has a message
+        if uncompiled is None:
+            uncompiled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return uncompiled(*args, **named)
+
+    return call
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is recording."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()  # torch 2.6 has none

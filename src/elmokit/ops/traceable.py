@@ -1,0 +1,80 @@
+"""The network in operations that torch.export can record, for any number of sentences and tokens.
+
+It is the arithmetic of `elmokit.ops.reference` in padded batches. No kernel is chosen and no value is read on the way,
+so that a recorded program is right for other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from elmokit.ops.reference import lstm_step
+from elmokit.ops.weights import BlockWeights, LstmWeights
+
+
+def lstm_scan(x: Tensor, inside: Tensor, weights: LstmWeights, *, reverse: bool) -> Tensor:
+    """A layer in one direction: x [B, T, P_in], inside [B, T] → [B, T, P], 0 past a sentence's end."""
+    from torch._higher_order_ops.scan import scan  # takes long to import, and only an export needs it
+
+    def step(state: tuple[Tensor, Tensor], token: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        here, is_token = token
+        h, c = lstm_step(here, *state, weights)
+        # Padding leaves the state as it is: in the reverse direction it comes before the sentence.
+        return (torch.where(is_token, h, state[0]), torch.where(is_token, c, state[1])), h * is_token
+
+    sizes = weights.recurrent.shape[1], len(weights.bias) // 4
+    zeros = tuple(x.new_zeros(x.shape[0], size) for size in sizes)
+    steps = (x.transpose(0, 1), inside.T.unsqueeze(-1))  # [T, B, ...]
+    _, found = scan(step, zeros, steps, reverse=reverse)
+    outputs: Tensor = found.transpose(0, 1)
+    return outputs
+
+
+def block_dense(x: Tensor, seen: Tensor, weights: BlockWeights) -> Tensor:
+    """A Transformer block: x [B, T, P], seen [B, T, T] → [B, T, P]."""
+    qkv, out, up, down = cast("tuple[Tensor, Tensor, Tensor, Tensor]", weights[:4])
+    heads = *x.shape[:2], weights.n_heads, -1
+    y = _norm(x)
+    q, k, v = (part.reshape(heads).transpose(1, 2) for part in F.linear(y, qkv).chunk(3, dim=-1))  # [B, H, T, E]
+    scores = _turned(q) @ _turned(k).transpose(-1, -2) / q.shape[-1] ** 0.5  # [B, H, T, T]
+    mixed = scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1) @ v
+    gates = F.linear(y, weights.gate_weight, weights.gate_bias).sigmoid()  # [B, T, H]
+    attended = (mixed.transpose(1, 2) * gates.unsqueeze(-1)).flatten(2)
+    x = x + F.linear(_norm(attended), out)
+    values, opening = F.linear(_norm(x), up).chunk(2, dim=-1)
+    return x + F.linear(_norm(values * F.gelu(opening)), down)
+
+
+def transformer_dense(
+    x: Tensor, inside: Tensor, blocks: Sequence[BlockWeights], *, window: int, every: int
+) -> list[Tensor]:
+    """x [B, T, P], inside [B, T] → the normed layers [B, T, P] before the blocks and after each `every` of them."""
+    place = torch.arange(x.shape[1], device=x.device)
+    near = (place[None, :] - place[:, None]).abs() <= window
+    # A padded token sees all, since a softmax of nothing is not a number.
+    seen = (near & inside.unsqueeze(1)) | ~inside.unsqueeze(2)  # [B, T, T]
+    x = _norm(x)
+    layers = [x]
+    for number, weights in enumerate(blocks, start=1):
+        x = block_dense(x, seen, weights)
+        if number % every == 0:
+            layers.append(_norm(x))
+    return layers
+
+
+def _norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Queries or keys [B, H, T, E] with their positions."""
+    half = x.shape[-1] // 2
+    speeds = 10_000.0 ** (torch.arange(half, device=x.device).to(x) / half)
+    angles = torch.arange(x.shape[-2], device=x.device).to(x)[:, None] / speeds  # [T, E/2]
+    a, b = (x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()).chunk(2, dim=-1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
