@@ -213,9 +213,10 @@ class Layers:
         "all" is not one layer. There is one in `values` if only that one was computed.
         """
         if layer != "mix":
-            return self.values[-1 if layer == "top" or len(self.values) == 1 else layer]
+            return self.values[-1 if layer == "top" or len(self.values) == 1 else int(layer)]
         if not mix.layer_norm:
-            return mix(self.values) * self.mask.unsqueeze(-1)
+            mixed: Tensor = mix(self.values)
+            return mixed * self.mask.unsqueeze(-1)
         # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
         alone = [mix(self.values[:, row : row + 1, :length]) for row, length in enumerate(self.lengths.tolist())]
         return torch.cat([nn.functional.pad(each, (0, 0, 0, self.values.shape[2] - each.shape[1])) for each in alone])

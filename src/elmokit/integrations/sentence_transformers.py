@@ -1,8 +1,8 @@
 """ELMo in Sentence Transformers: a first module, and one-liners that build and load a whole model.
 
-    from elmokit.integrations.sentence_transformers import sentence_transformer
-    model = sentence_transformer("en", pool="mean")
-    model.encode(["A river bank.", "A bank account."])
+from elmokit.integrations.sentence_transformers import sentence_transformer
+model = sentence_transformer("en", pool="mean")
+model.encode(["A river bank.", "A bank account."])
 """
 
 from __future__ import annotations

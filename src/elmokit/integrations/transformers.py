@@ -8,8 +8,7 @@ The ids of a token are its characters, then the number of its word if the model 
 [B, T, C]. The model adds the two sentence boundaries itself and leaves them out of what it returns.
 """
 
-from __future__ import annotations
-
+# No postponed annotations here: `strict` checks the values of a configuration against types, and no strings.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +72,8 @@ class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is 
     """The ids of the beginning and the end of a sentence; None: those of bytes."""
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - of transformers
+        if not isinstance(self.network, dict):  # transformers checks types only after this
+            raise ElmoError(f"network must be the dictionary of ElmoConfig.to_dict(), got {self.network!r}", "network")
         shape = self.elmo
         self.layer = shape.context.default_layer if self.layer is None else self.layer
         check_layer(self.layer, shape.n_outputs)  # type: ignore[arg-type]
@@ -126,11 +127,16 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         found.bilm.load_state_dict(dict(checkpoint.network().named_parameters()))
         for mix in mixes:
             found.mix.load_state_dict({"weights": mix["weights"], "gamma": mix["gamma"].reshape(())})
-        return found.eval()
+        found.eval()
+        return found
 
-    def to_elmokit(self, tokenizer: ElmokitTokenizer) -> Elmo:
+    def to_elmokit(self, tokenizer: "ElmokitTokenizer") -> Elmo:
         """An Elmo with these weights, which `Elmo.save` writes as an elmokit folder."""
-        mix = {"weights": self.mix.weights.detach(), "gamma": self.mix.gamma.detach(), "layer_norm": self.mix.layer_norm}
+        mix = {
+            "weights": self.mix.weights.detach(),
+            "gamma": self.mix.gamma.detach(),
+            "layer_norm": self.mix.layer_norm,
+        }
         weights = self.bilm.state_dict()
         checkpoint = Checkpoint(
             self.config.elmo,
@@ -167,8 +173,10 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         # One tensor for each layer, of which the mix is made, so that gradients of hidden states can be looked at.
         hidden = layers.values.unbind()
         layer = self.config.layer
-        mixed = Layers(torch.stack(hidden), lengths).select("mix", self.mix) if layer == "mix" else None
-        last = mixed if mixed is not None else hidden[-1 if layer == "top" else layer]
+        if layer == "mix":
+            last = Layers(torch.stack(hidden), lengths).select("mix", self.mix)
+        else:
+            last = hidden[-1 if layer == "top" else layer]
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output = BaseModelOutput(last_hidden_state=last, hidden_states=hidden if wanted else None)
         as_dict = self.config.return_dict if return_dict is None else return_dict
@@ -180,18 +188,31 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         begin, end = torch.tensor(self.config.boundary_ids, dtype=ids.dtype, device=ids.device)
         whole = nn.functional.pad(ids, (0, 0, 1, 1))
         whole[:, 0] = begin
-        whole[torch.arange(batch), lengths.to(ids.device) + 1] = end
+        whole[torch.arange(batch, device=ids.device), lengths.to(ids.device) + 1] = end
         # Each distinct token is encoded once.
-        types, places = whole.reshape(-1, size).unique(dim=0, return_inverse=True)
-        shape = self.config.elmo
+        types, places = torch.unique(whole.reshape(-1, size), dim=0, return_inverse=True)
+        shape = self.bilm.config
         characters = types[:, : shape.characters.max_characters] if shape.characters else None
         vectors = self.bilm.encode_types(characters, types[:, -1] if shape.words else None)
         return vectors[places].reshape(batch, time + 2, -1)
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of the characters, or of the words of a model without characters."""
+        encoder = self.bilm.token_encoder
+        table = encoder.words if encoder.char_cnn is None else encoder.char_cnn.embedding
+        assert table is not None
+        return table
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Exchange that table."""
+        encoder = self.bilm.token_encoder
+        owner, name = (encoder, "words") if encoder.char_cnn is None else (encoder.char_cnn, "embedding")
+        setattr(owner, name, value)
+
     def _init_weights(self, module: nn.Module) -> None:
         """New weights for what was not loaded, as elmokit draws them."""
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
 
 @dataclass(frozen=True)
@@ -201,6 +222,15 @@ class TokenAlignment:
     tokens: list[str]
     word_ids: list[int | None]
     n_sequences: int = 1
+
+    @classmethod
+    def of(cls, row: Sequence[tuple[Token, int]], width: int, pad_token: str) -> Self:
+        """Tokens with the numbers of their words, padded to a width."""
+        missing = width - len(row)
+        return cls(
+            [*(token.text for token, _word in row), *[pad_token] * missing],
+            [*(word for _token, word in row), *[None] * missing],
+        )
 
 
 class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
@@ -259,9 +289,13 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
     @property
     def indexer(self) -> Indexer:
         """What turns tokens into ids."""
-        if self.max_characters is not None and (self.words is not None or self.symbols is not None):
-            return SymbolIndexer(self.symbols, self.words, self.max_characters)
-        return ByteIndexer(self.max_characters) if self.words is None else WordIndexer(self.words)
+        if self.max_characters is None:
+            if self.words is None:
+                raise ElmoError("max_characters must be given for a tokenizer without a vocabulary", "max_characters")
+            return WordIndexer(self.words)
+        if self.words is None and self.symbols is None:
+            return ByteIndexer(self.max_characters)
+        return SymbolIndexer(self.symbols, self.words, self.max_characters)
 
     @property
     def vocab_size(self) -> int:
@@ -370,10 +404,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         )
         widths = [len(row) for row in padded["input_ids"]]
         found = dict(padded) if not single else {key: value[0] for key, value in padded.items()}
-        aligned = [
-            TokenAlignment(row + [self.pad_token] * (width - len(row)), [word for _token, word in pairs] + [None] * (width - len(row)))
-            for row, pairs, width in zip(tokens, rows, widths, strict=True)
-        ]
+        aligned = [TokenAlignment.of(row, width, self.pad_token) for row, width in zip(rows, widths, strict=True)]
         if return_tensors is not None and len(set(widths)) == 1:  # of texts without tokens, too
             shape = (*([] if single else [len(rows)]), widths[0], self.ids_per_token)
             found["input_ids"] = np.array(found["input_ids"], np.int64).reshape(shape)
