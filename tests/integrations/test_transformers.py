@@ -248,7 +248,7 @@ def test_mistakes(make_elmo):
             ElmokitConfig(layer=layer)
     with pytest.raises(ElmoError, match="boundary_ids"):
         ElmokitConfig(network=json.loads(json.dumps(word_config().to_dict())))
-    with pytest.raises(ElmoError, match="7"):
+    with pytest.raises(StrictDataclassFieldValidationError, match="network"):
         ElmokitConfig(network=7)
     with pytest.raises(StrictDataclassFieldValidationError, match="layer_norm"):
         ElmokitConfig(layer_norm=1.5)

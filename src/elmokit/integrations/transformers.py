@@ -72,8 +72,6 @@ class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is 
     """The ids of the beginning and the end of a sentence; None: those of bytes."""
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - of transformers
-        if not isinstance(self.network, dict):  # transformers checks types only after this
-            raise ElmoError(f"network must be the dictionary of ElmoConfig.to_dict(), got {self.network!r}", "network")
         shape = self.elmo
         self.layer = shape.context.default_layer if self.layer is None else self.layer
         check_layer(self.layer, shape.n_outputs)  # type: ignore[arg-type]
@@ -432,9 +430,9 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         raise ElmoError("ids of characters are for the model alone: keep the texts, or use tokens() of the encoding")
 
 
-AutoConfig.register(ElmokitConfig.model_type, ElmokitConfig)
-AutoModel.register(ElmokitConfig, ElmokitModel)
-AutoTokenizer.register(ElmokitConfig, tokenizer_class=ElmokitTokenizer)
+AutoConfig.register(ElmokitConfig.model_type, ElmokitConfig, exist_ok=True)
+AutoModel.register(ElmokitConfig, ElmokitModel, exist_ok=True)
+AutoTokenizer.register(ElmokitConfig, tokenizer_class=ElmokitTokenizer, exist_ok=True)
 
 
 def _checkpoint(model: str | Path | Elmo) -> Checkpoint:
