@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import (
     AutoConfig,
@@ -256,8 +257,12 @@ def test_mistakes(make_elmo):
         model.config.layer = 1.5
 
 
-def test_without_the_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
+@pytest.mark.parametrize("older", [False, True])
+def test_without_the_library(monkeypatch, older):
+    if older:
+        monkeypatch.setattr(transformers, "PreTrainedConfig", object)
+    else:
+        monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "elmokit.integrations.transformers")
     with pytest.raises(MissingExtraError, match=r"elmokit\[transformers\]"):
         import_module("elmokit.integrations.transformers")

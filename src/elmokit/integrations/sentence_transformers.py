@@ -26,7 +26,7 @@ try:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import InputModule
 except ImportError as error:
-    raise MissingExtraError("sentence-transformers", "sentence-transformers", "ElmoModule") from error
+    raise MissingExtraError("sentence-transformers 6 or newer", "sentence-transformers", "ElmoModule") from error
 
 Features = dict[str, Any]
 

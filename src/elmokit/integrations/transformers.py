@@ -11,7 +11,7 @@ The ids of a token are its characters, then the number of its word if the model 
 # No postponed annotations here: `strict` checks the values of a configuration against types, and no strings.
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -46,8 +46,11 @@ try:
     )
     from transformers.modeling_outputs import BaseModelOutput
     from transformers.tokenization_utils_base import TruncationStrategy
+
+    if not is_dataclass(PreTrainedConfig):
+        raise ImportError("configurations are dataclasses since transformers 5.4")
 except ImportError as error:
-    raise MissingExtraError("transformers", "transformers", "elmokit.integrations.transformers") from error
+    raise MissingExtraError("transformers 5.4 or newer", "transformers", "ElmokitModel") from error
 
 _SMALL = {
     "lstm": {"cell_size": 64, "output_size": 16},
@@ -113,7 +116,7 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_elmokit(cls, model: str | Path | Elmo = DEFAULT) -> Self:
-        """The network of a model that `Elmo.load` opens, in floats, without its softmax."""
+        """The network of a model that `Elmo.load` opens, in floats, with its first mix and without its softmax."""
         checkpoint = _checkpoint(model)
         indexer, mixes = checkpoint.indexer(), checkpoint.mixes[:1]
         config = ElmokitConfig(
