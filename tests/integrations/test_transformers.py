@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import (
     AutoConfig,
@@ -260,7 +259,7 @@ def test_mistakes(make_elmo):
 @pytest.mark.parametrize("older", [False, True])
 def test_without_the_library(monkeypatch, older):
     if older:
-        monkeypatch.setattr(transformers, "PreTrainedConfig", object)
+        monkeypatch.setattr(sys.modules["transformers"], "PreTrainedConfig", object)
     else:
         monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "elmokit.integrations.transformers")
