@@ -207,6 +207,20 @@ class Layers:
         means = (sums / divisors.clamp(min=1).to(sums.dtype)).masked_fill(divisors == 0, 0)
         return Layers(means.reshape(len(values), len(counts), -1, means.shape[-1]), torch.from_numpy(lengths))
 
+    def select(self, layer: Layer, mix: ScalarMix) -> Tensor:
+        """One layer, or the mix of all, [B, T, D]: the numbers of `arrays`, padded, with gradients.
+
+        "all" is not one layer. There is one in `values` if only that one was computed.
+        """
+        if layer != "mix":
+            return self.values[-1 if layer == "top" or len(self.values) == 1 else int(layer)]
+        if not mix.layer_norm:
+            mixed: Tensor = mix(self.values)
+            return mixed * self.mask.unsqueeze(-1)
+        # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
+        alone = [mix(self.values[:, row : row + 1, :length]) for row, length in enumerate(self.lengths.tolist())]
+        return torch.cat([nn.functional.pad(each, (0, 0, 0, self.values.shape[2] - each.shape[1])) for each in alone])
+
     def widened(self, width: int) -> Layers:
         """The same, padded with zeros to at least `width` positions."""
         missing = width - self.values.shape[2]

@@ -39,7 +39,8 @@ class BiLM(nn.Module):
     torch.Size([3, 2, 5, 16])
     """
 
-    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0) -> None:
+    def __init__(self, config: ElmoConfig, *, dropout: float = 0.0, file_names: bool = True) -> None:
+        """Build it with new weights; without `file_names`, `state_dict` has the names of modules instead of files."""
         super().__init__()
         count_fused_updates()
         self.config = config
@@ -50,8 +51,9 @@ class BiLM(nn.Module):
         self.token_encoder.int8_factors = self.context.token_factors
         if self.token_encoder.char_cnn is not None:
             self.token_encoder.char_cnn.uses_pool = self.context.uses_pool
-        self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
+        if file_names:
+            self.register_state_dict_post_hook(_names_of_files)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_names_of_modules)  # type: ignore[no-untyped-call]
 
     @classmethod
     def shell(cls, config: ElmoConfig, *, int8: bool = False, factors: bool = True) -> Self:
