@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Vectors
+from elmokit.encode import Vectors, pool_tokens
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.options import check_value
@@ -38,7 +38,7 @@ _FOLDER = "model"
 
 
 # No postponed annotations in this module: spaCy reads those of the factory to check a configuration.
-@Language.factory(
+@Language.factory(  # type: ignore[untyped-decorator]
     "elmo",
     assigns=["doc.tensor"],
     default_config={
@@ -61,9 +61,7 @@ def make_elmo(
     save_model: bool,
 ) -> "ElmoPipe":
     """The component `elmo` of a pipeline, from the values in its configuration."""
-    return ElmoPipe(
-        name, model, layer=layer, per=per, batch_tokens=batch_tokens, device=device, save_model=save_model
-    )
+    return ElmoPipe(name, model, layer=layer, per=per, batch_tokens=batch_tokens, device=device, save_model=save_model)
 
 
 class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where types are checked
@@ -209,7 +207,8 @@ def _similarity(one: Doc | Span | Token, other: Doc | Span | Token) -> float:
     first, second = _vector(one), _vector(other)
     if len(first) != len(second):
         raise ElmoError(
-            f"both sides of a similarity must come from one model, got vectors of {len(first)} and {len(second)} numbers"
+            f"both sides of a similarity must come from one model, got vectors of {len(first)} and {len(second)} "
+            "numbers"
         )
     lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / lengths if lengths else 0.0
@@ -225,6 +224,6 @@ def _vector(item: Doc | Span | Token) -> Vectors:
         )
     rows: Vectors = to_numpy(doc.tensor)
     if isinstance(item, Token):
-        return rows[item.i]
+        rows = rows[item.i : item.i + 1]
     part = rows[item.start : item.end] if isinstance(item, Span) else rows
-    return part.mean(axis=0) if len(part) else np.zeros(rows.shape[1], np.float32)
+    return pool_tokens(part, "mean")
