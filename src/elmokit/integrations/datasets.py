@@ -136,5 +136,5 @@ class EmbedBatch:
         return self._elmo
 
     def __getstate__(self) -> dict[str, Any]:
-        """What decides the vectors, and nothing else: `datasets` hashes it."""
+        """The options and the model's fingerprint, without the model: `datasets` hashes it and sends it to processes."""
         return {**vars(self), "_elmo": None}
