@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -14,12 +15,12 @@ import spacy
 from spacy.cli.train import train
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
-from support.doc_pages import PAGES, run_page
-from support.tiny_models import transformer_config
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.integrations.spacy import add_similarity
+from support.doc_pages import PAGES, run_page
+from support.tiny_models import transformer_config
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = ["The bank of the river. A bank raised money.", "", "bank", " \n\n two  spaces ", "a. b. c"]
@@ -155,7 +156,11 @@ print(nlp("a bank").tensor.shape)
 """
     source = str(Path(import_module("elmokit").__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": source, "PATH": ""}, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": source, "PATH": ""},
+        check=False,
     )
     assert done.stdout.startswith("(2, "), done.stderr
 
@@ -226,6 +231,30 @@ def test_a_transformer_works_too(tmp_path, make_elmo, make_nlp):
     make_elmo(transformer_config()).save(tmp_path / "transformer")
     doc = make_nlp(model=str(tmp_path / "transformer"))("a river bank")
     np.testing.assert_array_equal(doc.tensor, Elmo.load(tmp_path / "transformer").encode([texts_of(doc)])[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "printed"),
+    [
+        (
+            "train.conllu",
+            "1\tthe\t_\tDET\n2\tbank\t_\tNOUN\n\n1\tbank\t_\tNOUN\n\n",
+            "tagger on ELMo features: accuracy",
+        ),
+        ("train.conll", "the O\nriver B-LOC\nbank I-LOC\n\nbank B-LOC\n\n", "ner on ELMo features: F1"),
+    ],
+)
+def test_the_example_trains_and_saves(tmp_path, model_folder, monkeypatch, capsys, name, lines, printed):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    (tmp_path / name).write_text(lines * 4, encoding="utf-8")
+    files = [str(tmp_path / name)] * 2
+    arguments = [str(model_folder), *files, "--epochs", "2", "--output", str(tmp_path / "saved")]
+    monkeypatch.setattr(sys, "argv", ["spacy_tagger.py", *arguments])
+    runpy.run_path(str(ROOT / "examples" / "spacy_tagger.py"), run_name="__main__")
+    assert printed in capsys.readouterr().out
+    nlp = spacy.load(tmp_path / "saved")
+    assert nlp.pipe_names == ["elmo", printed.split()[0]]
+    assert nlp("the bank").tensor.shape[0] == 2
 
 
 def test_without_spacy_the_message_names_the_extra(monkeypatch):

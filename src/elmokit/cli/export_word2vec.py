@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 group("export", "Export a model for other programs.")
 
 _BINARY = {".txt": False, ".vec": False, ".bin": True}
-_WORDS_AT_ONCE = 4096
+_WORDS_IN_A_ROW = 64
+"""Words that are encoded as one sentence; layer 0 does not depend on it."""
 
 
 @command("export word2vec")
@@ -78,7 +79,7 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
             raise ElmoError(f"output must end in {', '.join(_BINARY)}, got {self.output}", "output")
         layer = None if self.layer is None else parse_layer(self.layer)
         if layer == "all":
-            raise ElmoError("layer must be one layer or their mix, got all", "layer")
+            raise ElmoError("layer must be mix, top or a number, got all", "layer")
         if layer not in (None, 0) and not self.corpus:
             raise ElmoError(f"layer {self.layer} depends on the context of a word: add --corpus", "layer")
         check_output_file("output", self.output, (self.model, self.words, *self.corpus))
@@ -151,12 +152,10 @@ def _is_known(elmo: Elmo, word: str) -> bool:
 
 
 def _static(elmo: Elmo, words: Sequence[str]) -> Iterator[Vectors]:
-    """The vector of each word without context, [P]; layer 0 of an LSTM is this vector twice."""
-    import torch
-
-    for start in range(0, len(words), _WORDS_AT_ONCE):
-        with torch.no_grad():
-            yield from elmo.encode_types(words[start : start + _WORDS_AT_ONCE]).float().cpu().numpy()
+    """Layer 0 of each word, [P]; an LSTM has the token vector once per direction, and once is enough."""
+    rows = (words[start : start + _WORDS_IN_A_ROW] for start in range(0, len(words), _WORDS_IN_A_ROW))
+    for vectors in elmo.stream(rows, layer=0):
+        yield from vectors[:, : elmo.config.token_size]
 
 
 def _means(elmo: Elmo, corpus: PreparedCorpus, words: Sequence[str], layer: Layer) -> Vectors:

@@ -136,5 +136,5 @@ class EmbedBatch:
         return self._elmo
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options and the model's fingerprint, without the model: `datasets` hashes it and sends it to processes."""
+        """The options and the model's fingerprint, without the model: `datasets` hashes this."""
         return {**vars(self), "_elmo": None}
