@@ -234,20 +234,18 @@ def test_a_transformer_works_too(tmp_path, make_elmo, make_nlp):
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "printed"),
+    ("ending", "lines", "printed"),
     [
-        (
-            "train.conllu",
-            "1\tthe\t_\tDET\n2\tbank\t_\tNOUN\n\n1\tbank\t_\tNOUN\n\n",
-            "tagger on ELMo features: accuracy",
-        ),
-        ("train.conll", "the O\nriver B-LOC\nbank I-LOC\n\nbank B-LOC\n\n", "ner on ELMo features: F1"),
+        (".conll", "the DET\nbank NOUN\n\nbank NOUN\n\n", "tagger on ELMo features: accuracy"),
+        (".iob", "the O\nriver B-LOC\nbank I-LOC\n\nbank B-LOC\n\n", "ner on ELMo features: F1"),
     ],
+    ids=["tagger", "ner"],
 )
-def test_the_example_trains_and_saves(tmp_path, model_folder, monkeypatch, capsys, name, lines, printed):
+def test_the_example_trains_and_saves(tmp_path, model_folder, monkeypatch, capsys, ending, lines, printed):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    (tmp_path / name).write_text(lines * 4, encoding="utf-8")
-    files = [str(tmp_path / name)] * 2
+    path = tmp_path / f"train{ending}"
+    path.write_text(lines * 4, encoding="utf-8")
+    files = [str(path)] * 2
     arguments = [str(model_folder), *files, "--epochs", "2", "--output", str(tmp_path / "saved")]
     monkeypatch.setattr(sys, "argv", ["spacy_tagger.py", *arguments])
     runpy.run_path(str(ROOT / "examples" / "spacy_tagger.py"), run_name="__main__")
