@@ -33,8 +33,10 @@ RECIPE = {
 }
 
 
-def arguments(about: str | None, *, epochs: int | None = None, segment: bool = False) -> argparse.Namespace:
-    """[MODEL [TRAIN DEV]] --limit N, and --epochs and --segment where they mean something."""
+def arguments(
+    about: str | None, *, epochs: int | None = None, segment: bool = False, output: bool = False
+) -> argparse.Namespace:
+    """[MODEL [TRAIN DEV]] --limit N, and --epochs, --segment and --output where they mean something."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="of any format [a tiny one, trained now]")
     parser.add_argument("train", nargs="?", metavar="TRAIN", help="examples to learn from [made up]")
@@ -46,6 +48,8 @@ def arguments(about: str | None, *, epochs: int | None = None, segment: bool = F
         parser.add_argument(
             "--segment", choices=["whitespace", "chars", "jieba"], help="how text is tokenised [as for MODEL]"
         )
+    if output:
+        parser.add_argument("--output", metavar="DIR", help="folder for what was trained [nothing is saved]")
     given = parser.parse_args()
     if (given.train is None) != (given.dev is None):
         parser.error("TRAIN and DEV are given together")

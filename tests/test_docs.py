@@ -27,8 +27,15 @@ from support.tiny_models import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ADAPTERS = sorted((ROOT / "docs" / "integrations").glob("*.md"))  # their tests are in tests/integrations
 FOLDERS = ("examples", "benchmarks")
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / name / "README.md" for name in FOLDERS)]
+PROSE = [
+    *PAGES,
+    *ADAPTERS,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *(ROOT / name / "README.md" for name in FOLDERS),
+]
 # Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
 UNUSUAL = re.compile(
     r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
@@ -200,7 +207,7 @@ def test_commands_options_and_names_in_the_text_exist(page, site_hooks):
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+    for page in [*PAGES, *ADAPTERS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from elmokit.errors import ElmoError
 from elmokit.text.vocab import Vocabulary
-from elmokit.text.word_vectors import VectorFile, align
+from elmokit.text.word_vectors import VectorFile, align, write_word2vec
 
 
 def read_word_vectors(path: Path, wanted) -> SimpleNamespace:
@@ -328,3 +328,31 @@ def test_nothing_in_common(tmp_path):
 def test_counts_must_fit_the_vocabulary(tmp_path):
     with pytest.raises(ElmoError, match="one for each of the 4 words, got 2"):
         align(Vocabulary(["<S>", "</S>", "<UNK>", "the"]), saved(tmp_path, glove(VECTORS)), size=3, counts=[1, 2])
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_written_is_read_again(tmp_path, binary):
+    words = ["bank", "Zürich", "銀行", "1", "1.5", "😀"]
+    vectors = np.random.default_rng(0).standard_normal((len(words), 3)).astype(np.float32)
+    vectors[0] = [1e-45, 3.4e38, -0.0]
+    write_word2vec(tmp_path / "v", words, vectors, size=3, binary=binary)
+    found = read_word_vectors(tmp_path / "v", lambda _: True)
+    assert found.format == ("word2vec binary" if binary else "word2vec text")
+    assert list(found.rows) == words
+    assert np.stack([*found.rows.values()]).tobytes() == vectors.tobytes()
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = saved(tmp_path, b"old 1 2\n")
+    rows = np.zeros((2, 2), np.float32)
+    for words, size, message in (
+        (["a", "New York"], 2, "'New York'"),
+        (["a", ""], 2, "got ''"),
+        (["a", "b"], 3, "3 numbers"),
+    ):
+        with pytest.raises(ElmoError, match=message):
+            write_word2vec(path, words, rows, size=size, binary=False)
+    with pytest.raises(ValueError, match="zip"):
+        write_word2vec(path, ["a", "b", "c"], rows, size=2, binary=True)
+    assert path.read_bytes() == b"old 1 2\n"
+    assert [*path.parent.iterdir()] == [path]

@@ -7,7 +7,8 @@
 | GloVe | no such line | a line: the word and D numbers |
 
 Any of them may be packed as .gz, .xz, .bz2, .zst or be the only file of a .zip. Only the numbers of wanted words are
-read; of the others the number of fields is checked. If a word occurs twice, the first one counts.
+read; of the others the number of fields is checked. If a word occurs twice, the first one counts. `write_word2vec`
+writes the first two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import struct
 import zipfile
 from codecs import getincrementaldecoder
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
+from elmokit.storage.atomic import atomic_file
 from elmokit.text.packed import BOM, DAMAGE, open_packed, read_line
 from elmokit.text.vocab import Vocabulary
 
@@ -268,6 +270,32 @@ def _trailing_numbers(line: bytes) -> int:
 def _unreadable(path: Path, error: BaseException) -> ElmoError:
     reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
     return ElmoError(f"the word vectors {path} cannot be read ({reason}): check the path, or get the file again")
+
+
+# Writing
+
+
+def can_be_written(word: str) -> bool:
+    """Whether a word can be in a file of word vectors, where white space ends it."""
+    return word.split() == [word]
+
+
+def write_word2vec(path: Path, words: Sequence[str], vectors: Iterable[Floats], *, size: int, binary: bool) -> None:
+    """Write words and their vectors [size] in word2vec's text or binary form, completely or not at all.
+
+    A number of the text has as many digits as give the same float32 again.
+    """
+    for word in words:
+        if not can_be_written(word):
+            raise ElmoError(f"a word of a word2vec file must have no white space and not be empty, got {word!r}")
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        file.write(f"{len(words)} {size}\n".encode())
+        for word, vector in zip(words, vectors, strict=True):
+            row = np.ascontiguousarray(vector, dtype="<f4")
+            if row.shape != (size,):
+                raise ElmoError(f"the vectors must have {size} numbers each, got {row.shape} for {word!r}")
+            numbers = row.tobytes() if binary else " ".join(row.astype(str).tolist()).encode()
+            file.write(word.encode() + b" " + numbers + b"\n")
 
 
 # The rows of a vocabulary
