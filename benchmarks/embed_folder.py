@@ -35,11 +35,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--sentences", type=int, default=500, help="per file")
+    parser.add_argument("--text", type=Path, help="one sentence per line; without it the text is made")
     parser.add_argument("--model", default="en")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(given)
-    text = sentences.read(None)
+    text = sentences.read(options.text)
     drawn = text.drawn(options.files * options.sentences, seed=1)
     with tempfile.TemporaryDirectory(prefix="folder-") as temporary:
         folder = Path(temporary)
