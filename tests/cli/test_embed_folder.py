@@ -60,6 +60,8 @@ def test_every_text_has_the_vectors_of_its_own_run(capsys, tmp_path, texts, mode
     bad = texts / "bad.txt"
     bad.write_bytes(b"the bank\n\xe9t\xe9\n")
     (texts / "cut.gz").write_bytes((texts / "e.txt.gz").read_bytes()[:40])
+    (texts / "gone.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(texts / "pipe")
     output = tmp_path / "new" / "out"
     command = ("embed", texts, "--model", model_folder, "--output", output, "--layer", "all", "--to", "npy")
     status, out, err = call(capsys, *command, "--workers", 2, "--json")
@@ -69,12 +71,15 @@ def test_every_text_has_the_vectors_of_its_own_run(capsys, tmp_path, texts, mode
     assert "cut.gz: the text is damaged" in err
     report = json.loads(out)
     assert (report["files"], report["skipped"], report["sentences"]) == (5, 0, 320)
-    assert report["failed"].keys() == {"bad.txt", "cut.gz"}
+    assert report["failed"].keys() == {"bad.txt", "cut.gz", "gone.txt", "pipe"}
+    assert "cannot be read" in report["failed"]["gone.txt"]
+    assert "ordinary file" in report["failed"]["pipe"]
 
     # The same command again: finished files stay, what was wrong is repaired, a changed text is reported.
     before = {name: (output / name).stat().st_mtime_ns for name in wanted}
     bad.write_text("the bank\nété\n", encoding="utf-8")
-    (texts / "cut.gz").unlink()
+    for name in ("cut.gz", "gone.txt", "pipe"):
+        (texts / name).unlink()
     os.utime(texts / "b.txt")  # touched only
     (texts / "a.txt").write_text("another bank\n", encoding="utf-8")
     status, _, err = call(capsys, *command)

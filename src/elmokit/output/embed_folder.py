@@ -25,6 +25,7 @@ import os
 import pickle
 import queue
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -473,6 +474,8 @@ def _embed_one(
     progress = FileProgress(send)
     try:
         before = path.stat()
+        if not stat.S_ISREG(before.st_mode):
+            raise ElmoError("a text must be an ordinary file: copy it to one")
         digest = text_digest(path)
         record = record_of(output, target)
         with disk_errors(target):
