@@ -6,7 +6,7 @@ library is part of its environment.
 
 import os
 
-IN_EVERY_ENVIRONMENT = {"test_sklearn.py"}
+IN_EVERY_ENVIRONMENT = {"test_sklearn.py", "test_arrow.py"}
 IN_FLAIRS_ENVIRONMENT = {"test_flair.py"}
 
 _environment = os.environ.get("ELMOKIT_INTEGRATIONS")

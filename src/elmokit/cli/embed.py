@@ -1,23 +1,24 @@
-"""`elmo embed`: vectors for sentences, on the screen or in a file."""
+"""`elmo embed`: vectors for sentences, on the screen or in a file, or for a folder of texts in a folder of files."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from elmokit.cli.registry import command
+from elmokit.cli.registry import command, message_with_options
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, SPLIT_HELP, ModelOptions, Split, is_same_file, say
 from elmokit.corpus.lines import SentenceFormat, given_words, sentence_lines
 from elmokit.errors import ElmoError
-from elmokit.messages import counted, duration, printable
+from elmokit.messages import counted, duration, printable, quantity
 from elmokit.options import argument, option
 from elmokit.text.tokens import SegmenterName
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from elmokit.elmo import Elmo
     from elmokit.encode import Layer
+    from elmokit.output import Summary
+    from elmokit.output.embed_folder import EmbedFile, FileProgress, FolderProgress, FolderSummary
+    from elmokit.text.vocab import UnknownTokens
 
     Vectors = NDArray[np.float32]
     Tokenise = Callable[[str], list[str]]
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
 _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
-_INTERRUPTED = 130
+_FAILED, _INTERRUPTED = 2, 130
 _SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
 """The progress line is renewed after the first; after the second without a sentence it says what is computed."""
 
@@ -42,9 +46,14 @@ _SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
 @command("embed")
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(ModelOptions):
-    """Turn sentences into vectors. They are shown line by line, or written to a file."""
+    """Turn sentences into vectors. They are shown line by line, or written to a file.
 
-    texts: tuple[str, ...] = argument("Sentences, each as one argument.", "TEXT", default=(), blank=True)
+    A folder of texts becomes a folder with one file of vectors for each text. The same command again does the rest.
+    """
+
+    texts: tuple[str, ...] = argument(
+        "Sentences, each as one argument; or one folder of text files.", "TEXT|FOLDER", default=(), blank=True
+    )
     text: tuple[str, ...] = option(
         (), "A sentence, even if a file has that name; may be repeated.", metavar="TEXT", blank=True
     )
@@ -57,9 +66,28 @@ class EmbedCommand(ModelOptions):
     split: Split = option("none", f"{SPLIT_HELP} With none a line is a sentence.")
     output: str | None = option(
         None,
-        "File to write: .h5, .npz, .npy, .parquet, .jsonl, .csv or .txt; - writes JSON lines to standard output.",
+        "File to write: .h5, .npz, .npy, .parquet, .jsonl, .csv or .txt; - writes JSON lines to standard output. "
+        "For a folder of texts, the folder to write.",
         metavar="FILE",
         shown="one line per sentence on screen",
+    )
+    to: str | None = option(
+        None,
+        "Ending of the files for a folder of texts: h5, npz, npy, parquet, jsonl, csv or txt.",
+        shown="h5",
+        metavar="ENDING",
+    )
+    workers: int | None = option(
+        None,
+        "Number of processes for a folder of texts; each has the model and a part of the threads.",
+        least=1,
+        shown="1",
+    )
+    shard: str | None = option(
+        None,
+        "Part of the files of a folder, such as 3/10, where ten machines or jobs have one part each.",
+        metavar="I/N",
+        shown="all files",
     )
     layer: str | None = option(
         None,
@@ -75,31 +103,36 @@ class EmbedCommand(ModelOptions):
         "float32", "dtype of the numbers in the output; float16 halves the file."
     )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
-    resume: bool = option(False, "Continue an output that was interrupted.")
+    resume: bool = option(False, "Continue an output that was interrupted; a folder of texts is always continued.")
     batch_tokens: int | None = option(None, "Number of tokens per batch.", least=1, shown="chosen for the device")
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] | None = option(
         None, "dtype to compute in; int8 is for the CPU.", shown="float32, or int8 if the model is stored so"
     )
     json: bool = option(False, "Print JSON: one line per sentence, or with --output FILE what was written.")
 
-    def run(self) -> None:
+    def run(self) -> int | None:
         """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
         from elmokit.output import check_output
         from elmokit.output.embed_lines import partial_folder
-
-        try:
-            self._embed()
-        except KeyboardInterrupt:
-            stored = self._file and partial_folder(check_output(self._file)).exists()
-            say(f"elmo: interrupted{'; the same command with --resume continues' if stored else ''}")
-            sys.exit(_INTERRUPTED)
-
-    def _embed(self) -> None:
         from elmokit.text.policy import TextPolicy
 
         if self.layer is not None:
             parse_layer(self.layer)
         TextPolicy(self.segment).split("")  # a missing extra is reported before the model is loaded
+        folder = self._folder
+        try:
+            if folder is not None:
+                return self._embed_folder(folder)
+            self._embed()
+        except KeyboardInterrupt:
+            continued = "the same command continues" if folder else ""
+            if not folder and self._file and partial_folder(check_output(self._file)).exists():
+                continued = "the same command with --resume continues"
+            say(f"elmo: interrupted{continued and f'; {continued}'}")
+            sys.exit(_INTERRUPTED)
+        return None
+
+    def _embed(self) -> None:
         self._check()
         with ExitStack() as stack:
             source = stack.enter_context(InputSentences(self._sentences, self.input, self.split, self.input_format))
@@ -107,30 +140,46 @@ class EmbedCommand(ModelOptions):
             if self._file or self._json_lines:
                 progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
             elmo = self.load(self.segment, self.dtype)
-            layer = parse_layer(self._layer(elmo))
             unknown = elmo.unknown_tokens()
-            pool = None if self.pool == "none" else self.pool
-
-            def tokenise(line: str) -> list[str]:
-                tokens = elmo.text_policy.split(line) if self.input_format == "lines" else given_words(line)
-                unknown.add(tokens)
-                if progress is not None:
-                    progress.reading(len(tokens))
-                return tokens
-
-            def encode(sentences: Iterable[list[str]]) -> Iterator[Vectors]:
-                return elmo.stream(sentences, layer=layer, pool=pool, batch_tokens=self.batch_tokens)
-
+            tokenise, encode = self._functions(elmo, unknown, progress.reading if progress else None)
             if progress is None:
                 _print_lines(source, tokenise, encode)
             elif self._file:
-                self._write_file(elmo, source, tokenise, encode, progress)
+                summary = self._write_file(
+                    elmo, source, tokenise, encode, self._file, resume=self.resume, on_progress=progress.done
+                )
+                progress.close()
+                self._say_written(summary)
             else:
                 self._print_json(source, tokenise, encode, progress)
         if message := unknown.message():
             say(f"elmo: {message}")
         if message := source.message():
             say(f"elmo: {message}")
+
+    def _functions(
+        self, elmo: Elmo, unknown: UnknownTokens, on_tokens: Callable[[int], None] | None = None
+    ) -> tuple[Tokenise, Encode]:
+        """From a line to tokens, and from tokens to vectors; `on_tokens` takes the number of tokens of each line."""
+        layer, pool = parse_layer(self._layer(elmo)), None if self.pool == "none" else self.pool
+
+        def tokenise(line: str) -> list[str]:
+            tokens = elmo.text_policy.split(line) if self.input_format == "lines" else given_words(line)
+            unknown.add(tokens)
+            if on_tokens is not None:
+                on_tokens(len(tokens))
+            return tokens
+
+        def encode(sentences: Iterable[list[str]]) -> Iterator[Vectors]:
+            return elmo.stream(sentences, layer=layer, pool=pool, batch_tokens=self.batch_tokens)
+
+        return tokenise, encode
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of texts that was given, as an argument or by --input."""
+        given = self.texts if not self.input else (self.input,)
+        return Path(given[0]) if len(given) == 1 and not self.text and is_folder(given[0]) else None
 
     @property
     def _sentences(self) -> tuple[str, ...]:
@@ -153,7 +202,12 @@ class EmbedCommand(ModelOptions):
     def _check(self) -> None:
         from elmokit.output import check_output, writer_for
 
+        for name in ("to", "workers", "shard"):
+            if getattr(self, name) is not None:
+                raise ElmoError(f"--{name} is for a folder of texts: elmo embed FOLDER --output FOLDER", name)
         for text in self.texts:
+            if is_folder(text):
+                raise ElmoError(f"{text} is a folder, which must be given alone: --text {text} embeds the string")
             if is_file(text):
                 raise ElmoError(f"{text} is a file: --input {text} reads it, and --text {text} embeds the string")
         if self._sentences and self.input:
@@ -183,13 +237,9 @@ class EmbedCommand(ModelOptions):
                     f"--output must not be a file that --{name} reads, got {self.output}: it would be overwritten"
                 )
 
-    def _write_file(
-        self, elmo: Elmo, lines: Iterable[str], tokenise: Tokenise, encode: Encode, progress: EmbedProgress
-    ) -> None:
-        from elmokit.output import embed_lines
-
-        assert self._file is not None
-        settings = {
+    def _settings(self, elmo: Elmo) -> dict[str, object]:
+        """What decides the vectors."""
+        return {
             "model": elmo.fingerprint(mixes=True),
             "layer": self._layer(elmo),
             "pool": self.pool,
@@ -197,25 +247,105 @@ class EmbedCommand(ModelOptions):
             "split": self.split,
             "dtype": elmo.dtype,
         }
-        summary = embed_lines(
+
+    def _write_file(
+        self,
+        elmo: Elmo,
+        lines: Iterable[str],
+        tokenise: Tokenise,
+        encode: Encode,
+        output: str | Path,
+        *,
+        resume: bool,
+        on_progress: Callable[[int, int], None],
+    ) -> Summary:
+        from elmokit.output import embed_lines
+
+        return embed_lines(
             lines,
             tokenise=tokenise,
             encode=encode,
-            output=self._file,
+            output=output,
             layout=self.format,
-            settings=settings,
+            settings=self._settings(elmo),
             pooled=self.pool != "none",
             store=self.store,
-            resume=self.resume,
-            on_progress=progress.done,
+            resume=resume,
+            on_progress=on_progress,
         )
-        progress.close()
+
+    def _say_written(self, summary: Summary) -> None:
         if self.json:
             print(json.dumps({"output": self.output, **asdict(summary)}))
             return
         resumed = f", {summary.resumed_from:,} of them by an earlier run" if summary.resumed_from else ""
         done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
         say(f"wrote {self.output}: {done}{resumed}")
+
+    def _embed_folder(self, folder: Path) -> int | None:
+        """Embed a folder of texts; exit status 2 if some of them have no vectors at the end."""
+        from elmokit.output.embed_folder import check_folders, embed_folder, find_texts, select_shard, start_worker
+        from elmokit.progress import ProgressDisplay
+
+        if self._file is None:
+            raise ElmoError(
+                f"{folder} is a folder: --output FOLDER writes a file of vectors for each of its texts, and "
+                f"--text {folder} embeds the string"
+            )
+        if self.input_format != "lines" and (self.segment or self.split != "none"):
+            other = "--segment" if self.segment else "--split"
+            raise ElmoError(f"input_format {self.input_format} excludes {other}: leave it out", "input_format")
+        output, ending, workers = Path(self._file), (self.to or "h5").removeprefix("."), self.workers or 1
+        check_folders(folder, output, ending, self.format)
+        files = find_texts(folder)
+        files = files if self.shard is None else select_shard(files, self.shard)
+        threads = max(1, _cores() // workers)
+        begun = 0.0
+        with ProgressDisplay("embedding", "B", total=sum(file.size for file in files)) as display:
+
+            def show(progress: FolderProgress) -> None:
+                nonlocal begun
+                now = time.monotonic()
+                begun = begun or now  # the model is loaded by then
+                done = f"{progress.files:,} of {counted(len(files), 'file')}, {counted(progress.tokens, 'token')}"
+                rate = f", {quantity(progress.tokens / (now - begun))} tokens/s" if progress.tokens else ""
+                display.update(progress.bytes, extra=done + rate)
+
+            summary = embed_folder(
+                files,
+                output,
+                ending=ending,
+                start=lambda number: start_worker(__name__, (self, number), threads),
+                workers=workers,
+                on_progress=show,
+            )
+        return self._report_folder(summary)
+
+    def _report_folder(self, summary: FolderSummary) -> int | None:
+        problems = {name: message_with_options(error, type(self), {}) for name, error in sorted(summary.failed.items())}
+        if self.json:
+            print(json.dumps({"output": self.output, **asdict(replace(summary, failed={})), "failed": problems}))
+        skipped = f"; {counted(summary.skipped, 'file')} of an earlier run" if summary.skipped else ""
+        done = f"{counted(summary.sentences, 'sentence')}, {counted(summary.tokens, 'token')}"
+        say(f"wrote {counted(summary.files, 'file')} in {self.output}: {done}{skipped}")
+        for name, problem in problems.items():  # errors, which --quiet does not hide
+            print(printable(f"elmo: {name}: {problem}"), file=sys.stderr)
+        if not problems:
+            return None
+        print(f"elmo: {counted(len(problems), 'file')} could not be embedded, see above", file=sys.stderr)
+        return _FAILED
+
+    def for_files(self, number: int) -> tuple[Path, dict[str, object], EmbedFile]:
+        """In the worker process of a number: the output, the settings, and the function that embeds a file."""
+        elmo = replace(self, device=_device_of(number, self.device)).load(self.segment, self.dtype)
+
+        def embed(path: Path, target: Path, progress: FileProgress) -> Summary:
+            tokenise, encode = self._functions(elmo, elmo.unknown_tokens(), progress.read_tokens)
+            with InputSentences((), str(path), self.split, self.input_format, progress.read_bytes) as source:
+                return self._write_file(elmo, source, tokenise, encode, target, resume=True, on_progress=progress.done)
+
+        settings = {**self._settings(elmo), "store": self.store, "layout": self.format}
+        return Path(self.output or ""), settings, embed
 
     def _print_json(self, lines: Iterable[str], tokenise: Tokenise, encode: Encode, progress: EmbedProgress) -> None:
         """One JSON object per sentence, as in a .jsonl file."""
@@ -241,7 +371,14 @@ class EmbedCommand(ModelOptions):
 class InputSentences(Iterator[str]):
     """The sentences to embed: arguments, or the lines of a file or of standard input, split if that is asked for."""
 
-    def __init__(self, given: Sequence[str], path: str | None, split: Split, form: SentenceFormat) -> None:
+    def __init__(
+        self,
+        given: Sequence[str],
+        path: str | None,
+        split: Split,
+        form: SentenceFormat,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
         from elmokit.corpus.lines import InputLines
 
         self.split, self.form, self.lines = split, form, 0
@@ -252,7 +389,7 @@ class InputSentences(Iterator[str]):
             if closed or (path is None and sys.stdin.isatty()):
                 advice = "give sentences as arguments, or --input FILE, or - for standard input"
                 raise ElmoError(f"nothing to embed: {advice}")
-            self._file = InputLines(path or "-")
+            self._file = InputLines(path or "-", on_bytes)
         self._sentences = self._read(sentence_lines(self._file or iter(given), form))
 
     def _read(self, lines: Iterable[str]) -> Iterator[str]:
@@ -366,6 +503,36 @@ class EmbedProgress:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def serve() -> None:
+    """Run a worker process of `elmo embed FOLDER`."""
+    from elmokit.output.embed_folder import serve_files
+
+    serve_files(lambda options: options[0].for_files(options[1]))
+
+
+def _device_of(number: int, device: str | None) -> str | None:
+    """The device of a worker: of several GPUs each worker gets the next, unless one is named."""
+    import torch
+
+    if device not in (None, "cuda") or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def _cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_folder(text: str) -> bool:
+    """Whether a text is the name of a folder; a full stop is a text."""
+    if text in ("", ".", ".."):
+        return False
+    with suppress(OSError, ValueError):
+        return Path(text).is_dir()
+    return False
 
 
 def is_file(text: str) -> bool:

@@ -14,7 +14,7 @@ also be given as words, in the input formats of ELMoForManyLangs' command:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -33,14 +33,15 @@ class InputLines(Closing, Iterator[str]):
         print(lines.bad_lines, lines.first_bad_line)
     """
 
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, on_bytes: Callable[[int], None] | None = None) -> None:
+        """`on_bytes` is called with the number of packed bytes of each read."""
         self.bad_lines = 0
         """Lines by now that were not UTF-8."""
         self.first_bad_line: int | None = None
         """The number of the first of them, from 1."""
         self._open = ExitStack()
         try:
-            self._lines = self._decoded(open_packed(source, self._open), name_of(source))
+            self._lines = self._decoded(open_packed(source, self._open, on_bytes), name_of(source))
         except BaseException:
             self._open.close()
             raise

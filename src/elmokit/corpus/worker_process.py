@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -21,7 +21,15 @@ from elmokit.errors import ElmoError
 class WorkerProcess:
     """A process that runs `serve` of a module; `purpose` and `advice` are for messages about it."""
 
-    def __init__(self, module: str, purpose: str, advice: str, *, descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        purpose: str,
+        advice: str,
+        *,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] = {},
+    ) -> None:
         self._purpose, self._advice = purpose, advice
         # It must import the same modules as this process, from the same places.
         paths = [path for path in sys.path if isinstance(path, str)]
@@ -32,6 +40,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=descriptors,
+                env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches the parent only, which then stops this process
             )
         except OSError as error:

@@ -1,0 +1,142 @@
+"""ELMo in Ray Data: a dataset of texts → the same with vectors, by a pool of actors on one machine or many.
+
+    ds = ray.data.read_parquet("texts/")
+    ds = embed_dataset(ds, column="text", id_column="id", checkpoint="checkpoint/")
+    ds.write_parquet("vectors/")
+
+With a checkpoint, a run that was killed continues, and every row is written exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from elmokit.encode import Layer, Pool
+from elmokit.errors import ElmoError, MissingExtraError
+from elmokit.formats.bundled import DEFAULT
+from elmokit.integrations.arrow import EmbedBatch
+from elmokit.options import check_value
+from elmokit.text.tokens import SegmenterName
+
+try:
+    import ray
+    from pyarrow.fs import FileSystem, FileType
+    from ray.data import ActorPoolStrategy, Dataset
+    from ray.data.checkpoint import CheckpointConfig
+except ImportError as error:
+    raise MissingExtraError("ray", "ray", "embed_dataset") from error
+
+__all__ = ["EmbedBatch", "embed_dataset"]
+
+BATCH_TEXTS = 1024
+BLOCK_BYTES = 64 << 20
+"""A block is what one write task writes, and what a killed run loses; Ray's default is twice as much."""
+OTHER_SLOTS = 3
+"""CPU slots beside the actors: one for reading, one for writing, one for the filter of rows that are done."""
+
+
+def embed_dataset(
+    ds: Dataset,
+    *,
+    column: str = "text",
+    id_column: str | None = None,
+    checkpoint: str | Path | None = None,
+    model: str | Path = DEFAULT,
+    layer: Layer | None = None,
+    pool: Pool | None = None,
+    segment: SegmenterName | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batch_tokens: int | None = None,
+    actors: int | None = None,
+    cpus: int = 1,
+    gpus: float | None = None,
+    batch_texts: int = BATCH_TEXTS,
+    block_bytes: int = BLOCK_BYTES,
+) -> Dataset:
+    """The dataset with the columns that `EmbedBatch` adds; Ray computes them when the dataset is written.
+
+    - `checkpoint`: a folder or address where Ray stores which rows are written. It needs `id_column`, a column of
+      distinct ids, a dataset that was read from files, and `write_parquet` as the next step.
+    - `actors`: the number of processes with a model; by default one per GPU, or one per CPU slot that Ray leaves free.
+    - `cpus`: CPU slots and threads per actor. `gpus`: GPUs per actor, by default 1 if the cluster has any.
+    - `batch_texts`: texts per call of an actor. `block_bytes`: about the size of a write task, which sets
+      `ds.context.target_max_block_size`.
+    - The other arguments are those of `EmbedBatch`.
+    """
+    for name, value in {"cpus": cpus, "batch_texts": batch_texts, "block_bytes": block_bytes}.items():
+        check_value(name, value, int, {"least": 1})
+    if not ray.is_initialized():
+        ray.init()
+    slots = ray.cluster_resources()
+    if gpus is None:
+        gpus = 1.0 if slots.get("GPU") and (device is None or device.startswith("cuda")) else 0.0
+    if actors is None:
+        free = slots.get("GPU", 0) / gpus if gpus else (slots.get("CPU", 1) - OTHER_SLOTS) / cpus
+        actors = max(1, int(free))
+    check_value("actors", actors, int, {"least": 1})
+    options: dict[str, Any] = {
+        "column": column, "model": model, "layer": layer, "pool": pool, "segment": segment, "dtype": dtype,
+        "batch_tokens": batch_tokens,
+    }  # fmt: skip
+    here = EmbedBatch(**options, device="cpu")
+    settings = here.settings()  # a mistake in the arguments is found here, not in an actor
+    if checkpoint is not None:
+        _check_slots(slots.get("CPU", 0), actors * cpus)
+        ds.context.checkpoint_config = _checkpoint_config(id_column, str(checkpoint), settings)
+    ds.context.target_max_block_size = block_bytes
+    return ds.map_batches(
+        EmbedBatch,
+        fn_constructor_kwargs={
+            **options,
+            "model": here.model,
+            "device": device if gpus else "cpu",
+            "threads": cpus,
+        },
+        batch_format="pyarrow",
+        batch_size=batch_texts,
+        compute=ActorPoolStrategy(size=actors),
+        num_cpus=cpus,
+        num_gpus=gpus or None,
+        udf_modifying_row_count=False,
+    )
+
+
+def _check_slots(available: float, wanted: int) -> None:
+    """Refuse a cluster on which a run with a checkpoint would wait for ever."""
+    if available < wanted + OTHER_SLOTS:
+        raise ElmoError(
+            f"a run with a checkpoint needs {wanted + OTHER_SLOTS} CPU slots, {OTHER_SLOTS} more than its actors have, "
+            f"got {available:g}: give fewer actors or cpus, or start Ray with more slots, which may be more than the "
+            "machine has cores",
+            "checkpoint",
+        )
+
+
+def _checkpoint_config(id_column: str | None, path: str, settings: dict[str, Any]) -> CheckpointConfig:
+    """Ray's settings for a checkpoint; one that was begun with another model or layer is refused."""
+    if id_column is None:
+        raise ElmoError("checkpoint needs id_column, a column of distinct ids", "checkpoint", "id_column")
+    path = path if "://" in path else str(Path(path).absolute())
+    config = CheckpointConfig(id_column=id_column, checkpoint_path=path)
+    files, inside = FileSystem.from_uri(path)
+    settings = {**settings, "id_column": id_column}
+    beside = f"{inside.rstrip('/')}.elmokit.json"  # Ray reads every file inside
+    begun = files.get_file_info(inside).type == FileType.Directory
+    if begun and files.get_file_info(beside).type == FileType.File:
+        with files.open_input_stream(beside) as file:
+            before = json.loads(file.read())
+        if differ := [name for name in settings if before.get(name) != settings[name]]:
+            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, settings))
+            raise ElmoError(
+                f"checkpoint {path} was begun with {said}, got {asked}: use those again, or another checkpoint and "
+                "another folder for the vectors",
+                "checkpoint",
+            )
+    if "://" not in path:
+        Path(beside).parent.mkdir(parents=True, exist_ok=True)
+    with files.open_output_stream(beside) as file:
+        file.write(json.dumps(settings, indent=1).encode())
+    return config
