@@ -13,7 +13,7 @@ from datasets.fingerprint import Hasher
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.integrations.datasets import EmbedBatch, embed
+from elmokit.integrations.datasets import EmbedColumns, embed
 from support.doc_pages import run_page
 
 TEXTS = ["the bank of the river .", "", "a bank raised money", "x", "bank"] * 3
@@ -67,8 +67,8 @@ def test_a_stored_result_is_found_again(dataset, model_folder, tmp_path, monkeyp
     dataset.save_to_disk(tmp_path / "stored")
     stored = Dataset.load_from_disk(tmp_path / "stored")
     computed = []
-    plain = EmbedBatch.__call__
-    monkeypatch.setattr(EmbedBatch, "__call__", lambda self, batch: computed.append(1) or plain(self, batch))
+    plain = EmbedColumns.__call__
+    monkeypatch.setattr(EmbedColumns, "__call__", lambda self, batch: computed.append(1) or plain(self, batch))
     first = embed(stored, model=str(model_folder))
     times = len(computed)
     assert times > 0
@@ -82,10 +82,10 @@ def test_a_stored_result_is_found_again(dataset, model_folder, tmp_path, monkeyp
 def test_the_hash_is_that_of_the_weights_and_options(make_elmo, tmp_path):
     folder = tmp_path / "model"
     make_elmo(seed=1).save(folder)
-    function = EmbedBatch(str(folder))
+    function = EmbedColumns(str(folder))
     code = (
-        "import sys; from datasets.fingerprint import Hasher; from elmokit.integrations.datasets import EmbedBatch; "
-        "print(Hasher.hash(EmbedBatch(sys.argv[1])))"
+        "import sys; from datasets.fingerprint import Hasher; from elmokit.integrations.datasets import EmbedColumns; "
+        "print(Hasher.hash(EmbedColumns(sys.argv[1])))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     other = subprocess.run(
@@ -94,15 +94,15 @@ def test_the_hash_is_that_of_the_weights_and_options(make_elmo, tmp_path):
     assert other.stdout.strip() == Hasher.hash(function)
     function({"text": ["a"]})
     assert Hasher.hash(function) == other.stdout.strip(), "use does not change it"
-    assert Hasher.hash(EmbedBatch(str(folder), pool="max")) != Hasher.hash(function)
+    assert Hasher.hash(EmbedColumns(str(folder), pool="max")) != Hasher.hash(function)
     make_elmo(seed=2).save(folder)
-    assert Hasher.hash(EmbedBatch(str(folder))) != Hasher.hash(function)
+    assert Hasher.hash(EmbedColumns(str(folder))) != Hasher.hash(function)
     with pytest.raises(ElmoError, match="has changed"):
         pickle.loads(pickle.dumps(function))({"text": ["a"]})
 
 
 def test_it_is_sent_to_a_process_without_the_model(model_folder):
-    assert len(pickle.dumps(EmbedBatch(str(model_folder)))) < 1000
+    assert len(pickle.dumps(EmbedColumns(str(model_folder)))) < 1000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     ds = embed(ds, "text", model="en")                         # one vector per text
     ds = embed(ds, "text", model="en", output="tokens", num_proc=4)  # one vector per word
-    ds = ds.map(EmbedBatch("en", column="text"), batched=True)  # the same by hand
+    ds = ds.map(EmbedColumns("en", column="text"), batched=True)  # the same by hand
 
 The function that `map` calls is small: each process loads the model itself, and the fingerprint under which `datasets`
 caches a result is made of the model's own fingerprint and the options.
@@ -46,9 +46,9 @@ def embed(
 ) -> AnyDataset:
     """The dataset with the vectors of a column of texts or token lists; the other arguments go to `Dataset.map`.
 
-    The arguments before them are explained in `EmbedBatch`. With `num_proc` each process computes in one thread.
+    The arguments before them are explained in `EmbedColumns`. With `num_proc` each process computes in one thread.
     """
-    function = EmbedBatch(
+    function = EmbedColumns(
         model,
         column=column,
         output=output,
@@ -64,7 +64,7 @@ def embed(
     return _mapped(dataset, function, map_options)
 
 
-def _mapped(dataset: Any, function: EmbedBatch, map_options: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _mapped(dataset: Any, function: EmbedColumns, map_options: Mapping[str, Any]) -> Any:  # noqa: ANN401
     known: Features | None = dataset.features
     if known is not None:
         if function.column not in known:
@@ -73,7 +73,7 @@ def _mapped(dataset: Any, function: EmbedBatch, map_options: Mapping[str, Any]) 
     return dataset.map(function, batched=True, **map_options)
 
 
-class EmbedBatch:
+class EmbedColumns:
     """A batch of rows → the columns of their vectors, for `Dataset.map(…, batched=True)`."""
 
     def __init__(
@@ -132,7 +132,7 @@ class EmbedBatch:
         if self._elmo is None:
             self._elmo = Elmo.load(self.model, device=self.device)
             if self._elmo.fingerprint(mixes=True) != self.fingerprint:
-                raise ElmoError(f"{self.model} has changed since EmbedBatch was made: make it again")
+                raise ElmoError(f"{self.model} has changed since EmbedColumns was made: make it again")
         return self._elmo
 
     def __getstate__(self) -> dict[str, Any]:
