@@ -52,6 +52,7 @@ def on_files(files: Any, *, config: Any) -> Any:  # noqa: ANN401 - mkdocs is not
     return files
 
 
-def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:  # noqa: ANN401
-    """Point links that leave docs/ (`../examples/demo.py`) to the repository."""
-    return re.sub(r"\]\(\.\./([^)\s]+)\)", rf"]({config['extra']['repository']}/blob/main/\1)", markdown)
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:  # noqa: ANN401
+    """Point links that leave docs/ (`../examples/demo.py`, from a folder of docs/ `../../`) to the repository."""
+    up = r"\.\./" * (1 + (page.file.src_uri.count("/") if page else 0))
+    return re.sub(rf"\]\({up}([^)\s]+)\)", rf"]({config['extra']['repository']}/blob/main/\1)", markdown)

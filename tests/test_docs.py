@@ -11,6 +11,7 @@ import zipfile
 from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,6 +243,9 @@ def test_links_out_of_the_docs_lead_to_the_repository(site_hooks):
     config = {"extra": {"repository": "https://host/elmokit"}}
     page = site_hooks.on_page_markdown("[a](../examples/demo.py) [b](text.md)", config=config, page=None)
     assert page == "[a](https://host/elmokit/blob/main/examples/demo.py) [b](text.md)"
+    below = SimpleNamespace(file=SimpleNamespace(src_uri="integrations/spacy.md"))
+    page = site_hooks.on_page_markdown("[a](../../examples/demo.py) [b](../text.md)", config=config, page=below)
+    assert page == "[a](https://host/elmokit/blob/main/examples/demo.py) [b](../text.md)"
 
 
 @pytest.fixture
