@@ -5,7 +5,15 @@
 # line, a blank line between documents. OUTPUT gets text/ (the last file of each kind, cut into what is trained on and what
 # is held out), text/clean/ (the text to train on, by clean.py), run/ (the training run), en/ (the model as it is
 # shipped), eval.txt, positions.tsv and positions.png. A run that was killed resumes from its last checkpoint when the same command is given again. On several machines, one after
-# the other, it is trained in legs: docs/training.md. Variables:
+# the other, it is trained in legs: docs/training.md.
+#
+# The bundled model had a third leg after this run, from its float16 weights:
+#
+#   elmo train OUTPUT/text/clean/*.txt --init OUTPUT/en --output OUTPUT/leg3 --segment english --split line \
+#     --batch-tokens 131072 --grow 1 --tokens 1.1e9 --learning-rate 0.0015 --warmup 0.02 --mask 0.2,0.15 \
+#     --causal 0.125,0.125 --dropout 0
+#
+# Its held-out text was of enwiki-b-2 and books-2 alone, the last files at that time. Variables of this script:
 #
 #   DEVICE              cpu, cuda, cuda:1 ...  [a GPU if there is one]
 #   MINUTES, or STEPS   how long to train, by the clock or in updates  [as en.toml says]
@@ -14,4 +22,4 @@
 set -euo pipefail
 # shellcheck source=runs/reproduce.sh
 source "$(dirname "${BASH_SOURCE[0]}")/reproduce.sh"
-CLEAN=latin STATE=zero reproduce en enwiki simplewiki books europarl frus -- "$@"
+CLEAN=latin LOWER=10 STATE=zero reproduce en enwiki simplewiki books europarl frus -- "$@"

@@ -45,7 +45,7 @@ reproduce() {
   if [[ -n ${CLEAN:-} ]]; then # the script of the language: latin or chinese
     local clean=$output/text/clean
     if [[ ! -f $clean/finished ]]; then
-      "$python" "$here/clean.py" "$clean" "${train[@]}" --script "$CLEAN" ${SIMPLIFY:+--simplify} --against "${heldout[@]}"
+      "$python" "$here/clean.py" "$clean" "${train[@]}" --script "$CLEAN" --lower "${LOWER:-0}" ${SIMPLIFY:+--simplify} --against "${heldout[@]}"
       touch "$clean/finished"
     fi
     train=("$clean"/*.txt)

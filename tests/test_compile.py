@@ -19,7 +19,7 @@ from elmokit.ops.paths import forced
 from elmokit.ops.reference import lstm_reference, transformer_reference
 from elmokit.ops.traceable import lstm_scan, transformer_dense
 from elmokit.ops.weights import LstmWeights
-from support.page_examples import run_page
+from support.doc_pages import run_page
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, transformer_config, word_config
 
 SENTENCES = ["the river bank", "a bank"]
@@ -251,9 +251,9 @@ def test_what_cannot_be_exported_is_said_in_one_sentence():
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_printed(capsys, tmp_path, monkeypatch):
+def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_page("pytorch.md", capsys)
+    run_page("pytorch.md")
     # As the page says, the program needs torch alone.
     code = """
 import sys, torch

@@ -19,7 +19,7 @@ from elmokit import Elmo, ElmoError
 from elmokit.compat import install_allennlp
 from elmokit.integrations.flair import ElmoTokenEmbeddings
 from elmokit.integrations.models import forget_models
-from support.page_examples import run_page
+from support.doc_pages import run_page
 
 ROWS = [["the", "river", "bank"], ["a", " ", "🤟", "\u2028", "\uf8f9"], ["money"]]
 
@@ -135,6 +135,6 @@ def test_flairs_own_class_works_again(make_elmo, tmp_path):
 
 
 @pytest.mark.usefixtures("_without_allennlp")
-def test_the_page_runs_as_printed(capsys, tmp_path, monkeypatch):
+def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_page("flair.md", capsys)
+    run_page("flair.md")

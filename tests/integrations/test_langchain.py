@@ -15,7 +15,7 @@ from elmokit import Elmo, ElmoError
 from elmokit.errors import MissingExtraError
 from elmokit.integrations.langchain import ElmoEmbeddings
 from elmokit.integrations.models import forget_models
-from support.page_examples import run_page
+from support.doc_pages import run_page
 
 TEXTS = ["The bank raised rates.", "We sat on the river bank.", "", "rates"]
 
@@ -111,5 +111,5 @@ def test_without_the_library_the_extra_is_named(monkeypatch, module, library, ex
         import_module(f"elmokit.integrations.{module}")
 
 
-def test_the_page_runs_as_printed(capsys):
-    run_page("langchain.md", capsys)
+def test_the_page_runs_as_printed():
+    run_page("langchain.md")

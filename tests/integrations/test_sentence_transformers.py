@@ -1,12 +1,8 @@
 """ElmoModule in Sentence Transformers: the vectors of encode, save and load, training, MaxSim, MTEB's own check."""
 
-import contextlib
-import io
 import pickle
-import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import mteb
 import numpy as np
@@ -20,9 +16,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from elmokit import Elmo, ElmoError
 from elmokit.errors import MissingExtraError
 from elmokit.integrations.sentence_transformers import ElmoModule, load, sentence_transformer
+from support.doc_pages import run_page
 from support.tiny_models import transformer_config, word_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "sentence-transformers.md"
 TEXTS = ["the river bank", "money of the bank .", "", "a", "the river of money . " * 30]
 CONFIGS = {"lstm": None, "transformer": transformer_config(), "words": word_config()}
 POOLS = ("mean", "max", "first", "last")
@@ -189,10 +185,4 @@ def test_without_the_library(monkeypatch):
 
 def test_the_examples_of_the_page_print_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(pairs) == PAGE.read_text(encoding="utf-8").count("```python") > 1
-    namespace: dict[str, object] = {"__name__": "example"}
-    for code, printed in pairs:
-        with contextlib.redirect_stdout(io.StringIO()) as shown:
-            exec(compile(code, PAGE.name, "exec"), namespace)
-        assert shown.getvalue() == printed
+    run_page("sentence-transformers.md")

@@ -1,13 +1,9 @@
 """ElmokitModel and ElmokitTokenizer in transformers: the vectors of encode, files, Auto classes, pipelines."""
 
-import contextlib
-import io
 import json
 import pickle
-import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,10 +21,10 @@ from transformers import (
 from elmokit import Elmo, ElmoError
 from elmokit.errors import MissingExtraError
 from elmokit.integrations.transformers import ElmokitConfig, ElmokitModel, ElmokitTokenizer
+from support.doc_pages import run_page
 from support.model_files import make_manylangs, write_manylangs
 from support.tiny_models import transformer_config, word_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "transformers.md"
 TEXTS = ["the river bank", "money of the bank .", "", "a"]
 KINDS = ("lstm", "transformer", "words", "symbols and words", "symbols")
 
@@ -269,10 +265,4 @@ def test_without_the_library(monkeypatch, older):
 
 def test_the_examples_of_the_page_print_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(pairs) == PAGE.read_text(encoding="utf-8").count("```python") > 1
-    namespace: dict[str, object] = {"__name__": "example"}
-    for code, printed in pairs:
-        with contextlib.redirect_stdout(io.StringIO()) as shown:
-            exec(compile(code, PAGE.name, "exec"), namespace)
-        assert shown.getvalue() == printed
+    run_page("transformers.md")

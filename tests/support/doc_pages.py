@@ -14,8 +14,8 @@ PAGES = Path(__file__).parent.parent.parent / "docs" / "integrations"
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 
-def run_page(name: str) -> int:
-    """Run the Python and the commands of docs/integrations/NAME; the number of outputs that were compared."""
+def run_page(name: str) -> dict[str, object]:
+    """Run the Python and the commands of docs/integrations/NAME, compare what they print, and return their names."""
     namespace: dict[str, object] = {"__name__": "example"}
     compared = 0
     for kind, body, shown in _BLOCK.findall((PAGES / name).read_text(encoding="utf-8")):
@@ -29,7 +29,8 @@ def run_page(name: str) -> int:
         if shown:
             assert printed.getvalue() == shown, body
             compared += 1
-    return compared
+    assert compared, f"{name} shows no output"
+    return namespace
 
 
 def _run(line: str) -> None:
