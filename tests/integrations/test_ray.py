@@ -80,7 +80,9 @@ def test_the_example_of_the_page_prints_what_is_below_it(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    # Ray prints warnings of its own between them when a machine is busy.
+    lines = printed.splitlines()
+    assert [line for line in done.stdout.splitlines() if line in lines] == lines, done.stdout
 
 
 class Recorder:
