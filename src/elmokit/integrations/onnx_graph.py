@@ -3,8 +3,8 @@
 Inputs, all int32: `characters` [U, M] and/or `words` [U] of the distinct tokens, `places` [B, T] with the row of each
 token among them, `lengths` [B]. Output: `layers` [L+1, B, T, D]; what is past a sentence's end has no meaning.
 
-float16 matrices are cast, and int8 ones multiplied by their scales, in nodes without inputs: ONNX Runtime computes
-those once, when it opens the file. int8 products round each token by itself, so that it does not depend on its batch.
+All arithmetic is float32. float16 weights are cast, and int8 weights multiplied by their scales, in nodes that depend
+on no input: ONNX Runtime computes those once, when it opens the file.
 """
 
 from __future__ import annotations
@@ -34,29 +34,40 @@ Dtype = Literal["float32", "float16", "int8"]
 Array = NDArray[Any]
 
 OPSET, IR = 17, 8
-"""Old enough for the ONNX Runtime of 2023."""
+"""Of 2022: what reads ONNX today reads this."""
 _FEW = 1024
 """Weights of fewer numbers are stored in float32."""
-_STEPS = 127
+_GROUP, _LARGEST = 32, 127
+"""Neighbouring inputs of an int8 matrix that share a scale, and the largest int8 number."""
 _NEVER = -1e4
 """A gate that is closed to the last bit, and a score that softmax turns into 0."""
 
 
 class _Graph:
-    """Nodes and weights of a graph; each method adds some and returns the name of their result."""
+    """Nodes and weights of a graph; most methods add some and return the name of their result."""
 
-    def __init__(self, dtype: Dtype, prefix: str = "") -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: Dtype, float16_parts: int = 0, *, outer: _Graph | None = None) -> None:
+        """`outer`: the graph around the body of a loop; weights belong to it, where a cast is computed once."""
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
+        self._dtype, self._float16_parts = dtype, float16_parts
+        self._outer = outer or self
         self._constants: dict[tuple[object, ...], str] = {}
-        self._prefix = prefix
         self._count = 0
+        self._part = 0
+
+    def body(self) -> _Graph:
+        """A graph for the body of a loop."""
+        return _Graph(self._dtype, outer=self)
+
+    def next_part(self) -> None:
+        """The tokens are done, or a layer, or a block: what follows is the next part of the network."""
+        self._part += 1
 
     def name(self, hint: str) -> str:
-        """A new name."""
-        self._count += 1
-        return f"{self._prefix}{hint.lower()}_{self._count}"
+        """A new name, unique in the whole file."""
+        self._outer._count += 1
+        return f"{hint.lower()}_{self._outer._count}"
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> Any:  # noqa: ANN401 - a name, or several
         """One operation."""
@@ -64,66 +75,81 @@ class _Graph:
         self.nodes.append(helper.make_node(kind, inputs, names, **attributes))
         return names[0] if outputs == 1 else names
 
-    def store(self, values: Array, hint: str = "weight") -> str:
+    def store(self, values: Array) -> str:
         """An array in the file as it is."""
-        name = self.name(hint)
-        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        name = self.name("weight")
+        self._outer.weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
     def constant(self, value: float | Sequence[int], kind: type[np.generic] = np.float32) -> str:
         """A small constant, stored once."""
+        known = self._outer._constants
         key = (kind, value if isinstance(value, float | int) else tuple(value))
-        if key not in self._constants:
-            self._constants[key] = self.store(np.array(value, kind), "constant")
-        return self._constants[key]
+        if key not in known:
+            known[key] = self.store(np.array(value, kind))
+        return known[key]
 
-    def weight(self, values: Array) -> str:
-        """Floats, stored as float16 if that is the dtype of the file."""
-        if self.dtype == "float16" and values.size >= _FEW:
-            return str(self.add("Cast", self.store(values.astype(np.float16)), to=TensorProto.FLOAT))
-        return self.store(values.astype(np.float32))
+    def weight(self, values: Array, *, matrix: bool = False) -> str:
+        """Floats in the dtype of the file; int8 is for matrices [K, O] and tables, whose first axis has the groups."""
+        outer = self._outer
+        dtype = "float16" if outer._dtype == "int8" and outer._part < outer._float16_parts else outer._dtype
+        if dtype == "float32" or values.size < _FEW or (dtype == "int8" and not matrix):
+            return self.store(values.astype(np.float32))
+        if dtype == "float16":
+            limit = np.finfo(np.float16).max
+            return str(
+                outer.add("Cast", self.store(values.clip(-limit, limit).astype(np.float16)), to=TensorProto.FLOAT)
+            )
+        group = _GROUP if len(values) % _GROUP == 0 else len(values)
+        grouped = values.reshape(-1, group, values.shape[1])
+        scales = np.maximum(np.abs(grouped).max(axis=1, keepdims=True) / _LARGEST, np.finfo(np.float32).tiny)
+        small = outer.add("Cast", self.store(np.round(grouped / scales).astype(np.int8)), to=TensorProto.FLOAT)
+        floats = outer.add("Mul", small, self.store(scales.astype(np.float32)))
+        return str(outer.add("Reshape", floats, self.constant(values.shape, np.int64)))
 
     def linear(self, x: str, matrix: Array, bias: Array | None = None) -> str:
         """x [..., K] times matrix [O, K], plus bias [O]."""
-        if self.dtype == "int8" and matrix.size >= _FEW:
-            product = self._int8_product(x, matrix)
-        else:
-            product = self.add("MatMul", x, self.weight(matrix.T))
-        return product if bias is None else str(self.add("Add", product, self.store(bias.astype(np.float32))))
+        product = self.add("MatMul", x, self.weight(matrix.T, matrix=True))
+        return product if bias is None else str(self.add("Add", product, self.store(bias)))
 
-    def _int8_product(self, x: str, matrix: Array) -> str:
-        scales = np.maximum(np.abs(matrix).max(axis=1), np.finfo(np.float32).tiny) / _STEPS  # [O]
-        values = np.round(matrix / scales[:, None]).astype(np.int8)
-        if MODE == "weights":
-            floats = self.add("Cast", self.store(values.T), to=TensorProto.FLOAT)
-            return str(self.add("MatMul", x, self.add("Mul", floats, self.store(scales.astype(np.float32)))))
-        most = self.add("ReduceMax", self.add("Abs", x), axes=[-1], keepdims=1)
-        unit = self.add("Mul", self.add("Max", most, self.constant(1e-30)), self.constant(1 / LEVELS))
-        shifted = self.add("Add", self.add("Div", x, unit), self.constant(float(LEVELS + 1) + 0.5))
-        rounded = self.add("Cast", shifted, to=TensorProto.UINT8)
-        product = self.add("MatMulInteger", rounded, self.store(values.T), self.constant(LEVELS + 1, np.uint8))
-        unscaled = self.add("Mul", self.add("Cast", product, to=TensorProto.FLOAT), unit)
-        return str(self.add("Mul", unscaled, self.store(scales.astype(np.float32))))
+    def split(self, x: str, *sizes: int, axis: int = -1) -> list[str]:
+        """Parts of these sizes."""
+        return list(self.add("Split", x, self.constant(sizes, np.int64), outputs=len(sizes), axis=axis))
 
-    def norm(self, x: str, size: int, factors: Array | None = None) -> str:
-        """Mean 0 and variance 1 over the last axis of `size` numbers, times factors [size]."""
-        scale = self.store(np.ones(size, np.float32) if factors is None else factors.astype(np.float32))
-        return str(self.add("LayerNormalization", x, scale, axis=-1, epsilon=1e-5))
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """x with further axes of size 1."""
+        return str(self.add("Unsqueeze", x, self.constant(axes, np.int64)))
 
+    def norm(self, x: str, size: int) -> str:
+        """Mean 0 and variance 1 over the last axis of `size` numbers."""
+        ones = self.add("Expand", self.constant(1.0), self.constant([size], np.int64))
+        return str(self.add("LayerNormalization", x, ones, axis=-1, epsilon=1e-5))
 
-MODE = "integer"
-LEVELS = 63
+    def positions(self, like: str, axis: int) -> str:
+        """0, 1, 2 … along an axis, int32."""
+        count = self.add("Gather", self.add("Shape", like), self.constant(axis, np.int64))
+        numbers = self.add("Range", self.constant(0, np.int64), count, self.constant(1, np.int64))
+        return str(self.add("Cast", numbers, to=TensorProto.INT32))
+
+    def stack(self, parts: Sequence[str]) -> str:
+        """Parts of one shape along a new first axis."""
+        return str(self.add("Concat", *(self.unsqueeze(part, 0) for part in parts), axis=0))
 
 
-def network_model(bilm: BiLM, dtype: Dtype) -> onnx.ModelProto:
-    """The whole network as an ONNX model without metadata; `bilm` is in float32 on the CPU."""
-    config, graph = bilm.config, _Graph(dtype)
+def network_model(bilm: BiLM, dtype: Dtype, float16_parts: int = 0) -> onnx.ModelProto:
+    """The whole network as an ONNX model without metadata; `bilm` is in float32 on the CPU.
+
+    In an int8 file, the first `float16_parts` of the network (its tokens, then its layers or blocks) are float16:
+    what is rounded there passes through everything above.
+    """
+    config, graph = bilm.config, _Graph(dtype, float16_parts)
     inputs = [("places", ["sentences", "tokens"]), ("lengths", ["sentences"])]
     if config.words is not None:
         inputs.insert(0, ("words", ["distinct"]))
     if config.characters is not None:
         inputs.insert(0, ("characters", ["distinct", "characters"]))
     table = _token_table(graph, bilm)
+    graph.next_part()
     if isinstance(bilm.context, LstmEncoder):
         layers = _lstm_layers(graph, bilm.context, table)
     elif isinstance(bilm.context, TransformerEncoder):
@@ -153,7 +179,7 @@ def _token_table(graph: _Graph, bilm: BiLM) -> str:
     """The distinct tokens without context, [U, P]."""
     encoder, parts = bilm.token_encoder, []
     if encoder.words is not None:
-        parts.append(graph.add("Gather", _rows(graph, _array(encoder.words.weight)), "words"))
+        parts.append(graph.add("Gather", graph.weight(_array(encoder.words.weight), matrix=True), "words"))
     if encoder.char_cnn is not None:
         parts.append(_characters(graph, encoder.char_cnn))
     token = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=-1)
@@ -162,35 +188,20 @@ def _token_table(graph: _Graph, bilm: BiLM) -> str:
     return graph.linear(str(token), _array(encoder.projection.weight), _array(encoder.projection.bias))
 
 
-def _rows(graph: _Graph, table: Array) -> str:
-    """A table whose rows are read; int8 has a scale per row."""
-    if graph.dtype != "int8" or table.size < _FEW:
-        return graph.weight(table)
-    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / _STEPS
-    values = graph.add("Cast", graph.store(np.round(table / scales).astype(np.int8)), to=TensorProto.FLOAT)
-    return str(graph.add("Mul", values, graph.store(scales.astype(np.float32))))
-
-
 def _characters(graph: _Graph, cnn: CharCnn) -> str:
     """characters [U, M] → [U, F]."""
     letters = graph.add("Gather", graph.weight(_array(cnn.embedding.weight)), "characters")
     letters = graph.add("Transpose", letters, perm=[0, 2, 1])  # [U, c, M]
     found = []
     for conv in cnn.convolutions:
-        weight, bias = _array(conv.weight), graph.store(_array(conv.bias))
-        found.append(graph.add("ReduceMax", graph.add("Conv", letters, graph.weight(weight), bias), axes=[2], keepdims=0))
+        products = graph.add("Conv", letters, graph.weight(_array(conv.weight)), graph.store(_array(conv.bias)))
+        found.append(graph.add("ReduceMax", products, axes=[2], keepdims=0))
     x = graph.add("Relu" if cnn.config.activation == "relu" else "Tanh", graph.add("Concat", *found, axis=1))
     for highway in cnn.highways:
         assert isinstance(highway, Highway)
-        (transform, bias), (gate, gate_bias) = highway.matrices()
-        size = len(_array(bias))
-        both = graph.linear(
-            x, np.concatenate([_array(transform), _array(gate)]), np.concatenate([_array(bias), _array(gate_bias)])
-        )
-        change, open_ = graph.add("Split", both, graph.constant([size, size], np.int64), outputs=2, axis=-1)
-        open_ = graph.add("Sigmoid", open_)
+        change, gate = (graph.linear(x, _array(matrix), _array(bias)) for matrix, bias in highway.matrices())
         moved = graph.add("Sub", graph.add("Relu", change), x)
-        x = graph.add("Add", x, graph.add("Mul", open_, moved))
+        x = graph.add("Add", x, graph.add("Mul", graph.add("Sigmoid", gate), moved))
     return str(x)
 
 
@@ -202,10 +213,8 @@ def _lstm_layers(graph: _Graph, encoder: LstmEncoder, table: str) -> str:
     config = encoder.config
     steps = graph.add("Transpose", "places", perm=[1, 0])  # [T, B]
     tokens = graph.add("Gather", table, steps)  # [T, B, P]
-    time = graph.add("Gather", graph.add("Shape", steps), graph.constant(0, np.int64))
-    numbers = graph.add("Range", graph.constant(0, np.int32), graph.add("Cast", time, to=TensorProto.INT32), graph.constant(1, np.int32))
-    inside = graph.add("Less", graph.add("Unsqueeze", numbers, graph.constant([1], np.int64)), "lengths")  # [T, B]
-    inside = graph.add("Unsqueeze", inside, graph.constant([2], np.int64))
+    inside = graph.add("Less", graph.unsqueeze(graph.positions(steps, 0), 1), "lengths")  # [T, B]
+    inside = graph.unsqueeze(inside, 2)
     batch = graph.add("Shape", "lengths")
     directions = [cast(list[LstmWeights], stack) for stack in encoder.stacks()]
     x = [tokens] * len(directions)
@@ -217,14 +226,16 @@ def _lstm_layers(graph: _Graph, encoder: LstmEncoder, table: str) -> str:
             skip = config.skip_connections and number > 0
             x[direction] = graph.add("Add", found, before) if skip else found
         layers.append(x[0] if len(x) == 1 else graph.add("Concat", *x, axis=-1))
-    stacked = [graph.add("Unsqueeze", layer, graph.constant([0], np.int64)) for layer in layers]
-    return str(graph.add("Transpose", graph.add("Concat", *stacked, axis=0), perm=[0, 2, 1, 3]))
+        graph.next_part()
+    return str(graph.add("Transpose", graph.stack(layers), perm=[0, 2, 1, 3]))
 
 
-def _lstm(graph: _Graph, x: str, weights: LstmWeights, config: LstmConfig, inside: str, batch: str, *, reverse: bool) -> str:
-    """One layer in one direction, [T, B, P] → [T, B, P]."""
-    bias = _array(weights.bias).copy()
+def _lstm(
+    graph: _Graph, x: str, weights: LstmWeights, config: LstmConfig, inside: str, batch: str, *, reverse: bool
+) -> str:
+    """One layer in one direction, [T, B, P] → [T, B, P]; ONNX's own LSTM has neither projection nor clips."""
     cells, size = config.cell_size, config.output_size
+    bias = _array(weights.bias).copy()
     bias[cells : 2 * cells] += weights.forget_bias
     gates = graph.linear(x, _array(weights.input), bias)  # for all tokens at once
     if reverse:  # padding comes first: with closed gates the state stays 0 until the sentence begins
@@ -233,44 +244,32 @@ def _lstm(graph: _Graph, x: str, weights: LstmWeights, config: LstmConfig, insid
         graph.add("Expand", graph.constant(0.0), graph.add("Concat", batch, graph.constant([width], np.int64), axis=0))
         for width in (size, cells)
     ]
-    body = _Graph(graph.dtype, prefix=graph.name("step") + "_")
-    z = body.add("Add", "gates", body.linear("h", _array(weights.recurrent)))
-    i, f, g, o = body.add("Split", z, body.constant([cells] * 4, np.int64), outputs=4, axis=-1)
-    c = body.add("Mul", body.add("Sigmoid", f), "c")
-    c = body.add("Add", c, body.add("Mul", body.add("Sigmoid", i), body.add("Tanh", g)))
-    c = _clipped(body, c, weights.cell_clip)
-    h = body.add("Mul", body.add("Sigmoid", o), body.add("Tanh", c))
+    step, (h, c, gate) = graph.body(), (graph.name(name) for name in ("h", "c", "gates"))
+    z = step.add("Add", gate, step.linear(h, _array(weights.recurrent)))
+    i, f, g, o = step.split(z, *[cells] * 4)
+    remembered = step.add("Mul", step.add("Sigmoid", f), c)
+    new = step.add("Mul", step.add("Sigmoid", i), step.add("Tanh", g))
+    new_c = _clipped(step, step.add("Add", remembered, new), weights.cell_clip)
+    new_h = step.add("Mul", step.add("Sigmoid", o), step.add("Tanh", new_c))
     if weights.projection is not None:
-        h = _clipped(body, body.linear(h, _array(weights.projection)), weights.projection_clip)
-    names = {"h": "h", "c": "c", "gates": "gates"}
-    body.nodes += [helper.make_node("Identity", [h], [f"{body._prefix}{out}"]) for out in ("h", "y")]
-    body.nodes.append(helper.make_node("Identity", [c], [f"{body._prefix}c"]))
-    widths = {"h": size, "c": cells, "y": size, "gates": 4 * cells}
-    scan = helper.make_graph(
-        body.nodes,
-        "lstm_step",
-        [helper.make_tensor_value_info(names[n], TensorProto.FLOAT, ["sentences", widths[n]]) for n in names],
-        [
-            helper.make_tensor_value_info(f"{body._prefix}{n}", TensorProto.FLOAT, ["sentences", widths[n]])
-            for n in ("h", "c", "y")
-        ],
-    )
-    graph.weights += body.weights  # outside, where a cast is computed once
-    casts = [node for node in scan.node if node.op_type == "Cast" and node.input[0] in {w.name for w in body.weights}]
-    for node in casts:
-        graph.nodes.append(node)
-        scan.node.remove(node)
-    _, _, outputs = graph.add(
+        new_h = _clipped(step, step.linear(new_h, _array(weights.projection)), weights.projection_clip)
+    y = step.add("Identity", new_h)
+    inputs, outputs = ((h, size), (c, cells), (gate, 4 * cells)), ((new_h, size), (new_c, cells), (y, size))
+    tensors = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["sentences", width]) for name, width in each]
+        for each in (inputs, outputs)
+    ]
+    *_, found = graph.add(
         "Scan",
         *states,
         gates,
         outputs=3,
-        body=scan,
+        body=helper.make_graph(step.nodes, "step", *tensors),
         num_scan_inputs=1,
         scan_input_directions=[int(reverse)],
         scan_output_directions=[int(reverse)],
     )
-    return str(outputs)
+    return str(found)
 
 
 def _clipped(graph: _Graph, x: str, bound: float | None) -> str:
@@ -291,23 +290,16 @@ def _transformer_layers(graph: _Graph, encoder: TransformerEncoder, table: str) 
         y = graph.norm(x, config.size)
         if number % config.every == 0:
             found.append(y)
-    stacked = [graph.add("Unsqueeze", layer, graph.constant([0], np.int64)) for layer in found]
-    return str(graph.add("Concat", *stacked, axis=0))
-
-
-def _positions(graph: _Graph, kind: int) -> str:
-    time = graph.add("Gather", graph.add("Shape", "places"), graph.constant(1, np.int64))
-    numbers = graph.add("Range", graph.constant(0, np.int64), time, graph.constant(1, np.int64))
-    return str(graph.add("Cast", numbers, to=kind))
+        graph.next_part()
+    return graph.stack(found)
 
 
 def _seen(graph: _Graph, config: TransformerConfig) -> str:
     """What is added to the scores: 0 for tokens of the sentence inside the window, [B, 1, T, T]."""
-    numbers = _positions(graph, TensorProto.INT32)
-    apart = graph.add("Sub", graph.add("Unsqueeze", numbers, graph.constant([1], np.int64)), numbers)
-    near = graph.add("LessOrEqual", graph.add("Abs", apart), graph.constant(config.window, np.int32))  # [T, T]
-    inside = graph.add("Less", numbers, graph.add("Unsqueeze", "lengths", graph.constant([1], np.int64)))  # [B, T]
-    inside = graph.add("Unsqueeze", inside, graph.constant([1, 2], np.int64))
+    numbers = graph.positions("places", 1)
+    apart = graph.add("Abs", graph.add("Sub", graph.unsqueeze(numbers, 1), numbers))
+    near = graph.add("LessOrEqual", apart, graph.constant(config.window, np.int32))  # [T, T]
+    inside = graph.unsqueeze(graph.add("Less", numbers, graph.unsqueeze("lengths", 1)), 1, 2)  # [B, 1, 1, T]
     return str(graph.add("Where", graph.add("And", inside, near), graph.constant(0.0), graph.constant(_NEVER)))
 
 
@@ -315,8 +307,8 @@ def _angles(graph: _Graph, config: TransformerConfig) -> tuple[str, str]:
     """Cosines and sines [T, 1, E/2] of the rotary positions, times E^(1/4): that is the scale of the scores."""
     size = config.size // config.n_heads
     rates = 10_000.0 ** -(np.arange(0, size, 2, dtype=np.float64) / size)
-    numbers = graph.add("Unsqueeze", _positions(graph, TensorProto.FLOAT), graph.constant([1, 2], np.int64))
-    angles = graph.add("Mul", numbers, graph.store(rates.astype(np.float32)))
+    numbers = graph.add("Cast", graph.positions("places", 1), to=TensorProto.FLOAT)
+    angles = graph.add("Mul", graph.unsqueeze(numbers, 1, 2), graph.store(rates.astype(np.float32)))
     factor = graph.constant(float(size**0.25))
     return graph.add("Mul", graph.add("Cos", angles), factor), graph.add("Mul", graph.add("Sin", angles), factor)
 
@@ -334,18 +326,16 @@ def _block(
     size, heads = config.size, config.n_heads
     width, inner = size // heads, config.inner_size
     qkv, out, up, down, gate_weight, gate_bias = map(_array, weights)
-    qk, v = graph.add("Split", graph.linear(y, qkv), graph.constant([2 * size, size], np.int64), outputs=2, axis=-1)
+    qk, v = graph.split(graph.linear(y, qkv), 2 * size, size)
     qk = graph.add("Reshape", qk, graph.constant([0, 0, 2 * heads, width], np.int64))
     lengths = graph.add("ReduceSumSquare", qk, axes=[-1], keepdims=1)
     eps = float(width * np.finfo(np.float32).eps)
     qk = graph.add("Div", qk, graph.add("Sqrt", graph.add("Add", lengths, graph.constant(eps))))
-    a, b = graph.add("Split", qk, graph.constant([width // 2] * 2, np.int64), outputs=2, axis=-1)
+    a, b = graph.split(qk, width // 2, width // 2)
     cos, sin = angles
     first = graph.add("Sub", graph.add("Mul", a, cos), graph.add("Mul", b, sin))
     second = graph.add("Add", graph.add("Mul", b, cos), graph.add("Mul", a, sin))
-    q, k = graph.add(
-        "Split", graph.add("Concat", first, second, axis=-1), graph.constant([heads] * 2, np.int64), outputs=2, axis=2
-    )
+    q, k = graph.split(graph.add("Concat", first, second, axis=-1), heads, heads, axis=2)
     v = graph.add("Reshape", v, graph.constant([0, 0, heads, width], np.int64))
     scores = graph.add(
         "MatMul", graph.add("Transpose", q, perm=[0, 2, 1, 3]), graph.add("Transpose", k, perm=[0, 2, 3, 1])
@@ -355,23 +345,10 @@ def _block(
     mixed = graph.add("Transpose", mixed, perm=[0, 2, 1, 3])  # [B, T, H, E]
     gates = graph.add("MatMul", y, graph.store(gate_weight.T))
     gates = graph.add("Sigmoid", graph.add("Add", gates, graph.store(gate_bias)))
-    mixed = graph.add("Mul", mixed, graph.add("Unsqueeze", gates, graph.constant([3], np.int64)))
+    mixed = graph.add("Mul", mixed, graph.unsqueeze(gates, 3))
     mixed = graph.add("Reshape", mixed, graph.constant([0, 0, size], np.int64))
-    x = graph.add("Add", x, _normed_linear(graph, mixed, out))
-    values, gates = graph.add(
-        "Split", _normed_linear(graph, x, up), graph.constant([inner] * 2, np.int64), outputs=2, axis=-1
-    )
+    x = graph.add("Add", x, graph.linear(graph.norm(mixed, size), out))
+    values, gates = graph.split(graph.linear(graph.norm(x, size), up), inner, inner)
     erf = graph.add("Erf", graph.add("Div", gates, graph.constant(float(2**0.5))))
     gelu = graph.add("Mul", graph.add("Mul", gates, graph.add("Add", erf, graph.constant(1.0))), graph.constant(0.5))
-    return str(graph.add("Add", x, _normed_linear(graph, graph.add("Mul", values, gelu), down)))
-
-
-def _normed_linear(graph: _Graph, x: str, matrix: Array) -> str:
-    """matrix [O, K] times the normed x; for int8 the sizes of its columns become factors of the norm."""
-    if graph.dtype != "int8":
-        return graph.linear(graph.norm(x, matrix.shape[1]), matrix)
-    from elmokit.ops.int8 import column_sizes
-    import torch
-
-    factors = column_sizes(torch.from_numpy(matrix)).numpy()
-    return graph.linear(graph.norm(x, matrix.shape[1], factors), matrix / factors)
+    return str(graph.add("Add", x, graph.linear(graph.norm(graph.add("Mul", values, gelu), inner), down)))
