@@ -89,27 +89,28 @@ class _Graph:
             known[key] = self.store(np.array(value, kind))
         return known[key]
 
-    def weight(self, values: Array, *, matrix: bool = False) -> str:
-        """Floats in the dtype of the file; int8 is for matrices [K, O] and tables, whose first axis has the groups."""
+    def weight(self, values: Array, axis: int | None = None) -> str:
+        """Floats in the dtype of the file; int8 needs the axis along which neighbours share a scale."""
         outer = self._outer
         dtype = "float16" if outer._dtype == "int8" and outer._part < outer._float16_parts else outer._dtype
-        if dtype == "float32" or values.size < _FEW or (dtype == "int8" and not matrix):
+        if dtype == "float32" or values.size < _FEW or (dtype == "int8" and axis is None):
             return self.store(values.astype(np.float32))
         if dtype == "float16":
-            limit = np.finfo(np.float16).max
-            return str(
-                outer.add("Cast", self.store(values.clip(-limit, limit).astype(np.float16)), to=TensorProto.FLOAT)
-            )
-        group = _GROUP if len(values) % _GROUP == 0 else len(values)
-        grouped = values.reshape(-1, group, values.shape[1])
-        scales = np.maximum(np.abs(grouped).max(axis=1, keepdims=True) / _LARGEST, np.finfo(np.float32).tiny)
+            most = np.finfo(np.float16).max
+            return str(outer.add("Cast", self.store(values.clip(-most, most).astype(np.float16)), to=TensorProto.FLOAT))
+        assert axis is not None
+        size = values.shape[axis]
+        group = _GROUP if size % _GROUP == 0 else size
+        grouped = values.reshape(*values.shape[:axis], size // group, group, *values.shape[axis + 1 :])
+        largest = np.abs(grouped).max(axis=axis + 1, keepdims=True)
+        scales = np.maximum(largest / _LARGEST, np.finfo(np.float32).tiny)
         small = outer.add("Cast", self.store(np.round(grouped / scales).astype(np.int8)), to=TensorProto.FLOAT)
         floats = outer.add("Mul", small, self.store(scales.astype(np.float32)))
         return str(outer.add("Reshape", floats, self.constant(values.shape, np.int64)))
 
     def linear(self, x: str, matrix: Array, bias: Array | None = None) -> str:
         """x [..., K] times matrix [O, K], plus bias [O]."""
-        product = self.add("MatMul", x, self.weight(matrix.T, matrix=True))
+        product = self.add("MatMul", x, self.weight(matrix.T, axis=0))
         return product if bias is None else str(self.add("Add", product, self.store(bias)))
 
     def split(self, x: str, *sizes: int, axis: int = -1) -> list[str]:
@@ -179,7 +180,7 @@ def _token_table(graph: _Graph, bilm: BiLM) -> str:
     """The distinct tokens without context, [U, P]."""
     encoder, parts = bilm.token_encoder, []
     if encoder.words is not None:
-        parts.append(graph.add("Gather", graph.weight(_array(encoder.words.weight), matrix=True), "words"))
+        parts.append(graph.add("Gather", graph.weight(_array(encoder.words.weight), axis=1), "words"))
     if encoder.char_cnn is not None:
         parts.append(_characters(graph, encoder.char_cnn))
     token = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=-1)
@@ -281,7 +282,7 @@ def _clipped(graph: _Graph, x: str, bound: float | None) -> str:
 
 def _transformer_layers(graph: _Graph, encoder: TransformerEncoder, table: str) -> str:
     """All layers [L+1, B, T, P]; a token sees those of its window by a mask."""
-    config = cast(TransformerConfig, encoder.config)
+    config = encoder.config
     x = graph.norm(graph.add("Gather", table, "places"), config.size)
     mask, angles = _seen(graph, config), _angles(graph, config)
     found, y = [x], graph.norm(x, config.size)
