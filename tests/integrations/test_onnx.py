@@ -161,11 +161,16 @@ np.save({str(tmp_path / "vectors.npy")!r}, vectors)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), elmo.encode(TEXTS, output="sentence"), atol=1e-4)
 
 
-def refusal(arguments, capsys):
-    """What `elmo export onnx` says when it ends with status 2."""
+def status(*arguments):
+    """The exit status of `elmo export onnx`."""
     with pytest.raises(SystemExit) as stop:
         main(["export", "onnx", *arguments])
-    assert stop.value.code == 2
+    return stop.value.code
+
+
+def refusal(arguments, capsys):
+    """What `elmo export onnx` says when it ends with status 2."""
+    assert status(*arguments) == 2
     return capsys.readouterr().err
 
 
@@ -190,7 +195,7 @@ def test_a_file_that_differs_is_refused(tmp_path, monkeypatch, capsys):
 
 def test_the_command(tmp_path, capsys):
     make("lstm").save(tmp_path / "model")
-    main(["export", "onnx", str(tmp_path / "model"), "--output", str(tmp_path / "elmo.onnx")])
+    assert status(str(tmp_path / "model"), "--output", str(tmp_path / "elmo.onnx")) == 0
     assert re.search(r"wrote .*elmo\.onnx .*largest difference from elmokit \d", capsys.readouterr().out)
     about = {entry.key: entry.value for entry in onnx.load(tmp_path / "elmo.onnx").metadata_props}
     assert json.loads(about["elmokit"])["text"] == {"segment": "english"}

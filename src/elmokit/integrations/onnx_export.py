@@ -26,6 +26,7 @@ from elmokit.layers import Vectors
 from elmokit.model.scalar_mix import ScalarMix
 from elmokit.options import check_value
 from elmokit.storage.atomic import atomic_file
+from elmokit.text.english import ABBREVIATIONS
 from elmokit.text.policy import TextPolicy
 
 LARGEST_DIFFERENCE = 1e-4
@@ -92,8 +93,8 @@ def export_onnx(elmo: Elmo, path: str | Path, *, dtype: Dtype = "float32") -> On
                 return OnnxReport(path, temporary.stat().st_size / 1e6, difference, cosine, float16_parts)
         raise ElmoError(
             f"an ONNX file must differ from elmokit by at most {LARGEST_DIFFERENCE} in float32, with cosines of at "
-            f"least {LEAST_COSINE} in any dtype, got {difference:.1e} and {cosine:.4f} in {dtype}: {path} was not written, "
-            "try another dtype"
+            f"least {LEAST_COSINE} in any dtype, got {difference:.1e} and {cosine:.4f} in {dtype}: {path} was not "
+            "written, try another dtype"
         )
 
 
@@ -121,6 +122,8 @@ def _metadata(elmo: Elmo, dtype: Dtype) -> dict[str, Any]:
         "begin": elmo.indexer.begin,
         "end": elmo.indexer.end,
     }
+    if elmo.segment == "english":  # for tokenizers that are not Python
+        about["english"] = {name: sorted(words) for name, words in ABBREVIATIONS.items()}
     if elmo.vocab is not None:
         about["specials"] = elmo.vocab.specials
         if elmo.config.words is not None:
