@@ -242,3 +242,23 @@ def test_without_the_extra_the_message_names_it(monkeypatch, library, module):
     monkeypatch.delitem(sys.modules, f"elmokit.integrations.{module}", raising=False)
     with pytest.raises(MissingExtraError, match=rf"needs the package {library}.*elmokit\[onnx\]"):
         import_module(f"elmokit.integrations.{module}")
+
+
+def test_the_page_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).parents[2].joinpath("docs", "integrations", "onnx.md").read_text(encoding="utf-8")
+    [(code, printed)] = re.findall(r"```python\n(.*?)```\n\nThis prints:\n\n```text\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    export_onnx(Elmo.load("en"), "elmo.onnx", dtype="float16")
+    exec(compile(code, "onnx.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+
+
+def test_a_page_needs_its_runtime(tmp_path, capsys):
+    make("lstm").save(tmp_path / "model")
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["export", "page", str(tmp_path / "model"), "--output", str(tmp_path / "site"), "--runtime", str(tmp_path)]
+        )
+    assert stop.value.code == 2
+    assert "--runtime must be an address or the folder dist of onnxruntime-web" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
