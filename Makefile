@@ -37,7 +37,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -n 2 -m slow
 
 test-browser: $(BROWSER)/.ready
-	ELMOKIT_AXE=$(wildcard $(BROWSER)/axe/package/axe.min.js) $(BROWSER)/bin/pytest tests/browser
+	ELMOKIT_AXE=$(wildcard $(BROWSER)/axe/package/axe.min.js) ELMOKIT_ORT=$(wildcard $(BROWSER)/ort/package/dist) $(BROWSER)/bin/pytest tests/browser
 
 test-clients: $(CLIENTS)/.ready
 	ELMOKIT_CLIENTS=1 $(CLIENTS)/bin/pytest tests/clients -o filterwarnings=default
@@ -93,8 +93,9 @@ $(DOCS)/.ready: pyproject.toml constraints.txt
 $(BROWSER)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BROWSER)
 	$(BROWSER)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
-	$(BROWSER)/bin/python $(INSTALL) --editable '.[serve]' --group test --group browser
+	$(BROWSER)/bin/python $(INSTALL) --editable '.[serve,onnx]' --group test --group browser
 	-mkdir -p $(BROWSER)/axe && cd $(BROWSER)/axe && npm pack --silent axe-core@4.14.0 && tar xzf axe-core-*.tgz
+	-mkdir -p $(BROWSER)/ort && cd $(BROWSER)/ort && npm pack --silent onnxruntime-web@1.30.0 && tar xzf onnxruntime-web-*.tgz
 	@touch $@
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt

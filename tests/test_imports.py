@@ -17,7 +17,7 @@ MODULES = sorted(
 # From the bottom to the top; a module imports from its own level and from those below.
 LEVELS = [
     {"errors"},
-    {"storage", "config", "messages", "options", "progress"},
+    {"storage", "config", "layers", "messages", "options", "progress"},
     {"plots"},
     {"text"},
     {"corpus"},

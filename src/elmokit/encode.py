@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
+from elmokit.layers import Layer as Layer
+from elmokit.layers import Pool as Pool
+from elmokit.layers import Vectors as Vectors
+from elmokit.layers import batches as batches
+from elmokit.layers import check_layer as check_layer
+from elmokit.layers import pool_tokens as pool_tokens
 from elmokit.model.context import padded
 from elmokit.model.placement import moved
 from elmokit.model.scalar_mix import ScalarMix
@@ -41,19 +47,6 @@ FEW_NUMBERS = 65_536
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
-Vectors = NDArray[np.float32]
-Layer = Literal["mix", "top", "all"] | int
-"""Which vectors: a mix of the layers, the top layer, all layers, or one by its number from 0."""
-Pool = Literal["mean", "max", "first", "last"]
-"""How the vectors of a sentence's tokens become one."""
-
-
-def check_layer(layer: Layer, n_layers: int) -> None:
-    """Refuse a layer that a model with `n_layers` layers does not have."""
-    if layer in ("mix", "top", "all"):
-        return
-    if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
-        raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
 
 
 def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
@@ -115,20 +108,6 @@ def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]
         if total >= tokens:
             break
     return window
-
-
-def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of sentences, similar lengths together; a batch exceeds the budget only if one sentence alone does."""
-    batch: list[int] = []
-    total = 0
-    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and total + lengths[number] > batch_tokens:
-            yield batch
-            batch, total = [], 0
-        batch.append(number)
-        total += lengths[number]
-    if batch:
-        yield batch
 
 
 def run_halving(batch: Sequence[Tokens], run: Callable[[Sequence[Tokens]], Iterable[Result]]) -> Iterable[Result]:
@@ -331,18 +310,6 @@ def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: Scala
     # A layer norm is applied sentence by sentence, so that no sentence depends on the others.
     alone = torch.split(values, lengths.tolist(), dim=1) if mix.layer_norm and len(lengths) else [values]
     return torch.cat([mix(part.unsqueeze(1))[0] for part in alone])
-
-
-def pool_tokens(vectors: Vectors, pool: Pool) -> Vectors:
-    """[..., T, D] → [..., D]; a sentence without tokens gives zeros."""
-    if vectors.shape[-2] == 0:
-        return np.zeros((*vectors.shape[:-2], vectors.shape[-1]), np.float32)
-    if pool == "first":
-        return vectors[..., 0, :]
-    if pool == "last":
-        return vectors[..., -1, :]
-    pooled: Vectors = vectors.max(axis=-2) if pool == "max" else vectors.mean(axis=-2)
-    return pooled
 
 
 def _on_host(values: Tensor) -> Callable[[], Vectors]:

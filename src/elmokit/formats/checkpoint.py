@@ -18,7 +18,7 @@ from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.model.bilm import BiLM, int8_names
 from elmokit.model.int8 import COLUMNS, VALUES, check_int8, dense, quantised, version
 from elmokit.model.placement import fill
-from elmokit.text.chars import ByteIndexer, Indexer, SymbolIndexer, SymbolTable, WordIndexer
+from elmokit.text.chars import Indexer, SymbolTable, indexer_of, pieces_of
 from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import Vocabulary
 
@@ -152,23 +152,11 @@ class Checkpoint:
 
     def indexer(self) -> Indexer:
         """What turns tokens into this model's ids."""
-        characters, words = self.config.characters, self.config.words
-        if words is not None and self.vocab is None:
-            raise ElmoError(f"{self.where} reads words and has no vocabulary: name its vocab.txt with vocab", "vocab")
-        longest = characters.max_characters if characters else words.max_characters if words else None
-        if longest is not None and (words is not None or self.symbols is not None):
-            return SymbolIndexer(self.symbols, self.vocab if words else None, longest)
-        if characters is not None:
-            return ByteIndexer(characters.max_characters)
-        assert self.vocab is not None
-        return WordIndexer(self.vocab)
+        return indexer_of(self.config, self.vocab, self.symbols, self.where)
 
     def character_pieces(self, text: Mapping[str, str]) -> CharacterPieces | None:
         """How tokens are split into characters, if `text` says that the model's training text was."""
-        if text.get("segment") != "chars":
-            return None
-        indexer = self.indexer()
-        return CharacterPieces([indexer.begin, indexer.end, *(self.vocab.specials if self.vocab else ())])
+        return pieces_of(text.get("segment"), self.indexer(), self.vocab)
 
 
 def check_plain(value: Tensor, name: str, where: str) -> None:

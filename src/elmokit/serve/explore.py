@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 from starlette.responses import Response
 
 from elmokit.errors import ElmoError
@@ -17,12 +15,11 @@ from elmokit.serve.encodings import normalised
 from elmokit.serve.errors import RequestError
 from elmokit.serve.fields import Text
 from elmokit.serve.gate import Call, json_response
+from elmokit.serve.maps import layer_maps, layer_of, senses_object
 from elmokit.serve.service import Service
 
 if TYPE_CHECKING:
-    from elmokit.analyse import OccurrenceIndex, Senses
-
-Points = NDArray[np.float64]
+    from elmokit.analyse import OccurrenceIndex
 
 _MOST = 1000
 _CLOSE_WORDS = 5
@@ -36,13 +33,8 @@ def describe(name: str, index: OccurrenceIndex) -> dict[str, Any]:
         "name": name,
         "occurrences": len(index),
         "words": int((index.words[:, 1] > 0).sum()),
-        "layer": _layer(index),
+        "layer": layer_of(index),
     }
-
-
-def _layer(index: OccurrenceIndex) -> str | int:
-    layer: str | int = index.description["layer"]
-    return layer
 
 
 async def substitutes(call: Call) -> Response:
@@ -82,7 +74,7 @@ async def neighbours(call: Call) -> Response:
         if not len(rows):
             raise _unknown_word(index, row[position])
     texts = await service.tokenise([row], truncate=False)
-    layer: Any = _layer(index)
+    layer: Any = layer_of(index)
     work = await service.encode(texts, layer=layer, reduce=lambda _, vectors: vectors[position].copy())
     [vector] = work.results
     async with service.searching:
@@ -123,14 +115,14 @@ async def senses(call: Call) -> Response:
                 raise
             raise fields.refused("clusters", str(error).removeprefix("clusters ")) from None
         occurrences = [index.occurrence(row) for row in found.rows.tolist()]
-        answer = _senses_object(found, index, occurrences)
+        answer = senses_object(found, index, occurrences)
         if every:
             texts = await service.tokenise([list(each.tokens) for each in occurrences], truncate=False)
             work = await service.encode(
                 texts, layer="all", reduce=lambda place, vectors: vectors[:, occurrences[place].position].copy()
             )
             vectors = normalised(np.stack(work.results, axis=1))  # [L+1, N, D]
-            answer |= await asyncio.to_thread(_maps, vectors, found, _number(service, index))
+            answer |= await asyncio.to_thread(layer_maps, vectors, found, _number(service, index))
         answers[key] = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         while len(answers) > _CACHED_ANSWERS:
             answers.popitem(last=False)
@@ -140,58 +132,8 @@ async def senses(call: Call) -> Response:
 
 def _number(service: Service, index: OccurrenceIndex) -> int:
     """The number of the index's layer, that of the top layer for a mix."""
-    layer = _layer(index)
+    layer = layer_of(index)
     return layer if isinstance(layer, int) else service.layers - 1
-
-
-def _senses_object(found: Senses, index: OccurrenceIndex, occurrences: list[Any]) -> dict[str, Any]:
-    places = {row: number for number, row in enumerate(found.rows.tolist())}
-    return {
-        "word": found.word,
-        "layer": _layer(index),
-        "silhouette": round(found.silhouette, 4),
-        "points": {str(_layer(index)): np.round(found.points, 5)},
-        "labels": found.labels,
-        "sentences": [{"tokens": each.tokens, "position": each.position} for each in occurrences],
-        "senses": [
-            {"size": sense.size, "typical": sense.typical, "examples": [places[row] for row in sense.rows[:5]]}
-            for sense in found.senses
-        ],
-    }
-
-
-def _maps(vectors: NDArray[np.float32], found: Senses, start: int) -> dict[str, Any]:
-    """For each layer the points on a map, the share of variance on it, and what puts another vector on it.
-
-    Each map is turned and mirrored onto its neighbour, from the index's layer outwards, so that points do not jump
-    when the layer changes. A vector of length 1 with a 1 behind it, times the matrix [D+1, 2], is a point of the map.
-    """
-    from elmokit.analyse.clusters import cluster_plane
-
-    layers = len(vectors)
-    points: dict[int, Points] = {}
-    for layer in (*range(start, layers), *range(start - 1, -1, -1)):
-        own = cluster_plane(vectors[layer].astype(np.float64), found.labels)
-        before = points.get(layer - 1 if layer > start else layer + 1)
-        points[layer] = own if before is None else _turned(own, before)
-    answer: dict[str, Any] = {"points": {}, "variance": {}, "matrices": {}}
-    for layer in range(layers):
-        place, values = points[layer], vectors[layer].astype(np.float64)
-        total = float(values.var(axis=0).sum())
-        answer["points"][str(layer)] = np.round(place, 5)
-        answer["variance"][str(layer)] = np.round(place.var(axis=0) / total if total else np.zeros(2), 4)
-        centre = values.mean(axis=0)
-        axes = np.linalg.lstsq(values - centre, place - place.mean(axis=0), rcond=1e-6)[0]
-        matrix = np.vstack([axes, place.mean(axis=0) - centre @ axes]).astype("<f4")
-        answer["matrices"][str(layer)] = b64encode(matrix.tobytes()).decode()
-    return answer
-
-
-def _turned(points: Points, onto: Points) -> Points:
-    """Points [N, 2] turned and mirrored so that they are near others, never stretched (orthogonal Procrustes)."""
-    centred = points - points.mean(axis=0)
-    u, _, v = np.linalg.svd(centred.T @ (onto - onto.mean(axis=0)))
-    return np.asarray(centred @ u @ v)
 
 
 def _index(call: Call) -> OccurrenceIndex:

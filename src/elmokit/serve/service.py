@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from elmokit import __version__
@@ -18,6 +17,7 @@ from elmokit.errors import ElmoError
 from elmokit.serve.batcher import BOUNDARIES, Batcher, Work
 from elmokit.serve.errors import RequestError, not_ready, overloaded
 from elmokit.serve.fields import Fields, Text
+from elmokit.serve.maps import demo_index
 from elmokit.serve.metrics import Metrics
 from elmokit.serve.settings import ServeSettings
 
@@ -31,10 +31,6 @@ log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 8192
 """Smaller batches than those of `Elmo.encode` on a CPU: as fast, and a new request waits for less."""
-DEMO = Path(__file__).parent / "demo"
-"""Sentences that were written for the demo; each ambiguous word has several of every sense."""
-_CHINESE_WORDS = ("苹果", "杜鹃", "火", "花", "打", "包")
-"""Words of the Chinese demo. A model of characters needs them named, because some have two characters."""
 _CHARACTERS_PER_TOKEN = 250
 """A longer text than this many characters per allowed token is cut before it is tokenised."""
 _CHARACTERS_AT_ONCE = 20_000
@@ -300,8 +296,5 @@ def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIn
             raise ElmoError(f"the folders of index must have different names, got {name} twice", "index")
         found[name] = find_index(elmo, None, index=folder)
     if settings.demo:
-        is_chinese = elmo.segment in ("chars", "jieba")
-        text = DEMO / ("zh.txt" if is_chinese else "en.txt")
-        words = _CHINESE_WORDS if is_chinese else None
-        found["demo"] = find_index(elmo, None, corpus=[str(text)], split="line", words=words)
+        found["demo"] = demo_index(elmo)
     return found

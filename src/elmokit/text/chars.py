@@ -13,7 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elmokit.config import ElmoConfig
 from elmokit.errors import ElmoError
+from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import BEGIN, END, Vocabulary
 
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, PADDING = 256, 257, 258, 259, 260
@@ -144,3 +146,24 @@ class SymbolIndexer:
         if self.words is not None:
             words = np.array([self.words.index(token) + 1 for token in cut], dtype=np.int64)
         return TokenIds(characters, words)
+
+
+def indexer_of(config: ElmoConfig, vocab: Vocabulary | None, symbols: SymbolTable | None, where: str) -> Indexer:
+    """What turns tokens into the ids of a model; `where` is its name in messages."""
+    characters, words = config.characters, config.words
+    if words is not None and vocab is None:
+        raise ElmoError(f"{where} reads words and has no vocabulary: name its vocab.txt with vocab", "vocab")
+    longest = characters.max_characters if characters else words.max_characters if words else None
+    if longest is not None and (words is not None or symbols is not None):
+        return SymbolIndexer(symbols, vocab if words else None, longest)
+    if characters is not None:
+        return ByteIndexer(characters.max_characters)
+    assert vocab is not None
+    return WordIndexer(vocab)
+
+
+def pieces_of(segment: str | None, indexer: Indexer, vocab: Vocabulary | None) -> CharacterPieces | None:
+    """How tokens are split into characters, if the training text of the model was (`segment` is "chars")."""
+    if segment != "chars":
+        return None
+    return CharacterPieces([indexer.begin, indexer.end, *(vocab.specials if vocab else ())])

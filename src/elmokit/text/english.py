@@ -42,6 +42,14 @@ Though Thus To Under Until Was We What When Where Which While Who With Yet You Y
 _SENTENCE_OPENERS = frozenset(_OPENERS.split())
 """Words that begin sentences and not names: in `plan B. The` the period is not the letter's."""
 
+ABBREVIATIONS = {
+    "always": _ALWAYS,
+    "continued": _WHERE_TEXT_GOES_ON,
+    "numbered": _BEFORE_NUMBERS,
+    "openers": _SENTENCE_OPENERS,
+}
+"""The lists above by name, for tokenizers of this kind in other languages."""
+
 _NEXT_WORD = re.compile(r"\s{0,4}(\w{1,12}|\S)")
 _AFTER_INITIAL = re.compile(r"(?:^|[^\w.])[A-Z]\.\s?\Z")
 

@@ -405,6 +405,7 @@ async function start() {
   $("model").textContent = info.served_model_name;
   $("index").replaceChildren(...info.indexes.map(({ name }) => element("option", { value: name, textContent: name })));
   $("index-field").hidden = info.indexes.length < 2;
+  $("groups-field").hidden = document.querySelector('[data-view="substitutes"]').hidden = info.without_server ?? false;
   $("clusters").append(...Array.from({ length: 8 }, (_, i) => element("option", { value: i + 1, textContent: i + 1 })));
   addEventListener("hashchange", readAddress);
   await readAddress();
