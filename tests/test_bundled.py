@@ -149,9 +149,9 @@ def test_senses_come_apart_in_context_and_not_before(english, chinese, word):
         return vectors @ vectors.T
 
     np.testing.assert_allclose(cosines(0), 1, atol=1e-5)
-    similar = cosines("top")
-    same, other = (similar[0, 1] + similar[2, 3]) / 2, similar[:2, 2:].mean()
-    assert same > other + 0.05
+    distances = 1 - cosines("top")
+    same, other = (distances[0, 1] + distances[2, 3]) / 2, distances[:2, 2:].mean()
+    assert same < 0.75 * other  # not a difference: how large cosines are depends on what all vectors of a model share
 
 
 @pytest.mark.parametrize(

@@ -471,7 +471,7 @@ class Elmo(nn.Module):
         return len(tokens) if self.character_pieces is None else self.character_pieces.count(tokens)
 
     def encode_types(self, words: Sequence[str]) -> Tensor:
-        """Distinct words → their vectors without context, [U, P]: layer 0 of `layers_of` before a Transformer norms it."""
+        """Distinct words → their vectors without context, [U, P]; a Transformer norms them to make layer 0."""
         if self.character_pieces is not None and self.character_pieces.count(words) > len(words):
             pieces, counts = self.character_pieces.split([words])
             inner = [self.indexer.begin, *pieces[0], self.indexer.end]
