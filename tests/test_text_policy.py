@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from elmokit import Elmo, ElmoError
-from elmokit import sklearn as elmokit_sklearn
 from elmokit.cli import main
 from elmokit.compat import tfhub
+from elmokit.integrations import sklearn as elmokit_sklearn
 from elmokit.output import read_vectors
 from elmokit.tasks import TaskOptions, TextExample, fit, load, read_texts
 from elmokit.text.tokens import segmenter, words

@@ -112,7 +112,7 @@ def test_help_shows_each_option_with_its_default(call):
         "--elmo mix|0|none",
         "--no-crf",
         "--compare",
-        "Dropout on the ELMo vectors. [default: 0.5]",
+        "Dropout on the ELMo vectors. [default: 0.2]",
         "--seed N",
     ):
         assert text in shown
