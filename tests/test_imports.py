@@ -37,7 +37,7 @@ EXTRAS = (
     "jieba", "pyarrow", "matplotlib", "sklearn", "zstandard", "tensorboard", "huggingface_hub", "triton", "tensorflow",
     "allennlp", "starlette", "uvicorn", "prometheus_client", "orjson",
     "spacy", "transformers", "sentence_transformers", "langchain_core", "llama_index", "flair", "gensim", "datasets",
-    "ray", "onnx", "onnxscript", "onnxruntime",
+    "ray", "onnx", "onnxruntime",
 )  # fmt: skip
 
 LIGHT = {"elmokit.serve", "elmokit.serve.settings", "elmokit.serve.errors"}
