@@ -112,7 +112,7 @@ def test_a_path_goes_before_a_name(make_elmo, tmp_path, monkeypatch):
 def test_chinese_is_there_and_small(chinese):
     assert "zh" in bundled_models()
     assert chinese.text["segment"] == "chars"
-    assert chinese.config.n_outputs == 9
+    assert chinese.config.n_outputs == 10
     assert sum(file.stat().st_size for file in (FOLDER / "zh").iterdir()) <= 25_000_000
 
 
@@ -219,7 +219,7 @@ def test_the_command_line_uses_it(capsys, english):
     assert run("embed", "The bank raised rates.") == 0
     assert f"[5 x {english.config.vector_size}]" in capsys.readouterr().out
     assert run("info", "en") == 0
-    assert f"9 layers x {english.config.vector_size}" in capsys.readouterr().out
+    assert f"10 layers x {english.config.vector_size}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", bundled_models())

@@ -188,7 +188,9 @@ def check_export(config, *, trainable=True):
 
 def test_an_exported_transformer_has_the_same_layers_and_gradients_for_other_shapes():
     check_export(
-        transformer_config(context=TransformerConfig(12, 2, n_heads=3, inner_size=10, window=2, softmax_size=6))
+        transformer_config(
+            context=TransformerConfig(12, 2, n_heads=3, inner_size=10, window=2, softmax_size=6, prediction_layer=True)
+        )
     )
 
 

@@ -26,7 +26,9 @@ CONFIGS = {
         characters=CharacterConfig(filters=((1, 32), (2, 32), (3, 64)), embedding_size=16, n_highway=2),
     ),
     "transformer": transformer_config(),
-    "round transformer": transformer_config(context=TransformerConfig(64, 2, 4, 96, window=6, every=1)),
+    "round transformer": transformer_config(
+        context=TransformerConfig(64, 2, 4, 96, window=6, softmax_size=48, every=1, prediction_layer=True)
+    ),
 }
 same = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

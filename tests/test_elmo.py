@@ -85,7 +85,7 @@ def test_a_short_repr(make_elmo):
     assert repr(make_elmo()) == "Elmo('memory', 3 layers x 12, float32, cpu, segment='whitespace')"
     assert repr(make_elmo(segment="chars").half()) == "Elmo('memory', 3 layers x 12, float16, cpu, segment='chars')"
     assert repr(torch.nn.Sequential(make_elmo())).count("\n") == 2
-    assert repr(Elmo.load(device="cpu")) == "Elmo('en', 9 layers x 384, float32, cpu, segment='english')"
+    assert repr(Elmo.load(device="cpu")) == "Elmo('en', 10 layers x 384, float32, cpu, segment='english')"
 
 
 def test_load_has_the_arguments_of_the_constructor():

@@ -36,7 +36,11 @@ def test_half_precision_on_the_gpu(make_elmo):
         np.testing.assert_allclose(other, one, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("shape", [transformer_config().context, TransformerConfig(64, 4, 2, 96, 4, 32)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [transformer_config().context, TransformerConfig(64, 4, 2, 96, 4, 32, prediction_layer=True)],
+    ids=str,
+)
 def test_a_transformer_on_the_gpu(make_elmo, shape):
     config = transformer_config(context=shape)
     cpu = make_elmo(config, head=True, scale=1.0)

@@ -78,7 +78,7 @@ def test_it_is_near_float32_on_real_text(name):
         lines = [line for line, _ in zip(file, range(400), strict=False)][200:]
     sentences = [line.split()[:60] for line in lines if line.strip()]
     found = cosines(embedded("float32", sentences), embedded("int8", sentences))
-    assert found.mean(axis=1).min() > 0.9995
+    assert found.mean(axis=1).min() > 0.999
     # Sentences of 40 to 60 words follow any rounding more than others do; measured: 0.973 and 0.9945.
     assert found.min() > 0.96
     assert np.quantile(found, 0.001) > 0.99

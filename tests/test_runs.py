@@ -148,7 +148,7 @@ def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
     status, out, err = run("en.sh", corpora, output, **environment)
     assert status == 0, err
     elmo = Elmo.load(output / "en")
-    assert elmo.encode(["The river bank"], output="layers")[0].shape == (3, 3, 16)
+    assert elmo.encode(["The river bank"], output="layers")[0].shape == (4, 3, 16)  # two layers and the prediction
     assert "masked" in (output / "eval.txt").read_text("utf-8")
     assert f"the model is {output}/en" in out
 

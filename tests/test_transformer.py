@@ -68,6 +68,39 @@ def test_gradients_reach_every_weight_that_the_vectors_use(make_elmo):
     }
 
 
+# The prediction as a layer
+
+
+@pytest.mark.parametrize("softmax_size", [6, 12])
+def test_the_last_layer_may_be_what_the_softmax_reads(make_elmo, tmp_path, softmax_size):
+    shape = TransformerConfig(
+        12, n_blocks=4, n_heads=3, inner_size=10, window=4, softmax_size=softmax_size, prediction_layer=True
+    )
+    elmo = make_elmo(transformer_config(context=shape), head=True)
+    assert elmo.config.n_outputs == 4
+    layers = elmo.encode(SENTENCES, output="layers")
+    assert [array.shape for array in layers] == [(4, 6, 12), (4, 3, 12), (4, 0, 12), (4, 1, 12)]
+    for found, top, block in zip(layers, elmo.encode(SENTENCES), elmo.encode(SENTENCES, layer=2), strict=True):
+        assert np.array_equal(found[3], top)
+        assert np.array_equal(found[2], block)
+        read = elmo.bilm.context.softmax_input(torch.from_numpy(found[2]), "this").detach().numpy()
+        np.testing.assert_allclose(top[:, :softmax_size], read * (12 / softmax_size) ** 0.5, rtol=1e-5, atol=1e-6)
+        assert not top[:, softmax_size:].any()
+        np.testing.assert_allclose(np.linalg.norm(top, axis=1), np.sqrt(12), rtol=0.01)  # as long as the others
+    out = elmo(SENTENCES[:2])
+    np.testing.assert_allclose(out["layers"][3, 0].detach(), layers[0][3], rtol=1e-5, atol=1e-5)
+    elmo.save(tmp_path / "model")
+    again = Elmo.load(tmp_path / "model")
+    assert again.config == elmo.config
+    assert np.array_equal(again.encode(["a river bank"])[0], elmo.encode(["a river bank"])[0])
+
+
+def test_older_files_have_no_prediction_layer():
+    values = transformer_config().to_dict()
+    del values["transformer"]["prediction_layer"]
+    assert ElmoConfig.from_dict(values) == transformer_config()
+
+
 # The language model
 
 

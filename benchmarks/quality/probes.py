@@ -32,7 +32,7 @@ from rows import Row, read_rows
 from run import data_folder
 from sources import Encoder, Vectors, open_encoder
 from torch import Tensor
-from two_senses import SENTENCES, read_words, share_right, uses_of
+from two_senses import SENTENCES, read_lists, share_right, uses_of
 
 from elmokit.analyse.probes.sources import append_mean, evenly
 from elmokit.analyse.probes.wic import WicPair, best_threshold, read_wic
@@ -142,20 +142,20 @@ def result(name: str, metric: str, columns: Sequence[float], **facts: float) -> 
     return Result(name, metric, layers, mean, joined, facts)
 
 
-# Words with two senses: nothing is learned
+# Words with several senses: nothing is learned
 
 
 def probe_two_senses(setting: Setting) -> Iterator[Result]:
     """The share of uses whose nearest other use has the same sense."""
     encoder = setting.encoder
-    shares = []
-    words = read_words(encoder.language)
-    for word, senses in words.items():
-        vectors, labels = uses_of(encoder.source, encoder.tokenize, word, senses)  # [U, K, D]
-        layers = [vectors[:, layer] for layer in range(vectors.shape[1])]
-        joined = np.concatenate([found / np.linalg.norm(found, axis=1, keepdims=True) for found in layers], axis=1)
-        shares.append([share_right(found, labels) for found in (*layers, vectors.mean(axis=1), joined)])
-    yield result(f"{len(words)} ambiguous words", "same sense", np.mean(shares, axis=0).tolist(), words=len(words))
+    for words in read_lists(encoder.language):
+        shares = []
+        for word, senses in words.items():
+            vectors, labels = uses_of(encoder.source, encoder.tokenize, word, senses)  # [U, K, D]
+            layers = [vectors[:, layer] for layer in range(vectors.shape[1])]
+            joined = np.concatenate([found / np.linalg.norm(found, axis=1, keepdims=True) for found in layers], axis=1)
+            shares.append([share_right(found, labels) for found in (*layers, vectors.mean(axis=1), joined)])
+        yield result(f"{len(words)} ambiguous words", "same sense", np.mean(shares, axis=0).tolist(), words=len(words))
 
 
 # Word in context: a threshold on the cosine, or a regression on the cosines of all layers

@@ -213,6 +213,9 @@ class TransformerConfig(ContextConfig):
     window: int = _size(64, "How far a token sees to either side in one block.", train="attention_window")
     softmax_size: int = _size(256, "S: numbers per token that the softmax reads.")
     every: int = _size(2, "Blocks per layer that the user gets.")
+    prediction_layer: bool = option(
+        False, "Whether what the softmax reads about the word itself is one more layer, the last."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -223,11 +226,17 @@ class TransformerConfig(ContextConfig):
             )
         if self.n_blocks % self.every:
             raise ElmoError(f"n_blocks must be a multiple of every ({self.every}), got {self.n_blocks}")
+        if self.prediction_layer and self.softmax_size > self.size:
+            raise ElmoError(
+                f"softmax_size must be at most {self.size}, the size of a layer, got {self.softmax_size}: with "
+                "prediction_layer, what the softmax reads is a layer too",
+                *("softmax_size", "prediction_layer"),
+            )
 
     @property
     def n_layers(self) -> int:
-        """L: each `every`-th block gives a layer."""
-        return self.n_blocks // self.every
+        """L: each `every`-th block gives a layer, and so may the prediction."""
+        return self.n_blocks // self.every + self.prediction_layer
 
     @property
     def token_size(self) -> int:
@@ -248,10 +257,11 @@ class TransformerConfig(ContextConfig):
     def describe(self, n_directions: int) -> list[tuple[str, str]]:
         """Names and values for `elmo info` and the model card."""
         given = "every block" if self.every == 1 else f"each {self.every} blocks"
+        predicted = " and what the softmax reads" if self.prediction_layer else ""
         return [
             ("Transformer", f"{self.n_blocks} x {self.size}, {self.n_heads} heads, feed-forward {self.inner_size}"),
             ("attention", f"{self.window} words to either side in a block"),
-            ("layers", f"the token layer and one for {given}, normed"),
+            ("layers", f"the token layer, one for {given}{predicted}, normed"),
         ]
 
 

@@ -211,10 +211,11 @@ def test_a_cut_file_is_named(tmp_path):
     refusal(tmp_path / "to", str(file), "is not a complete safetensors file", dtype="int8")
 
 
-def test_8_bits_are_no_start_for_training(tmp_path, small, capsys):
+def test_training_starts_from_int8_read_as_floats(tmp_path, small, capsys):
     (tmp_path / "text.txt").write_text("the bank of the river\n" * 20)
-    assert run("train", tmp_path / "text.txt", "--output", tmp_path / "run", "--init", small) == 2
-    assert "--init must be a model with float weights" in capsys.readouterr().err
+    assert run("train", tmp_path / "text.txt", "--output", tmp_path / "run", "--init", small, "--steps", "1") == 0
+    assert "int8" in capsys.readouterr().err
+    assert Elmo.load(tmp_path / "run").dtype == "float32"
     with pytest.raises(ElmoError, match="cannot be trained"):
         Elmo.load(small, trainable=True)
 

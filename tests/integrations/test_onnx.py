@@ -35,6 +35,11 @@ SHAPES = {
     "every-block": transformer_config(
         context=TransformerConfig(32, n_blocks=3, n_heads=2, inner_size=64, window=3, softmax_size=6, every=1)
     ),
+    "prediction": transformer_config(
+        context=TransformerConfig(
+            32, n_blocks=2, n_heads=2, inner_size=64, window=3, softmax_size=20, prediction_layer=True
+        )
+    ),
 }
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
+from elmokit import Elmo
 from elmokit.errors import ElmoError
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.updates import Updates
@@ -63,7 +65,9 @@ def test_every_moment_to_stop_is_as_good(elmo, text, tmp_path, monkeypatch, step
     assert stopped.status == 143
     assert f"stopped at step {step}" in stopped.err
     assert last_snapshot(tmp_path / "stopped").facts["progressed"]["step"] == step
-    assert not (tmp_path / "stopped" / "model.safetensors").exists()
+    weights = last_snapshot(tmp_path / "stopped").part("network")
+    for name, value in Elmo.load(tmp_path / "stopped").bilm.state_dict().items():  # the model of this moment
+        assert torch.equal(value, weights[f"bilm.{name}"]), name
     ended = elmo("train", "--output", tmp_path / "stopped", "--resume")
     assert ended.status == 0
     assert f"continuing from step {step}" in ended.err

@@ -193,6 +193,7 @@ def test_chinese_by_character_and_fine_tuning(elmo, refused, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--context", "transformer", "--softmax-size", "500"), ("--softmax-size", "--prediction-layer", "384", "500")),
         (("--context", "transformer", "--cell-size", "8"), ("--cell-size", "lstm")),
         (("--context", "transformer", "--window", "8"), ("window", "lstm")),
         (("--context", "transformer", "--batch-size", "8"), ("--batch-size", "lstm")),

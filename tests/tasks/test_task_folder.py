@@ -223,7 +223,7 @@ def options(folder, **changes):
         (lambda f: changed(f, answers={"kind": "tag", "tags": None, "scheme": {}}), r"task\.json is damaged"),
         (lambda f: changed(f, options=3), r"task\.json is damaged"),
         (lambda f: changed(f, options=options(f, gates=4)), "newer elmokit, which knows gates"),
-        (lambda f: changed(f, options=options(f, hidden=0)), r"task\.json: hidden must be at least 1, got 0"),
+        (lambda f: changed(f, options=options(f, hidden=-1)), r"task\.json: hidden must be at least 0, got -1"),
         (lambda f: changed(f, options=options(f, hidden="8")), "hidden must be a whole number, got '8'"),
         (lambda f: changed(f, segment="chinese"), r"task\.json: the segmenter must be one of"),
         (lambda f: changed(f, static={"size": 6}), r"task\.json is damaged"),

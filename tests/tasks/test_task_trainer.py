@@ -155,7 +155,7 @@ def test_options_that_tasks_and_comparisons_may_share(kind, options):
     [
         ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
         ({"dropout": math.nan}, "dropout must be a finite number, got nan"),
-        ({"hidden": 0}, "hidden must be at least 1, got 0"),
+        ({"hidden": -1}, "hidden must be at least 0, got -1"),
         ({"hidden": 2.5}, r"hidden must be a whole number, got 2\.5"),
         ({"hidden": True}, "hidden must be a whole number, got True"),
         ({"crf": "no"}, "crf must be true or false, got 'no'"),

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from elmokit.config import LstmConfig, TransformerConfig
 from elmokit.errors import ElmoError, MissingExtraError
@@ -292,6 +292,12 @@ def _transformer_layers(graph: _Graph, encoder: TransformerEncoder, table: str) 
         if number % config.every == 0:
             found.append(y)
         graph.next_part()
+    if config.prediction_layer:
+        head = cast(nn.Linear, encoder.heads["this"])
+        read = graph.norm(_gelu(graph, graph.linear(y, _array(head.weight), _array(head.bias))), config.softmax_size)
+        scaled = graph.add("Mul", read, graph.constant(float((config.size / config.softmax_size) ** 0.5)))
+        more = [0, 0, 0, 0, 0, config.size - config.softmax_size]
+        found.append(graph.add("Pad", scaled, graph.constant(more, np.int64)))
     return graph.stack(found)
 
 
@@ -350,6 +356,10 @@ def _block(
     mixed = graph.add("Reshape", mixed, graph.constant([0, 0, size], np.int64))
     x = graph.add("Add", x, graph.linear(graph.norm(mixed, size), out))
     values, gates = graph.split(graph.linear(graph.norm(x, size), up), inner, inner)
-    erf = graph.add("Erf", graph.add("Div", gates, graph.constant(float(2**0.5))))
-    gelu = graph.add("Mul", graph.add("Mul", gates, graph.add("Add", erf, graph.constant(1.0))), graph.constant(0.5))
-    return str(graph.add("Add", x, graph.linear(graph.norm(graph.add("Mul", values, gelu), inner), down)))
+    mixed = graph.add("Mul", values, _gelu(graph, gates))
+    return str(graph.add("Add", x, graph.linear(graph.norm(mixed, inner), down)))
+
+
+def _gelu(graph: _Graph, x: str) -> str:
+    erf = graph.add("Erf", graph.add("Div", x, graph.constant(float(2**0.5))))
+    return str(graph.add("Mul", graph.add("Mul", x, graph.add("Add", erf, graph.constant(1.0))), graph.constant(0.5)))

@@ -130,11 +130,29 @@ class TransformerEncoder(ContextEncoder):
     def traceable_layers(self, tokens: Tensor, inside: Tensor) -> list[Tensor]:
         """The layers of `forward` in operations that torch.export records."""
         blocks = [cast(TransformerBlock, block).weights() for block in self.blocks]
-        return transformer_dense(tokens, inside, blocks, window=self.config.window, every=self.config.every)
+        layers = transformer_dense(tokens, inside, blocks, window=self.config.window, every=self.config.every)
+        if self.config.prediction_layer:
+            read = nn.functional.gelu(cast(nn.Linear, self.heads["this"])(layers[-1]))
+            layers.append(self._filled(nn.functional.layer_norm(read, read.shape[-1:])))
+        return layers
 
     def _layers(self, x: Tensor, segments: Segments, only: int | None, dropout: float) -> Tensor:
-        outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
-        return self.run(x, segments, outputs if only is None else [outputs[only]], dropout)
+        outputs = list(range(0, self.config.n_blocks + 1, self.config.every))
+        predicted = self.config.prediction_layer and only in (None, -1, len(outputs))
+        if only is not None:
+            outputs = outputs[-1:] if predicted else [outputs[only]]
+        found = self.run(x, segments, outputs, dropout)
+        if not predicted:
+            return found
+        prediction = self._filled(self.softmax_input(found[-1], "this")).unsqueeze(0)
+        return prediction if only is not None else torch.cat([found, prediction])
+
+    def _filled(self, prediction: Tensor) -> Tensor:
+        """[..., S] → [..., P]: as long as the vectors of other layers, with zeros after the S numbers."""
+        more = self.config.size - self.config.softmax_size
+        if not more:
+            return prediction
+        return nn.functional.pad(prediction * math.sqrt(self.config.size / self.config.softmax_size), (0, more))
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""

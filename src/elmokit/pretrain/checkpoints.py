@@ -6,7 +6,7 @@
 | checkpoints/step-N.safetensors | everything that the update after N depends on |
 | checkpoints/best.safetensors | the one with the lowest held-out perplexity |
 | metrics.jsonl, curve.png, tensorboard/ | how it went |
-| config.json, model.safetensors, … | the trained model, once the run has ended |
+| config.json, model.safetensors, … | the trained model, once the run has ended or was stopped by a signal |
 | bilm/ | the same as options.json and weights.hdf5 |
 """
 

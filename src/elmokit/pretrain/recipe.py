@@ -55,6 +55,9 @@ class Recipe:
     attention_window: int = transformer_option(64, "Words that a word sees on each side in one block.", least=1)
     softmax_size: int = transformer_option(256, "Numbers per token that the softmax reads.", least=1)
     every: int = transformer_option(2, "Blocks between two layers of the model's output.", least=1)
+    prediction_layer: bool = transformer_option(
+        False, "Give what the softmax reads about a word as one more layer, the last."
+    )
     filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
     character_size: int = option(16, "Numbers per character.", least=1)
     max_characters: int = option(50, "Bytes of a word that are read, with two markers.", least=3)

@@ -34,7 +34,7 @@ from elmokit.pretrain.updates import estimated_cost
 
 
 def run_training(request: TrainRequest, report: Say = lambda _: None) -> int:
-    """Train to the end, export the model, and return the exit status: 0, or 128 + the signal that stopped it.
+    """Train to the end or a signal, export the model, and return the exit status: 0, or 128 + the signal.
 
     `report` is called with each line of text that a user should see.
     """
@@ -108,11 +108,11 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         for missed in training.unwritten:
             training.recorder.record(missed)
         stopped = training.run()
+    if processes.first and training.progress.step:
+        _finish(request, training, start, corpus, heldout, say)
     if stopped:
         say(f"stopped at step {training.progress.step:,}; resume to continue from here")
         return 128 + stopped
-    if processes.first:
-        _finish(request, training, start, corpus, heldout, say)
     processes.wait()
     return 0
 
@@ -165,7 +165,7 @@ def _finish(
     heldout: PreparedCorpus | None,
     say: Say,
 ) -> None:
-    """Export the best weights, after a leg the last ones; draw the curve, say where everything is."""
+    """Export the best weights, before the end of the run the last ones; draw the curve, say where everything is."""
     folder, progress = training.folder, training.progress
     best = None
     if training.ended:

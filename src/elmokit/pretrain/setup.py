@@ -106,12 +106,6 @@ def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> S
     vocab = None if request.vocab is None else read_vocab_file(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
-        if model.int8:
-            raise ElmoError(
-                f"init must be a model with float weights, and {model.where} has int8, which cannot be trained: give "
-                "the model it was made from",
-                "init",
-            )
         usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
         # A model that neither reads words nor predicts them can take any vocabulary.
         if vocab is None and not (usable and (model.head or model.config.words)):
@@ -228,9 +222,9 @@ def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
 
 def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> Start:
     """An existing model; with another vocabulary, words that the model has keep their rows, and the others are new."""
+    messages = [f"init: the int8 weights of {model.where} are read as floats"] if model.int8 else []
     model, vocab = model.in_floats(), vocab or model.vocab
     assert vocab is not None
-    messages: list[str] = []
     torch.manual_seed(recipe.seed)
     config, weights, sums = model.config, dict(model.weights), dict(model.optimizer)
     old = model.vocab

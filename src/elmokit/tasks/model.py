@@ -165,7 +165,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
         kind = task_named(facts["answers"]["kind"])
         if unknown := sorted(facts["options"].keys() - {item.name for item in fields(kind.options)}):
             raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
-        options = kind.options(**facts["options"])
+        options = kind.completed(kind.options(**facts["options"]))
         task, policy = kind.from_dict(facts["answers"], options), TextPolicy(facts["segment"])
         static = None if words is None else StaticVectors(words, **facts["static"])
     except ElmoError as error:

@@ -32,7 +32,7 @@ class TaskOptions:
     static_size: int = option(50, "Size of static vectors that are trained from scratch.", least=1)
     static_frozen: bool = option(False, "Do not train the static vectors of a file.")
     static_min_count: int = option(2, "Rarer words share one static vector that is trained from scratch.", least=1)
-    hidden: int = option(200, "Size of the task's LSTM in each direction.", least=1)
+    hidden: int = option(0, "Size of the task's LSTM in each direction; 0: 400 for tag, 200 otherwise.", least=0)
     layers: int = option(1, "Number of layers of the task's LSTM.", least=1)
     dropout: float = option(0.5, "Dropout on the input and the output of the task's LSTM.", least=0, below=1)
     pooling: Literal["attention", "max", "mean"] = option(

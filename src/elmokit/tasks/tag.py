@@ -289,6 +289,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     example = TaggedExample
     columns = ("token_column", "tag_column")
     own_options = ("crf",)
+    hidden = 400
     splits_text = False
     suffixes = (".jsonl", ".tsv", ".conll")
 

@@ -10,7 +10,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib import import_module
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -83,6 +83,8 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
     """The options that this task reads and not every task does."""
     options: ClassVar[type[TaskOptions]] = TaskOptions
     """A subclass for a task that has options which no other task has."""
+    hidden: ClassVar[int] = 200
+    """The size of its LSTM in each direction if the options leave it open."""
     splits_text: ClassVar[bool] = True
     """Whether the texts of its training files are split into tokens; false if files have tokens."""
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv")
@@ -202,6 +204,11 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
         for example in examples:
             if not isinstance(example, cls.example):
                 raise ElmoError(f"the task {cls.name} takes {cls.example.__name__}, got {type(example).__name__}")
+
+    @classmethod
+    def completed(cls, options: TaskOptions) -> TaskOptions:
+        """The options with this task's values for what they leave open."""
+        return replace(options, hidden=options.hidden or cls.hidden)
 
     @classmethod
     def unused(cls, options: TaskOptions) -> dict[str, str]:

@@ -97,7 +97,7 @@ def fit(
     frozen ELMo vectors. `watch` receives the progress. `paths`: the names of the two files in messages.
     """
     task = task_named(kind)
-    options, watch = options or task.options(), watch or TrainingListener()
+    options, watch = task.completed(options or task.options()), watch or TrainingListener()
     if options.elmo != "none" and elmo is None:
         raise ElmoError("the task reads ELMo vectors: give elmo=, or the option elmo='none'")
     task.check_examples([*train, *(dev or ())])
