@@ -81,10 +81,10 @@ def characters(bilm: BiLM, ids: Tensor) -> Tensor:
 
 def transformer_tops(context: TransformerEncoder, x: Tensor, lengths: Tensor) -> list[Vectors]:
     """x [B, T, P], lengths [B] → the top layer of each sentence without its boundaries."""
-    config, blocks = context.config, context.block_weights()
+    window, blocks, head = context.config.window, context.block_weights(), context.prediction_head()
     return [
-        transformer_reference(tokens[:length], blocks, window=config.window, outputs=[len(blocks)])[0, 1:-1].numpy()
-        for tokens, length in zip(x, lengths.tolist(), strict=True)
+        transformer_reference(one[:length], blocks, window=window, outputs=[len(blocks)], head=head)[-1, 1:-1].numpy()
+        for one, length in zip(x, lengths.tolist(), strict=True)
     ]
 
 

@@ -20,8 +20,8 @@ from elmokit.ops.native import transformer as native_transformer
 from elmokit.ops.native.binding import library
 from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.native.transformer import reason_against, transformer_native
-from elmokit.ops.transformer import transformer_packed
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.transformer import prediction, transformer, transformer_packed
+from elmokit.ops.weights import BlockWeights, HeadWeights
 from support.native_cases import draw, library_with, needs_kernels
 
 pytestmark = needs_kernels
@@ -160,6 +160,52 @@ def test_outputs_come_in_the_order_asked_for(outputs):
     x = draw(309, 40, seed=1)
     everything = transformer_native(x, segments, blocks, window=4, outputs=[0, 1, 2])
     assert torch.equal(transformer_native(x, segments, blocks, window=4, outputs=outputs), everything[outputs])
+
+
+def make_head(size: int, outputs: int) -> HeadWeights:
+    return HeadWeights(draw(outputs, size, seed=90) / size**0.5, draw(outputs, seed=91))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("outputs", [[], [0, 2]])
+@pytest.mark.parametrize(
+    ("size", "lengths", "head_size"), [(40, [9, 0, 1], 40), (68, [700, 3], 50), (200, [100] * 9, 131), (64, [1], 1)]
+)
+def test_a_head_reads_the_last_block(size, lengths, head_size, outputs, int8, threads, every_thread):
+    blocks, head, segments = make_blocks(size, 2, 30), make_head(size, head_size), Segments.of(lengths)
+    if int8:
+        blocks, head = to_int8(blocks), HeadWeights(Int8Matrix.of(head.weight), head.bias)
+    x = 3 * draw(sum(lengths), size, seed=1)
+    every_thread(threads)
+    found = transformer_native(x, segments, blocks, window=20, outputs=outputs, head=head)
+    layers = transformer_native(x, segments, blocks, window=20, outputs=[*outputs, 2])
+    assert torch.equal(found[:-1], layers[:-1])
+    exact = HeadWeights(head.weight.dense(), head.bias) if int8 else head
+    expected = prediction(layers[-1].double(), HeadWeights(exact.weight.double(), exact.bias.double())).float()
+    if int8:
+        assert F.cosine_similarity(found[-1], expected, dim=1).min() > 0.999 or head_size == 1
+    else:
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=2e-5)
+    assert not found[-1, :, head_size:].any()
+    alone = transformer_native(x[: lengths[0]], Segments.of(lengths[:1]), blocks, window=20, outputs=[], head=head)
+    assert torch.equal(alone[0], found[-1, : lengths[0]])
+
+
+def test_a_head_that_does_not_fit_is_refused():
+    x, segments, blocks = draw(5, 40, seed=1), Segments.of([5]), make_blocks(40, 2, 30)
+    for head in (make_head(30, 20), make_head(40, 41), HeadWeights(draw(9, 40, seed=1), draw(8, seed=2))):
+        with pytest.raises(ElmoError, match="head"):
+            transformer_native(x, segments, blocks, window=4, outputs=[2], head=head)
+    with pytest.raises(ElmoError, match="head"):
+        transformer_native(x, segments, to_int8(blocks), window=4, outputs=[2], head=make_head(40, 20))
+
+
+def test_changed_weights_of_a_head_are_noticed():
+    x, segments, blocks, head = draw(5, 40, seed=1), Segments.of([5]), make_blocks(40, 2, 30), make_head(40, 20)
+    before = transformer(x, segments, blocks, window=4, outputs=[], head=head)
+    head.bias.add_(1.0)
+    assert not torch.equal(transformer(x, segments, blocks, window=4, outputs=[], head=head), before)
 
 
 def test_nothing_to_do():

@@ -9,7 +9,7 @@ from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
 from elmokit.ops.transformer import choose, gelu, sigmoid, transformer
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.weights import BlockWeights, HeadWeights
 from support.transformer_cases import random_blocks, random_tokens
 from support.triton_interpreter import needs_triton, run_interpreted
 
@@ -31,6 +31,20 @@ def test_the_packed_path_is_the_equations(way, window):
         if len(part)
     ]
     torch.testing.assert_close(found, torch.cat(want, dim=1), rtol=1e-6, atol=1e-6)  # angles are float32
+
+
+@pytest.mark.parametrize("outputs", [[], [0, 2]])
+def test_a_head_gives_one_more_layer_with_gradients(outputs):
+    x, blocks = tokens((5, 6)), random_blocks()
+    head = HeadWeights(*(torch.randn(shape, dtype=x.dtype).requires_grad_() for shape in ((7, 24), (7,))))
+    found = transformer(x, Segments.of((5, 6)), blocks, window=3, outputs=outputs, head=head)
+    want = torch.cat(
+        [transformer_reference(part, blocks, window=3, outputs=outputs, head=head) for part in x.split((5, 6))], dim=1
+    )
+    torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
+    assert not found[-1, :, 7:].any()
+    ours, plain = (torch.autograd.grad(given.cumsum(2).square().sum(), head) for given in (found, want))
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_segments_of_several_ways_in_one_batch():

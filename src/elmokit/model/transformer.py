@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from elmokit.config import TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.model.context import ContextEncoder, ContextOutput, SoftmaxInputs, State, padded, register_context
-from elmokit.model.int8 import Int8Weight, Linear, apply_linear
+from elmokit.model.int8 import Int8Weight, Linear, matrix_and_bias
 from elmokit.model.placement import moved
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
-from elmokit.ops.traceable import transformer_dense
-from elmokit.ops.transformer import choose, gelu, norm, transformer
-from elmokit.ops.weights import BlockStack, BlockWeights
+from elmokit.ops.traceable import prediction_dense, transformer_dense
+from elmokit.ops.transformer import choose, norm, softmax_input, transformer
+from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
 WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
 """Which word a head predicts, and what a token sees then; this word is masked."""
@@ -108,10 +108,18 @@ class TransformerEncoder(ContextEncoder):
             known = self._stack = tensors, stack
         return known[1]
 
-    def run(self, x: Tensor, segments: Segments, outputs: Sequence[int], dropout: float = 0.0) -> Tensor:
-        """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks."""
+    def run(
+        self,
+        x: Tensor,
+        segments: Segments,
+        outputs: Sequence[int],
+        dropout: float = 0.0,
+        head: HeadWeights | None = None,
+    ) -> Tensor:
+        """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks, and what a head reads."""
+        window = self.config.window
         return transformer(
-            x, segments, self.block_weights(), window=self.config.window, outputs=outputs, dropout=dropout
+            x, segments, self.block_weights(), window=window, outputs=outputs, dropout=dropout, head=head
         )
 
     def forward(
@@ -131,28 +139,23 @@ class TransformerEncoder(ContextEncoder):
         """The layers of `forward` in operations that torch.export records."""
         blocks = [cast(TransformerBlock, block).weights() for block in self.blocks]
         layers = transformer_dense(tokens, inside, blocks, window=self.config.window, every=self.config.every)
-        if self.config.prediction_layer:
-            read = nn.functional.gelu(cast(nn.Linear, self.heads["this"])(layers[-1]))
-            layers.append(self._filled(nn.functional.layer_norm(read, read.shape[-1:])))
-        return layers
+        head = self.prediction_head()
+        return layers if head is None else [*layers, prediction_dense(layers[-1], head)]
 
     def _layers(self, x: Tensor, segments: Segments, only: int | None, dropout: float) -> Tensor:
-        outputs = list(range(0, self.config.n_blocks + 1, self.config.every))
-        predicted = self.config.prediction_layer and only in (None, -1, len(outputs))
+        outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
+        head = self.prediction_head()
         if only is not None:
-            outputs = outputs[-1:] if predicted else [outputs[only]]
-        found = self.run(x, segments, outputs, dropout)
-        if not predicted:
-            return found
-        prediction = self._filled(self.softmax_input(found[-1], "this")).unsqueeze(0)
-        return prediction if only is not None else torch.cat([found, prediction])
+            place = only % (len(outputs) + (head is not None))
+            outputs, head = (outputs[place : place + 1], None) if place < len(outputs) else ((), head)
+        return self.run(x, segments, outputs, dropout, head)
 
-    def _filled(self, prediction: Tensor) -> Tensor:
-        """[..., S] → [..., P]: as long as the vectors of other layers, with zeros after the S numbers."""
-        more = self.config.size - self.config.softmax_size
-        if not more:
-            return prediction
-        return nn.functional.pad(prediction * math.sqrt(self.config.size / self.config.softmax_size), (0, more))
+    def prediction_head(self) -> HeadWeights | None:
+        """What makes the last layer, if that is the prediction."""
+        return self._head("this") if self.config.prediction_layer else None
+
+    def _head(self, word: str) -> HeadWeights:
+        return HeadWeights(*matrix_and_bias(cast(Linear, self.heads[word])))
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
@@ -178,7 +181,7 @@ class TransformerEncoder(ContextEncoder):
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
         """top [N, P], normed → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
-        return norm(gelu(apply_linear(cast(Linear, self.heads[word]), top)))
+        return softmax_input(top, self._head(word))
 
     def token_layer(self, tokens: Tensor) -> Tensor:
         """The token layer as the user gets it: normed, like every layer."""

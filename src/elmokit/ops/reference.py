@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.weights import BlockWeights, LstmWeights
+from elmokit.ops.weights import BlockWeights, HeadWeights, LstmWeights
 
 
 def clip(values: Tensor, bound: float | None) -> Tensor:
@@ -70,11 +70,18 @@ def lstm_windows_reference(
 
 
 def transformer_reference(
-    x: Tensor, blocks: Sequence[BlockWeights], *, window: int, way: int = 0, outputs: Sequence[int]
+    x: Tensor,
+    blocks: Sequence[BlockWeights],
+    *,
+    window: int,
+    way: int = 0,
+    outputs: Sequence[int],
+    head: HeadWeights | None = None,
 ) -> Tensor:
     """One sentence x [T, P] → [len(outputs), T, P]: normed, after these blocks, 0 for the input.
 
-    `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it.
+    `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it. With a
+    head, what the softmax reads is one more layer.
     """
     time, size = x.shape
     heads = len(blocks[0].gate_bias)
@@ -85,6 +92,9 @@ def transformer_reference(
 
     def normed(x: Tensor) -> Tensor:
         return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    def gelu(x: Tensor) -> Tensor:
+        return x * (1 + torch.erf(x / 2**0.5)) / 2
 
     def turned(x: Tensor) -> Tensor:
         a, b = (x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()).chunk(2, dim=-1)
@@ -97,12 +107,18 @@ def transformer_reference(
         y = normed(x)
         q, k, v = (y @ part.T for part in qkv.chunk(3))
         attended = []
-        for head, part in enumerate(torch.arange(size).chunk(heads)):
+        for number, part in enumerate(torch.arange(size).chunk(heads)):
             scores = turned(q[:, part]) @ turned(k[:, part]).T / (2 * half) ** 0.5
             mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, part]
-            attended.append(mixed * (y @ weights.gate_weight[head] + weights.gate_bias[head]).sigmoid()[:, None])
+            gate = (y @ weights.gate_weight[number] + weights.gate_bias[number]).sigmoid()
+            attended.append(mixed * gate[:, None])
         x = x + normed(torch.cat(attended, dim=-1)) @ out.T
         values, gates = (normed(x) @ up.T).chunk(2, dim=-1)
-        x = x + normed(values * gates * (1 + torch.erf(gates / 2**0.5)) / 2) @ down.T
+        x = x + normed(values * gelu(gates)) @ down.T
         found.append(normed(x))
-    return torch.stack([found[number] for number in outputs])
+    layers = [found[number] for number in outputs]
+    if head is not None:
+        weight = head.weight.dense() if isinstance(head.weight, Int8Matrix) else head.weight
+        read = normed(gelu(found[-1] @ weight.T + head.bias)) * (size / len(weight)) ** 0.5
+        layers.append(torch.cat([read, read.new_zeros(time, size - len(weight))], dim=-1))
+    return torch.stack(layers)

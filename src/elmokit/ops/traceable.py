@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops.reference import lstm_step
-from elmokit.ops.weights import BlockWeights, LstmWeights
+from elmokit.ops.weights import BlockWeights, HeadWeights, LstmWeights
 
 
 def lstm_scan(x: Tensor, inside: Tensor, weights: LstmWeights, *, reverse: bool) -> Tensor:
@@ -65,6 +65,13 @@ def transformer_dense(
         if number % every == 0:
             layers.append(_norm(x))
     return layers
+
+
+def prediction_dense(x: Tensor, head: HeadWeights) -> Tensor:
+    """x [B, T, P], normed after the last block → `elmokit.ops.transformer.prediction` [B, T, P]."""
+    found = _norm(F.gelu(F.linear(x, cast(Tensor, head.weight), head.bias)))
+    more = x.shape[-1] - found.shape[-1]
+    return F.pad(found * (x.shape[-1] / found.shape[-1]) ** 0.5, (0, more))
 
 
 def _norm(x: Tensor) -> Tensor:

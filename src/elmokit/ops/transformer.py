@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from elmokit.ops import kernels, native
 from elmokit.ops.attention import Segments, attend, rotary, segment_angles, turn, turning
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import HalfBlock, filled, half_blocks, half_product, linear_again
+from elmokit.ops.linear import HalfBlock, filled, half_blocks, half_product, linear, linear_again
 from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import PathChoice, forced_choice
-from elmokit.ops.weights import BlockStack, BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
 _VECTOR = 16
 """Floats that the widest instructions take together."""
@@ -96,11 +96,18 @@ def transformer(
     window: int,
     outputs: Sequence[int],
     dropout: float = 0.0,
+    head: HeadWeights | None = None,
 ) -> Tensor:
-    """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input."""
-    choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks))
+    """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input.
+
+    With a head, one more follows: its `prediction` from the numbers after the last block.
+    """
+    choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks, head))
     if choice.path == "native":
-        return compiled.transformer_native(x, segments, blocks, window=window, outputs=outputs)
+        return compiled.transformer_native(x, segments, blocks, window=window, outputs=outputs, head=head)
+    if head is not None:
+        found = transformer(x, segments, blocks, window=window, outputs=[*outputs, len(blocks)], dropout=dropout)
+        return torch.cat([found[:-1], prediction(found[-1], head).unsqueeze(0)])
     if choice.path == "cuda" and x.numel():
         from elmokit.ops.gpu.transformer import transformer_cuda
 
@@ -126,11 +133,23 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Path
     return PathChoice("packed", lambda: unfit) if unfit else PathChoice("cuda", lambda: gpu.description(x))
 
 
-def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights]) -> bool:
+def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights], head: HeadWeights | None = None) -> bool:
     """Whether torch would record what is done with these."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(given, Tensor) and given.requires_grad for given in (x, *(m for b in blocks for m in b)))
+    given = (x, *(m for b in blocks for m in b), *(head or ()))
+    return any(isinstance(part, Tensor) and part.requires_grad for part in given)
+
+
+def softmax_input(x: Tensor, head: HeadWeights) -> Tensor:
+    """x [N, P], normed after the last block → what the softmax reads [N, S], normed."""
+    return norm(gelu(linear(x, head.weight, head.bias)))
+
+
+def prediction(x: Tensor, head: HeadWeights) -> Tensor:
+    """x [N, P], normed after the last block → `softmax_input` as a layer [N, P]: as long, with zeros at the end."""
+    found, size = softmax_input(x, head), x.shape[1]
+    return F.pad(found * math.sqrt(size / found.shape[1]), (0, size - found.shape[1]))
 
 
 def transformer_packed(

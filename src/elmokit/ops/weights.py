@@ -68,6 +68,17 @@ class BlockWeights(NamedTuple):
                 yield part
 
 
+class HeadWeights(NamedTuple):
+    """What turns the numbers after the last block into what the softmax reads."""
+
+    weight: Tensor | Int8Matrix  # [S, P]
+    bias: Tensor  # [S]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the head."""
+        return (*(self.weight.tensors() if isinstance(self.weight, Int8Matrix) else (self.weight,)), self.bias)
+
+
 class BlockStack(tuple[BlockWeights, ...]):
     """All blocks of an encoder; what is computed from them is computed once."""
 

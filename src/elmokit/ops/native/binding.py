@@ -169,6 +169,9 @@ class Transformer(Structure):
         ("sin", c_void_p),
         ("places", POINTER(c_int64)),
         ("y", c_void_p),
+        ("head", POINTER(Matrix)),
+        ("head_bias", c_void_p),
+        ("prediction", c_void_p),
         ("threads", c_int64),
         ("shared", c_int64),
     )

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments, rotary
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Block, Library, Transformer, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.packed import PackedMatrix, PackedMemory, check_place, packed_bytes
+from elmokit.ops.native.packed import PackedMatrix, PackedMemory, check_place, packed, packed_bytes
 from elmokit.ops.native.tensor_cache import TensorCache
-from elmokit.ops.weights import BlockStack, BlockWeights
+from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
 LEAST_PRODUCTS = 1_000_000
 """Fewer in a block are not worth another thread."""
@@ -34,6 +35,8 @@ SMALL_COLUMN = 0.5
 what their rounding leaves over is an input too."""
 MOST_REPEATED = 256
 """Such columns, at most (MOST_REPEATS of source/matrix.h)."""
+MOST_LANES = 16
+"""Numbers of the widest vectors."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -49,7 +52,13 @@ def reason_against(x: Tensor, blocks: Sequence[BlockWeights]) -> str | None:
 
 
 def transformer_native(
-    x: Tensor, segments: Segments, blocks: Sequence[BlockWeights], *, window: int, outputs: Sequence[int]
+    x: Tensor,
+    segments: Segments,
+    blocks: Sequence[BlockWeights],
+    *,
+    window: int,
+    outputs: Sequence[int],
+    head: HeadWeights | None = None,
 ) -> Tensor:
     """`elmokit.ops.transformer.transformer` on the CPU, x [N, P] in float32 → [len(outputs), N, P]: no gradients."""
     kernels = library()
@@ -59,7 +68,8 @@ def transformer_native(
     tokens, size = x.shape
     x = x.detach().contiguous()
     wanted = sorted(set(outputs))
-    y = torch.empty(len(wanted), tokens, size, dtype=x.dtype)
+    y = torch.empty(len(wanted) + (head is not None), tokens, size, dtype=x.dtype)
+    read = None if head is None else _heads.of(kernels, head.tensors(), size, lambda: _HeadPlan(kernels, head, plan))
     longest = max((stop - start for start, stop in pairwise(segments.starts)), default=0)
     cos, sin = _rotations(1 << max(longest - 1, 0).bit_length(), plan.head_size)
     count, threads = len(segments.ways), most_threads()
@@ -82,12 +92,17 @@ def transformer_native(
         sin=sin.data_ptr(),
         places=(ctypes.c_int64 * (len(blocks) + 1))(*(places.get(number, -1) for number in range(len(blocks) + 1))),
         y=y.data_ptr(),
+        head=None if read is None else ctypes.pointer(read.matrix.matrix),
+        head_bias=None if read is None else read.bias.data_ptr(),
+        prediction=None if read is None else y[-1].data_ptr(),
         threads=threads,
         shared=tokens < FEW_TOKENS * threads or min(longest, window) > MANY_TOKENS,
     )
     if kernels.transformer(ctypes.byref(job)):
         raise MemoryError(f"there is not enough memory for {tokens} tokens")
-    return y if wanted == list(outputs) else y[[places[number] for number in outputs]]
+    if wanted == list(outputs):
+        return y
+    return y[[*(places[number] for number in outputs), *range(len(wanted), len(y))]]
 
 
 class _TransformerPlan:
@@ -162,6 +177,19 @@ class _TransformerPlan:
             yield Block(*(each.matrix for each in packed), *(part.data_ptr() for part in gate))
 
 
+class _HeadPlan:
+    """A head as the library takes it."""
+
+    def __init__(self, kernels: Library, head: HeadWeights, plan: _TransformerPlan) -> None:
+        outputs, inputs = head.weight.shape
+        fits = plan.size in (None, inputs) and outputs <= inputs and head.bias.shape == (outputs,)
+        if not fits or isinstance(head.weight, Int8Matrix) != plan.int8:
+            raise ElmoError(f"a head {list(head.weight.shape)} does not fit blocks of {plan.size} numbers")
+        check_place(*head.tensors())
+        self.matrix = packed(kernels, head.weight, factors=True)
+        self.bias = F.pad(head.bias.detach().float(), (0, -outputs % MOST_LANES))
+
+
 def _part_count(inputs: int) -> int:
     """Parts of a row of `inputs` numbers: each has a multiple of 4, so that short rows have fewer parts."""
     size = 4 * -(-inputs // (4 * MOST_PARTS))
@@ -177,6 +205,7 @@ def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
 
 
 _plans = TensorCache[_TransformerPlan]()
+_heads = TensorCache[_HeadPlan]()
 
 
 @cache

@@ -39,6 +39,9 @@ struct transformer {
     const float *cos, *sin;        /* [longest segment][E / 2] */
     const int64_t *places;         /* [blocks + 1]: which output is the state after so many blocks, or −1 */
     float *y;                      /* [outputs][N][P] */
+    const struct matrix *head;     /* [S][P], what the softmax reads, or NULL */
+    const float *head_bias;        /* [padded S] */
+    float *prediction;             /* [N][P] */
     int64_t threads, shared; /* shared: whether all threads work on the same tile */
 };
 
@@ -489,19 +492,40 @@ static void run_block(const struct tiler *me, int64_t number, const struct origi
     multiply(me, ADD, &block->down, &coming->qkv, space->wide, first, last, space->x, wide);
 }
 
-/* The states of the tile after the last block. */
+/* What the head makes of a token: gelu of the product and its bias, normed, as long as a layer, with zeros after it. */
+static void predict_row(const struct transformer *job, float *row, int64_t token) {
+    int64_t count = job->head->outputs;
+    float *to = job->prediction + token * job->size, longer = sqrtf((float)job->size / (float)count);
+    for (int64_t k = 0; k < count; k += LANES)
+        *(floats *)(row + k) = gelu(*(const floats *)(row + k) + load(job->head_bias + k));
+    norm_row(row, count, row);
+    for (int64_t k = 0; k < count; k++) to[k] = row[k] * longer;
+    memset(to + count, 0, (job->size - count) * sizeof(float));
+}
+
+/* The states of the tile after the last block, and what the head makes of them. */
 static void end_blocks(const struct tiler *me) {
     const struct transformer *job = me->job;
-    if (job->places[job->n_blocks] < 0) return;
-    for (int64_t item; (item = take_item(me->sharers, me->tile.end - me->tile.begin)) >= 0;) {
-        int64_t row = me->tile.begin - me->tile.from + item;
-        float *x = me->space->x + row * padded(job->size);
+    const struct matrix *head = job->head;
+    struct workspace *space = me->space;
+    int64_t first = me->tile.begin - me->tile.from, tokens = me->tile.end - me->tile.begin;
+    if (job->places[job->n_blocks] < 0 && !head) return;
+    for (int64_t item; (item = take_item(me->sharers, tokens)) >= 0;) {
+        int64_t row = first + item;
+        float *x = space->x + row * padded(job->size);
         if (job->n_blocks)
             norm_row(x, job->size, x);
         else
             take_state(me, 0, row, NULL, 0);
         give_out(me, job->n_blocks, me->tile.begin + item, x);
+        uint8_t *small = space->small + row * padded(job->size);
+        if (head && job->int8) space->units[row] = quantise_inputs(head, 0.0f, x, 0, job->size, small);
     }
+    if (!head) return;
+    int64_t stride = padded(head->outputs);
+    multiply(me, STORE, head, head, space->x, first, first + tokens, space->wide, stride);
+    for (int64_t item; (item = take_item(me->sharers, tokens)) >= 0;)
+        predict_row(job, space->wide + (first + item) * stride, me->tile.begin + item);
 }
 
 /* ---- tiles ---- */
