@@ -142,12 +142,13 @@ def test_a_word_does_not_depend_on_its_company_or_the_threads(half, int8, thread
 
 
 def test_8_bits_are_multiplied_as_single_products_are():
-    """Against torch's operations around compiled products; what is left is the last digits of the gates."""
+    """Against torch's operations around compiled products; last digits may round to another int8 remainder."""
     network, projection = make(WIDTHS[1], highways=2, int8=True)
     ids = words(40, network.config)
     x = network._plain(ids)
-    torch.testing.assert_close(network(ids), x, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(network(ids, projection), apply_linear(projection, x), rtol=1e-3, atol=1e-4)
+    atol = 1e-4 * float(x.max())
+    torch.testing.assert_close(network(ids), x, rtol=1e-3, atol=atol)
+    torch.testing.assert_close(network(ids, projection), apply_linear(projection, x), rtol=1e-3, atol=atol)
 
 
 def test_8_bits_stay_close_to_exact_products(monkeypatch):

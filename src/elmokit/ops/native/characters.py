@@ -87,7 +87,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = Fa
         raise ElmoError(f"words on the CPU must have at least the {plan.widest} characters of a filter, got {place}")
     ids = ids.to(torch.int64).contiguous()
     y = torch.empty(words, plan.size, dtype=torch.float32)
-    threads = min(most_threads(), max(1, words * (plan.products + plan.window_products * longest) // LEAST_PRODUCTS))
+    threads = min(most_threads(), max(1, words * (plan.products + plan.window_sums * longest) // LEAST_PRODUCTS))
     job = Characters.from_buffer_copy(plan.job)
     job.ids, job.words, job.longest, job.y = ids.data_ptr(), words, longest, y.data_ptr()
     job.threads, job.shared, job.pool = threads, words < FEW_WORDS * threads, pool
@@ -106,7 +106,7 @@ class _CharactersPlan:
         weights.check()
         self._kernels = kernels
         self._held: list[object] = []  # what the structures point to
-        filters = [Filters(self._product(each), each[0].shape[2]) for each in weights.filters]
+        filters = [Filters(self._product((weight.mT, bias)), weight.shape[2]) for weight, bias in weights.filters]
         highways = [HighwayArguments(*map(self._product, highway)) for highway in weights.highways]
         projection = Product() if weights.projection is None else self._product(weights.projection, factors=True)
         table = weights.table.detach().contiguous()
@@ -114,7 +114,7 @@ class _CharactersPlan:
         outputs = sum(len(bias) for _, bias in weights.filters)
         self.size = outputs if weights.projection is None else weights.projection[0].shape[0]
         self.widest = max(each.width for each in filters)
-        self.window_products = sum(weight.numel() for weight, _ in weights.filters)
+        self.window_sums = sum(weight[:, 0].numel() for weight, _ in weights.filters)
         self.products = outputs * (2 * len(highways) * outputs + self.size)
         self.job = Characters(
             table=table.data_ptr(),

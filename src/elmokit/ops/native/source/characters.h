@@ -1,9 +1,9 @@
 /* The character part of words: the largest product of each filter over a word's positions, highways, a projection.
 
-   U words of M characters, each of which has c numbers; filters of one width are a matrix [count][c·width], all of them
-   have F outputs. A word's numbers are laid out [c][M], so that the window at p has its number k = i·width + j at
-   [i][p + j]: no window is put together. After a word's last character comes padding, whose windows are all the same:
-   one of them is enough.
+   U words of M characters, each of which has c numbers; filters of one width are a matrix [count][width·c], all of them
+   have F outputs. Words that are computed together have few distinct characters (symbols): a panel of filters is
+   multiplied with each symbol once for each of its places in a window, and a window is then a sum of `width` rows. After
+   a word's last character comes padding, whose windows are all the same: one of them is enough.
 
    Many words are divided among the threads; of few words, threads share the panels of every matrix. The threads are
    those that the context encoder uses next: others would stay awake on the cores that it needs. */
@@ -49,7 +49,12 @@ struct characters {
 
 struct characters_buffers {
     int64_t *lengths;       /* [WORDS]: characters up to the last that is no padding */
-    float *numbers;         /* [WORDS][c][M] */
+    int32_t *symbols;       /* [WORDS][M]: rows of `numbers` */
+    int32_t *rows;          /* [symbols of the table]: where a symbol is in `numbers`, or −1 */
+    float *numbers;         /* [S][c]: of the S distinct symbols of these words */
+    int64_t distinct;       /* S */
+    float *products;        /* [threads of these words][widest filter][S][WIDTH] */
+    int64_t product_room;   /* numbers of `products` that one thread has */
     float *x, *next;        /* [WORDS][padded F] */
     uint8_t *small;         /* [WORDS][2][padded F] */
     float *scales;          /* [WORDS][2] */
@@ -72,7 +77,7 @@ struct member {
     struct sharer alone;
     struct sharer *sharers; /* of the words: one of the two */
     int64_t first, n;
-    float *rest;
+    float *rest, *products;
     float *x, *next;       /* what a highway reads and what it writes, in turns */
     int32_t *sums, *gates; /* [2 · WORDS][WIDTH] */
 };
@@ -80,71 +85,50 @@ struct member {
 /* The larger one in each lane; what is not a number stays. */
 INLINE floats larger(floats a, floats b) { return where((b > a) | (b != b), b, a); }
 
-/* largest [GATES] = the largest of it and of R windows' products with a panel, the first of which is at `numbers`. */
-INLINE void window_tile(
-    const int R, const int half, int64_t size, int64_t width, const float *numbers, int64_t room, const void *panel,
-    floats *largest
-) {
-    floats s[ROWS][GATES];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) s[r][v] = all(0.0f);
-    for (int64_t i = 0, k = 0; i < size; i++, numbers += room)
-        for (int64_t j = 0; j < width; j++, k++) {
-            floats w[GATES];
-#pragma GCC unroll 4
-            for (int v = 0; v < GATES; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                floats x = all(numbers[j + r]);
-#pragma GCC unroll 4
-                for (int v = 0; v < GATES; v++) s[r][v] = times_plus(x, w[v], s[r][v]);
-            }
-        }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < GATES; v++) largest[v] = larger(largest[v], s[r][v]);
-}
-
-INLINE void windows_in(
-    const int half, const struct characters *job, const float *numbers, int64_t windows, int64_t width,
-    const void *panel, floats *largest
-) {
-    int64_t tiles = ceiling(windows, ROWS);
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        int high = (int)(windows / tiles + (tile < windows % tiles));
-#define CALL(R) window_tile(R, half, job->size, width, numbers, job->longest, panel, largest)
-        TILE_CASES(high)
-#undef CALL
-        numbers += high;
-    }
-}
-
 /* The biases of a panel's outputs. */
 INLINE void take_bias(const struct product *p, int64_t panel, float *bias) {
     memset(bias, 0, WIDTH * sizeof(float));
     memcpy(bias, p->bias + panel * WIDTH, smaller(WIDTH, p->weight.outputs - panel * WIDTH) * sizeof(float));
 }
 
+/* products [width][S][WIDTH] = each symbol's numbers at each place of a window times a panel's weights for that place. */
+static void symbol_products(const struct member *me, const struct filters *f, int64_t panel) {
+    const struct characters_buffers *buffers = me->buffers;
+    int64_t size = me->job->size, count = buffers->distinct;
+    struct matrix place = f->product.weight; /* its inputs of one place */
+    const char *weights = panel_at(&place, panel);
+    place.inputs = size;
+    memset(me->products, 0, f->width * count * WIDTH * sizeof(float));
+    for (int64_t j = 0; j < f->width; j++) {
+        place.panels = weights;
+        weights = panel_at(&place, 1);
+        float_product(&place, count, buffers->numbers, size, 0, weights, me->products + j * count * WIDTH);
+    }
+}
+
 /* The filters of a panel at work on all words; the first of them is output `output`. */
 static void convolve_panel(const struct member *me, const struct filters *f, int64_t panel, int64_t output) {
     const struct characters *job = me->job;
-    const struct matrix *m = &f->product.weight;
-    const char *weights = (const char *)m->panels + panel * m->inputs * WIDTH * (m->half ? 2 : 4);
-    int64_t wide = padded(job->outputs), count = smaller(WIDTH, m->outputs - panel * WIDTH);
+    int64_t wide = padded(job->outputs), count = smaller(WIDTH, f->product.weight.outputs - panel * WIDTH);
+    int64_t step = me->buffers->distinct * WIDTH;
     float bias[WIDTH] __attribute__((aligned(64)));
     take_bias(&f->product, panel, bias);
+    symbol_products(me, f, panel);
     for (int64_t word = 0; word < me->n; word++) {
-        const float *numbers = me->buffers->numbers + word * job->size * job->longest;
+        const int32_t *symbols = me->buffers->symbols + word * job->longest;
         int64_t windows = smaller(me->buffers->lengths[word], job->longest - f->width) + 1;
         floats largest[GATES], up, down;
         for (int v = 0; v < GATES; v++) largest[v] = all(-INFINITY);
-        if (m->half)
-            windows_in(1, job, numbers, windows, f->width, weights, largest);
-        else
-            windows_in(0, job, numbers, windows, f->width, weights, largest);
+        for (int64_t p = 0; p < windows; p++) {
+            floats sums[GATES] = {0};
+            for (int64_t j = 0; j < f->width; j++) {
+                const floats *row = (const floats *)(me->products + j * step + symbols[p + j] * WIDTH);
+#pragma GCC unroll 4
+                for (int v = 0; v < GATES; v++) sums[v] += row[v];
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < GATES; v++) largest[v] = larger(largest[v], sums[v]);
+        }
         for (int v = 0; v < GATES; v++) {
             largest[v] += *(const floats *)(bias + v * LANES);
             if (job->tanh) {
@@ -158,20 +142,29 @@ static void convolve_panel(const struct member *me, const struct filters *f, int
     }
 }
 
-/* The numbers of a word's characters. Returns 0, or 1 where the table has none for one of them. */
-static int take_word(const struct member *me, int64_t word) {
+/* The symbols of all words, and their numbers. Returns 0, or 1 where the table has none for one of them. */
+static int take_symbols(const struct member *me) {
     const struct characters *job = me->job;
-    const int64_t *ids = job->ids + (me->first + word) * job->longest;
-    float *numbers = me->buffers->numbers + word * job->size * job->longest;
-    int64_t length = job->longest;
-    while (length && ids[length - 1] == job->padding) length--;
-    me->buffers->lengths[word] = length;
+    struct characters_buffers *buffers = me->buffers;
     int unknown = 0;
-    for (int64_t p = 0; p < job->longest; p++) {
-        int64_t id = ids[p];
-        if (id < 0 || id >= job->symbols) unknown = 1, id = 0;
-        for (int64_t i = 0; i < job->size; i++) numbers[i * job->longest + p] = job->table[id * job->size + i];
+    int32_t distinct = 0;
+    memset(buffers->rows, -1, job->symbols * sizeof(int32_t));
+    for (int64_t word = 0; word < me->n; word++) {
+        const int64_t *ids = job->ids + (me->first + word) * job->longest;
+        int64_t length = job->longest;
+        while (length && ids[length - 1] == job->padding) length--;
+        buffers->lengths[word] = length;
+        for (int64_t p = 0; p < job->longest; p++) {
+            int64_t id = ids[p];
+            if (id < 0 || id >= job->symbols) unknown = 1, id = 0;
+            if (buffers->rows[id] < 0) {
+                memcpy(buffers->numbers + distinct * job->size, job->table + id * job->size, job->size * sizeof(float));
+                buffers->rows[id] = distinct++;
+            }
+            buffers->symbols[word * job->longest + p] = buffers->rows[id];
+        }
     }
+    buffers->distinct = distinct;
     return unknown;
 }
 
@@ -237,8 +230,8 @@ static void convolve_words(struct member *me) {
 static void encode_words(struct member *me, struct characters_office *office) {
     const struct characters *job = me->job;
     int64_t wide = padded(job->outputs);
-    for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;)
-        if (take_word(me, word)) atomic_store(&office->unknown, 1);
+    while (take_item(me->sharers, 1) >= 0)
+        if (take_symbols(me)) atomic_store(&office->unknown, 1);
     convolve_words(me);
     for (const struct highway *h = job->highways; h < job->highways + job->depth; h++) {
         if (job->int8) quantise_words(me, &h->gate.weight);
@@ -291,6 +284,7 @@ static void characters_work(void *given, int rank, int size) {
     me.sums = me.buffers->sums + at * 4 * WORDS * WIDTH;
     me.gates = me.sums + 2 * WORDS * WIDTH;
     me.rest = me.buffers->rest + at * padded(job->outputs);
+    me.products = me.buffers->products + at * me.buffers->product_room;
     for (int64_t part = -1; (part = next_words(&me, part, parts)) >= 0;) {
         me.first = part * together;
         me.n = smaller(together, job->words - me.first);
@@ -305,11 +299,17 @@ static int64_t set_out_characters(
     struct characters_buffers *buffers, const struct characters *job, int64_t members, char *at
 ) {
     int64_t used = 0, n = smaller(WORDS, job->words), wide = padded(job->outputs);
+    int64_t most = smaller(job->symbols, n * job->longest), widest = 0; /* most: distinct symbols */
+    for (int64_t i = 0; i < job->widths; i++) widest = larger_of(widest, job->filters[i].width);
+    buffers->product_room = widest * most * WIDTH;
 #define TAKE(WHAT, COUNT)                                      \
     buffers->WHAT = (void *)(at + used);                          \
     used += padded((int64_t)(COUNT) * sizeof(*buffers->WHAT));
     TAKE(lengths, n)
-    TAKE(numbers, n * job->size * job->longest)
+    TAKE(symbols, n * job->longest)
+    TAKE(rows, job->symbols)
+    TAKE(numbers, most * job->size)
+    TAKE(products, members * buffers->product_room)
     TAKE(x, n * wide)
     TAKE(next, n * wide)
     TAKE(sums, members * 4 * WORDS * WIDTH)
