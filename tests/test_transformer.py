@@ -80,7 +80,7 @@ def test_the_last_layer_may_be_what_the_softmax_reads(make_elmo, tmp_path, softm
     assert elmo.config.n_outputs == 4
     layers = elmo.encode(SENTENCES, output="layers")
     assert [array.shape for array in layers] == [(4, 6, 12), (4, 3, 12), (4, 0, 12), (4, 1, 12)]
-    for found, top, block in zip(layers, elmo.encode(SENTENCES), elmo.encode(SENTENCES, layer=2), strict=True):
+    for found, top, block in zip(layers, elmo.encode(SENTENCES, layer="top"), elmo.encode(SENTENCES), strict=True):
         assert np.array_equal(found[3], top)
         assert np.array_equal(found[2], block)
         read = elmo.bilm.context.softmax_input(torch.from_numpy(found[2]), "this").detach().numpy()
@@ -93,6 +93,9 @@ def test_the_last_layer_may_be_what_the_softmax_reads(make_elmo, tmp_path, softm
     again = Elmo.load(tmp_path / "model")
     assert again.config == elmo.config
     assert np.array_equal(again.encode(["a river bank"])[0], elmo.encode(["a river bank"])[0])
+    pair = elmo.encode(["the bank", "a river bank"], layer="top")
+    similar = pair[0][1] @ pair[1][2] / np.linalg.norm(pair[0][1]) / np.linalg.norm(pair[1][2])
+    np.testing.assert_allclose(elmo.similarity("the bank", "a river bank", words="bank"), similar, rtol=1e-4)
 
 
 def test_older_files_have_no_prediction_layer():

@@ -89,6 +89,10 @@ class WordConfig:
         check_options(self)
 
 
+OneLayer = Literal["mix", "top"] | int
+"""One vector per token: the mix of the layers, the top one, or one by its number."""
+
+
 class ContextConfig(ABC):
     """The shape of a context encoder; a frozen dataclass for each kind.
 
@@ -99,8 +103,16 @@ class ContextConfig(ABC):
     """Its name: the key in config.json, and the `context` of `elmo train`."""
     objective: ClassVar[str] = "windows"
     """How it is trained: on `windows` or on `segments` of text (`elmokit.pretrain.objective`)."""
-    default_layer: ClassVar[Literal["mix", "top"]] = "mix"
-    """The layer that `Elmo.encode` gives: the one whose vectors are best for words in context."""
+
+    @property
+    def default_layer(self) -> OneLayer:
+        """The layer that `Elmo.encode` gives: one whose vectors are good features of words in context."""
+        return "mix"
+
+    @property
+    def similarity_layer(self) -> OneLayer:
+        """The layer that `Elmo.similarity` compares: the one whose cosines tell senses apart best."""
+        return self.default_layer
 
     @property
     @abstractmethod
@@ -205,7 +217,6 @@ class TransformerConfig(ContextConfig):
 
     kind: ClassVar[str] = "transformer"
     objective: ClassVar[str] = "segments"
-    default_layer: ClassVar[Literal["mix", "top"]] = "top"
     size: int = _size(REQUIRED, "P: numbers per token, in every layer.")
     n_blocks: int = _size(8, "Blocks on top of each other.", most=_MOST_PARTS, train="blocks")
     n_heads: int = _size(6, "Attention heads, each with P / n_heads numbers per token.", train="heads")
@@ -237,6 +248,16 @@ class TransformerConfig(ContextConfig):
     def n_layers(self) -> int:
         """L: each `every`-th block gives a layer, and so may the prediction."""
         return self.n_blocks // self.every + self.prediction_layer
+
+    @property
+    def default_layer(self) -> OneLayer:
+        """That of the last block."""
+        return self.n_blocks // self.every if self.prediction_layer else "top"
+
+    @property
+    def similarity_layer(self) -> OneLayer:
+        """The top layer, which may be the prediction."""
+        return "top"
 
     @property
     def token_size(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elmokit.config import OneLayer
 from elmokit.encode import (
     ElmoOutput,
     Layer,
@@ -183,8 +184,8 @@ class Elmo(nn.Module):
         return self.text_policy.name
 
     @property
-    def default_layer(self) -> Literal["mix", "top"]:
-        """What `encode` gives without `layer`: the mix of an LSTM's layers, the top layer of a Transformer."""
+    def default_layer(self) -> OneLayer:
+        """What `encode` gives without `layer`: the mix of an LSTM's layers, the last block of a Transformer."""
         return self.config.context.default_layer
 
     def tokenize(self, text: str, *, segment: SegmenterName | None = None) -> list[Token]:
@@ -324,13 +325,15 @@ class Elmo(nn.Module):
 
         Without `b` the sentences of `a` are compared with each other. `words` is a word, or its position among the
         tokens from 0, in every sentence; or a pair of those for `a` and for `b`, each of them one for all sentences or
-        a list with one per sentence. `layer` is as in `encode`, but not "all".
+        a list with one per sentence. `layer` is as in `encode`, but not "all"; by default the mix of an LSTM's layers,
+        or a Transformer's top layer, which tells senses apart best.
 
         >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
         array(0.67, dtype=float32)
         """
         if layer == "all":
             raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+        layer = self.config.context.similarity_layer if layer is None else layer
         pair = words if isinstance(words, tuple) else (words, words)
         if len(pair) != 2:
             raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")

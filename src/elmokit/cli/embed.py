@@ -197,7 +197,7 @@ class EmbedCommand(ModelOptions):
 
     def _layer(self, elmo: Elmo) -> str:
         every = self._file is not None and self.format in ("bilm", "allennlp")
-        return self.layer or ("all" if every else elmo.default_layer)
+        return self.layer or ("all" if every else str(elmo.default_layer))
 
     def _check(self) -> None:
         from elmokit.output import check_output, writer_for

@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from elmokit.config import ElmoConfig, TransformerConfig
+from elmokit.config import ElmoConfig, OneLayer, TransformerConfig
 from elmokit.errors import DamagedFileError, ElmoError, MissingExtraError
 from elmokit.layers import Layer, Pool, Vectors, batches, check_layer, pool_tokens
 from elmokit.options import check_value
@@ -88,7 +88,7 @@ class OnnxElmo:
         return f"OnnxElmo({str(self.path)!r}, {self.config.n_outputs} layers x {self.config.vector_size})"
 
     @property
-    def default_layer(self) -> Literal["mix", "top"]:
+    def default_layer(self) -> OneLayer:
         """What `encode` gives without `layer`."""
         return self.config.context.default_layer
 
