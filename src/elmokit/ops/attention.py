@@ -6,6 +6,7 @@ computed by itself, so its numbers do not depend on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -113,12 +114,16 @@ def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> 
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def segment_angles(segments: Segments, size: int) -> tuple[Tensor, Tensor]:
-    """The cosines and sines [N, size / 2] of all tokens' places, on the CPU; of one segment, nothing is copied."""
-    cos, sin = _angles(1 << max(segments.longest - 1, 0).bit_length(), size, torch.float32, torch.device("cpu"))
-    if len(segments.ways) == 1:
-        return cos[: segments.starts[1]], sin[: segments.starts[1]]
-    return cos[segments.positions], sin[segments.positions]
+def segment_turns(segments: Segments, size: int) -> Tensor:
+    """Complex numbers [N, size / 2] of length √size at the angles of all tokens' places, on the CPU."""
+    turns = _turns(1 << max(segments.longest - 1, 0).bit_length(), size)
+    return turns[: segments.starts[1]] if len(segments.ways) == 1 else turns[segments.positions]
+
+
+@cache
+def _turns(count: int, size: int) -> Tensor:
+    cos, sin = _angles(count, size, torch.float64, torch.device("cpu"))
+    return (torch.complex(cos, sin) * math.sqrt(size)).to(torch.complex64)
 
 
 def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,10 @@ def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = N
 
 
 class HalfBlock(NamedTuple):
-    """The matrices of a block, packed as torch's float16 products read them: those treat every row by itself."""
+    """The matrices of a block, packed as torch's float16 products read them: those treat every row by itself.
+
+    Numbers of a query or key that are turned together, E / 2 apart in a block's weights, are neighbours here.
+    """
 
     qkv_gates: object  # [3P + G, P]: queries, keys and values, then the gates of the heads with their bias
     out: object  # [P, P]
@@ -115,8 +118,10 @@ def _half_block(weights: BlockWeights) -> HalfBlock | None:
     qkv, out, up, down = weights[:4]
     if isinstance(qkv, Int8Matrix) or any(isinstance(matrix, Int8Matrix) for matrix in (out, up, down)):
         return None
-    missing = -weights.n_heads % GATE_COLUMNS
-    together = torch.cat([qkv.detach(), F.pad(weights.gate_weight.detach().to(qkv.dtype), (0, 0, 0, missing))])
+    missing, size = -weights.n_heads % GATE_COLUMNS, qkv.shape[1]
+    qk = qkv[: 2 * size].detach().reshape(2 * weights.n_heads, 2, -1, size).transpose(1, 2).reshape(2 * size, size)
+    gates = F.pad(weights.gate_weight.detach().to(qkv.dtype), (0, 0, 0, missing))
+    together = torch.cat([qk, qkv[2 * size :].detach(), gates])
     bias = F.pad(weights.gate_bias.detach().float(), (len(qkv), missing))
     matrices = ((together, bias), (out, None), (up, None), (down, None))
     packed = [_packed_halves(matrix, bias) for matrix, bias in matrices if isinstance(matrix, Tensor)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels, native
-from elmokit.ops.attention import Segments, attend, rotary, segment_angles, turn, turning
+from elmokit.ops.attention import Segments, attend, rotary, segment_turns, turn, turning
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.linear import HalfBlock, filled, half_blocks, half_product, linear, linear_again
 from elmokit.ops.native import transformer as compiled
@@ -61,24 +61,21 @@ def block(
     return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
 
 
-def half_block(x: Tensor, weights: HalfBlock, heads: int, attention: Attention, cos: Tensor, sin: Tensor) -> Tensor:
+def half_block(x: Tensor, weights: HalfBlock, heads: int, attention: Attention, turns: Tensor) -> Tensor:
     """`block` in fewer of torch's operations, each of which takes longer to begin than a short sentence to compute.
 
-    cos and sin are [N, E / 2]. Every operation rounds each number by itself, or sums along a row, so a sentence has the
-    same vectors in any batch.
+    turns [N, 1, E / 2] are those of `segment_turns`. Every operation rounds each number by itself, or sums along a row,
+    so a sentence has the same vectors in any batch.
     """
     rows, width = x.shape
     size = width // heads
     found = half_product(norm(x), weights.qkv_gates)
     qk = found[:, : 2 * width].view(rows, 2 * heads, size)
-    lengths = (qk * qk).sum(dim=-1, keepdim=True).div_(size).add_(EPSILON).sqrt_()
-    pairs = (qk / lengths).view(rows, 2 * heads, 2, size // 2)
-    turned, crossed = pairs * cos.view(rows, 1, 1, -1), pairs * sin.view(rows, 1, 1, -1)
-    turned[:, :, 0] -= crossed[:, :, 1]
-    turned[:, :, 1] += crossed[:, :, 0]
-    turned = turned.view(rows, 2 * heads, size)
-    seen = attention(turned[:, :heads], turned[:, heads:], found[:, 2 * width : 3 * width].view(rows, heads, size))
-    seen = seen * sigmoid(found[:, 3 * width :])[:, :heads].unsqueeze(-1)
+    lengths = (qk * qk).sum(dim=-1, keepdim=True).add_(size * EPSILON).sqrt_()
+    pairs = torch.view_as_complex((qk / lengths).view(rows, 2 * heads, size // 2, 2))
+    q, k = torch.view_as_real(pairs * turns).view(rows, 2, heads, size).unbind(1)
+    seen = attention(q, k, found[:, 2 * width : 3 * width].view(rows, heads, size))
+    seen = seen.mul_(sigmoid(found[:, 3 * width :])[:, :heads].unsqueeze(-1))
     x = half_product(norm(seen.reshape(rows, width)), weights.out).add_(x)
     values, gates = half_product(norm(x), weights.up).chunk(2, dim=-1)
     return half_product(norm(gelu(gates).mul_(values)), weights.down).add_(x)
@@ -190,11 +187,11 @@ def _transformer_halves(
     x: Tensor, segments: Segments, blocks: Sequence[HalfBlock], heads: int, window: int, outputs: Sequence[int]
 ) -> Tensor:
     """`transformer_packed` with float16 products and without gradients."""
-    cos, sin = segment_angles(segments, x.shape[1] // heads)
+    turns = segment_turns(segments, x.shape[1] // heads).unsqueeze(1)
     x = norm(x)
     found = {0: x}
     for number, weights in enumerate(blocks, start=1):
-        x = half_block(x, weights, heads, lambda q, k, v: attend(q, k, v, segments, window), cos, sin)
+        x = half_block(x, weights, heads, lambda q, k, v: attend(q, k, v, segments, window), turns)
         if number in outputs:
             found[number] = norm(x)
     return torch.stack([found[number] for number in outputs])
