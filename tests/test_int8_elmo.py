@@ -78,10 +78,16 @@ def test_it_is_near_float32_on_real_text(name):
         lines = [line for line, _ in zip(file, range(400), strict=False)][200:]
     sentences = [line.split()[:60] for line in lines if line.strip()]
     found = cosines(embedded("float32", sentences), embedded("int8", sentences))
-    assert found.mean(axis=1).min() > 0.999
-    # Sentences of 40 to 60 words follow any rounding more than others do; measured: 0.973 and 0.9945.
-    assert found.min() > 0.96
-    assert np.quantile(found, 0.001) > 0.99
+    # Sentences of 40 to 60 words follow any rounding more than others do; measured: 0.973 and 0.9945, in the prediction
+    # 0.959 and 0.983, because its vectors have no common part.
+    top = Elmo.load(device="cpu").config.n_outputs - 1
+    for layers, mean, worst, quantile in (
+        (np.delete(found, top, 0), 0.9995, 0.96, 0.99),
+        (found[[top]], 0.998, 0.94, 0.975),
+    ):
+        assert layers.mean(axis=1).min() > mean
+        assert layers.min() > worst
+        assert np.quantile(layers, 0.001) > quantile
 
 
 def test_vectors_do_not_depend_on_the_batch(small):
