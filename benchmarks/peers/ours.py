@@ -31,7 +31,7 @@ class Ours:
         self.elmo.type_cache.clear()
 
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The vectors of each sentence, [T, D]: by default an LSTM's mix, a Transformer's top layer."""
+        """The vectors of each sentence, [T, D]: by default an LSTM's mix, a Transformer's last block."""
         with self._path():
             vectors: list[Vectors] = self.elmo.encode(batch, batch_tokens=EVERYTHING)
         return vectors

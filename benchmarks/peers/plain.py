@@ -43,7 +43,7 @@ class Plain:
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The mean of all layers of each sentence, or a Transformer's top layer, [T, D]."""
+        """The mean of all layers of each sentence, or a Transformer's last block, [T, D]."""
         bilm, indexer = self.elmo.bilm, self.elmo.indexer
         lengths = torch.tensor([len(tokens) + 2 for tokens in batch])
         longest = int(lengths.max())
@@ -80,11 +80,11 @@ def characters(bilm: BiLM, ids: Tensor) -> Tensor:
 
 
 def transformer_tops(context: TransformerEncoder, x: Tensor, lengths: Tensor) -> list[Vectors]:
-    """x [B, T, P], lengths [B] → the top layer of each sentence without its boundaries."""
-    window, blocks, head = context.config.window, context.block_weights(), context.prediction_head()
+    """x [B, T, P], lengths [B] → the last block of each sentence without its boundaries."""
+    config, blocks = context.config, context.block_weights()
     return [
-        transformer_reference(one[:length], blocks, window=window, outputs=[len(blocks)], head=head)[-1, 1:-1].numpy()
-        for one, length in zip(x, lengths.tolist(), strict=True)
+        transformer_reference(tokens[:length], blocks, window=config.window, outputs=[len(blocks)])[0, 1:-1].numpy()
+        for tokens, length in zip(x, lengths.tolist(), strict=True)
     ]
 
 
