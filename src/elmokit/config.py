@@ -240,7 +240,7 @@ class TransformerConfig(ContextConfig):
         if self.prediction_layer and self.softmax_size > self.size:
             raise ElmoError(
                 f"softmax_size must be at most {self.size}, the size of a layer, got {self.softmax_size}: with "
-                "prediction_layer, what the softmax reads is a layer too",
+                "prediction_layer, what the softmax reads is a layer too; give a smaller one, or leave that layer out",
                 *("softmax_size", "prediction_layer"),
             )
 

@@ -166,7 +166,7 @@ def test_similarity(server):
 
 @pytest.mark.parametrize("chosen", [None, "1"])
 def test_similarity_compares_the_layer_that_elmo_does(chosen):
-    """For a Transformer it is the prediction, and vectors are those of the last block; the option `layer` is for both."""
+    """For a Transformer the prediction, where /embed gives the last block; the option `layer` is for both."""
     shape = TransformerConfig(12, 2, 3, 10, window=4, softmax_size=6, prediction_layer=True)
     elmo = Elmo(tiny_checkpoint(transformer_config(context=shape), head=True), segment="english")
     with serving(elmo, layer=chosen) as server:

@@ -52,7 +52,7 @@ class OnnxReport:
     cosine: float
     """The worst cosine between two vectors of a token."""
     float16_parts: int
-    """How many of the first parts of an int8 network had to be float16: its tokens, its layers or blocks, its prediction."""
+    """How many of the first parts of an int8 network had to be float16: tokens, layers or blocks, the prediction."""
 
     def __str__(self) -> str:
         more = f"; the first {self.float16_parts} parts in float16" if self.float16_parts else ""
