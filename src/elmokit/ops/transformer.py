@@ -89,7 +89,7 @@ def turn_pairs(pairs: Tensor, turns: Tensor) -> Tensor:
     rows = max(1, _ONE_THREAD // pairs[0].numel())
     if len(pairs) <= rows:
         return pairs * turns
-    return torch.cat([pair * turn for pair, turn in zip(pairs.split(rows), turns.split(rows), strict=True)])
+    return torch.cat([pairs[at : at + rows] * turns[at : at + rows] for at in range(0, len(pairs), rows)])
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
