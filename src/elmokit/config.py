@@ -240,7 +240,7 @@ class TransformerConfig(ContextConfig):
         if self.prediction_layer and self.softmax_size > self.size:
             raise ElmoError(
                 f"softmax_size must be at most {self.size}, the size of a layer, got {self.softmax_size}: with "
-                "prediction_layer, what the softmax reads is a layer too",
+                "prediction_layer, what the softmax reads is a layer too; give a smaller one, or leave that layer out",
                 *("softmax_size", "prediction_layer"),
             )
 
@@ -251,7 +251,7 @@ class TransformerConfig(ContextConfig):
 
     @property
     def default_layer(self) -> OneLayer:
-        """That of the last block."""
+        """The layer of the last block."""
         return self.n_blocks // self.every if self.prediction_layer else "top"
 
     @property
@@ -278,11 +278,13 @@ class TransformerConfig(ContextConfig):
     def describe(self, n_directions: int) -> list[tuple[str, str]]:
         """Names and values for `elmo info` and the model card."""
         given = "every block" if self.every == 1 else f"each {self.every} blocks"
-        predicted = " and what the softmax reads" if self.prediction_layer else ""
+        layers = f"the token layer and one for {given}"
+        if self.prediction_layer:
+            layers = f"the token layer, one for {given} and what the softmax reads"
         return [
             ("Transformer", f"{self.n_blocks} x {self.size}, {self.n_heads} heads, feed-forward {self.inner_size}"),
             ("attention", f"{self.window} words to either side in a block"),
-            ("layers", f"the token layer, one for {given}{predicted}, normed"),
+            ("layers", f"{layers}, normed"),
         ]
 
 

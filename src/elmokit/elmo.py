@@ -329,7 +329,7 @@ class Elmo(nn.Module):
         or a Transformer's top layer, which tells senses apart best.
 
         >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
-        array(0.67, dtype=float32)
+        array(0.59, dtype=float32)
         """
         if layer == "all":
             raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")

@@ -50,6 +50,20 @@ def test_stops_and_kills_change_nothing(elmo, text, tmp_path, monkeypatch) -> No
     assert sizes.tolist()[0] * 2 == sizes.tolist()[-1], "updates grow"
 
 
+def test_a_stopped_run_may_get_the_prediction_layer(elmo, text, tmp_path, monkeypatch) -> None:
+    """It changes what the model gives, not what is trained, so that it may come with a resume."""
+    command = ("train", text, *SMALL, "--steps", "4", "--output", tmp_path / "run")
+    stop_at(monkeypatch, 2)
+    stopped = elmo(*command, "--no-prediction-layer")
+    assert stopped.status == 143
+    assert "stopped at 41.38% of the run" in stopped.err
+    assert Elmo.load(tmp_path / "run").config.n_outputs == 3
+    ended = elmo(*command, "--resume", "--prediction-layer")
+    assert ended.status == 0
+    assert "changed: prediction_layer False → True" in ended.err
+    assert Elmo.load(tmp_path / "run").config.n_outputs == 4
+
+
 def test_legs_are_the_run(elmo, refused, text, tmp_path) -> None:
     """A leg ends at a share of the run; its folder is carried to where the text has another name."""
     command = (*SMALL, *WATCHED, "--tokens", "2400")

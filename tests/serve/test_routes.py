@@ -11,7 +11,11 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load as load_safetensors
 
+from elmokit import Elmo
+from elmokit.config import TransformerConfig
 from elmokit.serve.encodings import normalised
+from support.serving import serving
+from support.tiny_models import tiny_checkpoint, transformer_config
 
 TEXTS = ["A river bank.", "The bank raised rates, of course.", "", "naïve 河 bank 🏦 money"]
 
@@ -158,6 +162,17 @@ def test_similarity(server):
     words = server.post("/similarity", {"inputs": inputs, "parameters": {"words": True, "layer": 1}}).json
     assert words["tokens"] == ["A", "river", "bank", "."]
     assert np.array(words["sentences"][0]["similarity"]).shape == (4, len(words["sentences"][0]["tokens"]))
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_similarity_compares_the_layer_that_elmo_does(chosen):
+    """For a Transformer the prediction, where /embed gives the last block; the option `layer` is for both."""
+    shape = TransformerConfig(12, 2, 3, 10, window=4, softmax_size=6, prediction_layer=True)
+    elmo = Elmo(tiny_checkpoint(transformer_config(context=shape), head=True), segment="english")
+    with serving(elmo, layer=chosen) as server:
+        cosines = server.post("/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}).json
+    layer = None if chosen is None else int(chosen)
+    assert np.allclose(cosines, elmo.similarity(TEXTS[0], TEXTS[1:], layer=layer), atol=1e-5)
 
 
 def test_tokenize_counts_bytes_as_tei_does(server):

@@ -93,7 +93,7 @@ class EmbedCommand(ModelOptions):
         None,
         "Layer whose vectors to give: mix is the model's weighted mean, 0 the lowest layer.",
         metavar="mix|top|all|N",
-        shown="top for a Transformer, mix for an LSTM; all for --format bilm and allennlp",
+        shown="the last block of a Transformer, mix for an LSTM; all for --format bilm and allennlp",
     )
     pool: Literal["none", "mean", "max", "first", "last"] = option(
         "none", "How to make one vector per sentence from its tokens; none gives one vector per token."

@@ -62,7 +62,7 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
         None,
         "Layer whose vectors to give: mix is the model's weighted mean, 0 is without context.",
         metavar="mix|top|N",
-        shown="0; with --corpus top for a Transformer, mix for an LSTM",
+        shown="0; with --corpus the last block of a Transformer, mix for an LSTM",
     )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)

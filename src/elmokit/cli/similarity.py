@@ -25,7 +25,7 @@ class SimilarityCommand(ModelOptions):
     position: tuple[int, ...] = option(
         (), "Compare the token with this number, from 1; give it once for all, or once per sentence.", metavar="N"
     )
-    layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="the model's best for words in context")
+    layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top for a Transformer, mix for an LSTM")
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     json: bool = option(False, "Print one JSON object: the tokens, the positions of the word and the similarities.")
 

@@ -52,7 +52,7 @@ class OnnxReport:
     cosine: float
     """The worst cosine between two vectors of a token."""
     float16_parts: int
-    """How many of the first parts of an int8 network had to be float16: its tokens, then its layers or blocks."""
+    """How many of the first parts of an int8 network had to be float16: tokens, layers or blocks, the prediction."""
 
     def __str__(self) -> str:
         more = f"; the first {self.float16_parts} parts in float16" if self.float16_parts else ""
@@ -78,7 +78,8 @@ def export_onnx(elmo: Elmo, path: str | Path, *, dtype: Dtype = "float32") -> On
     sentences = _test_sentences(exact)
     expected = exact.encode(sentences, output="layers")
     context = exact.config.context
-    most = 1 + getattr(context, "n_blocks", context.n_layers) if dtype == "int8" else 0
+    parts = 1 + getattr(context, "n_blocks", context.n_layers) + getattr(context, "prediction_layer", False)
+    most = parts if dtype == "int8" else 0
     with atomic_file(path) as temporary:
         for float16_parts in range(most + 1):
             model = network_model(exact.bilm, dtype, float16_parts)

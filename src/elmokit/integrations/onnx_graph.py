@@ -140,7 +140,7 @@ class _Graph:
 def network_model(bilm: BiLM, dtype: Dtype, float16_parts: int = 0) -> onnx.ModelProto:
     """The whole network as an ONNX model without metadata; `bilm` is in float32 on the CPU.
 
-    In an int8 file, the first `float16_parts` of the network (its tokens, then its layers or blocks) are float16:
+    In an int8 file, the first `float16_parts` of the network (tokens, layers or blocks, the prediction) are float16:
     what is rounded there passes through everything above.
     """
     config, graph = bilm.config, _Graph(dtype, float16_parts)

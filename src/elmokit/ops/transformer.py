@@ -73,12 +73,23 @@ def half_block(x: Tensor, weights: HalfBlock, heads: int, attention: Attention, 
     qk = found[:, : 2 * width].view(rows, 2 * heads, size)
     lengths = (qk * qk).sum(dim=-1, keepdim=True).add_(size * EPSILON).sqrt_()
     pairs = torch.view_as_complex((qk / lengths).view(rows, 2 * heads, size // 2, 2))
-    q, k = torch.view_as_real(pairs * turns).view(rows, 2, heads, size).unbind(1)
+    q, k = torch.view_as_real(turn_pairs(pairs, turns)).view(rows, 2, heads, size).unbind(1)
     seen = attention(q, k, found[:, 2 * width : 3 * width].view(rows, heads, size))
     seen = seen.mul_(sigmoid(found[:, 3 * width :])[:, :heads].unsqueeze(-1))
     x = half_product(norm(seen.reshape(rows, width)), weights.out).add_(x)
     values, gates = half_product(norm(x), weights.up).chunk(2, dim=-1)
     return half_product(norm(gelu(gates).mul_(values)), weights.down).add_(x)
+
+
+def turn_pairs(pairs: Tensor, turns: Tensor) -> Tensor:
+    """pairs [N, 2H, E / 2] · turns [N, 1, E / 2], complex, with so few rows at a time that one thread has whole rows.
+
+    A complex number rounds otherwise at the end of a thread's part than in a vector of several.
+    """
+    rows = max(1, _ONE_THREAD // pairs[0].numel())
+    if len(pairs) <= rows:
+        return pairs * turns
+    return torch.cat([pairs[at : at + rows] * turns[at : at + rows] for at in range(0, len(pairs), rows)])
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:

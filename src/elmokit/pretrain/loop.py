@@ -83,6 +83,11 @@ class Training:
         progress = self.progress
         return self.objective.done(progress.step, progress.predictions, progress.seconds)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the last weights are of no use, because the run must go back to its best checkpoint."""
+        return bool(self._reason_to_go_back)
+
     def run(self) -> int:
         """Train to the end and return 0, or the number of the signal that asked to stop."""
         recipe, progress = self.recipe, self.progress

@@ -27,6 +27,7 @@ _RESUMABLE = _LENGTHS | {
     *("until", "eval_every", "patience", "log_every", "checkpoint_every", "checkpoint_minutes", "keep"),
     *("learning_rate", "clip_norm"),  # for a run that diverged
     *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product stays
+    "prediction_layer",  # what the model gives, not what is trained: runs that are older than the option may get it
 }
 """Options that may change when a run is resumed."""
 _FILES = ("word_vectors", "init", "init_options")

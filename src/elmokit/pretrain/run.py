@@ -112,9 +112,8 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         _finish(request, training, start, corpus, heldout, say)
     if stopped:
         say(f"stopped at step {training.progress.step:,}; resume to continue from here")
-        return 128 + stopped
-    processes.wait()
-    return 0
+    processes.wait()  # torchrun ends the first one, which may still be writing, as soon as another has ended
+    return 128 + stopped if stopped else 0
 
 
 def _device(asked: str | None, processes: Processes) -> str | None:
@@ -165,10 +164,10 @@ def _finish(
     heldout: PreparedCorpus | None,
     say: Say,
 ) -> None:
-    """Export the best weights, before the end of the run the last ones; draw the curve, say where everything is."""
+    """Export the best weights, before the end of a run that has not diverged the last ones; draw the curve."""
     folder, progress = training.folder, training.progress
     best = None
-    if training.ended:
+    if training.ended or training.diverged:
         try:
             best = folder.best()
         except ElmoError as error:
@@ -189,6 +188,8 @@ def _finish(
     if measured and measured.get("masked"):
         result += f", masked words {perplexity(measured['masked'])}"
     end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
+    if training.stopping.signal:
+        end = f"stopped at {training.share:.2%} of the run"
     say(f"{end}: {progress.step:,} updates in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}")
 
 

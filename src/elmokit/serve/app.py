@@ -206,7 +206,7 @@ async def similarity(call: Call) -> Response:
     source = inputs.sentence("source_sentence")
     others = inputs.texts("sentences", service.settings.max_texts - 1)
     words = parameters.flag("words", False)
-    layer, pool = service.layer_of(parameters), service.pool_of(parameters)
+    layer, pool = service.layer_of(parameters, compared=True), service.pool_of(parameters)
     texts = await service.tokenise([source, *others], truncate=parameters.flag("truncate", True))
     if words:
         pairs = len(texts.rows[0]) * sum(map(len, texts.rows[1:]))

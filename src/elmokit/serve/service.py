@@ -237,10 +237,12 @@ class Service:
             texts.rows, texts.sizes, layer=self.layer if layer is None else layer, pool=pool, reduce=reduce
         )
 
-    def layer_of(self, fields: Fields, *, several: bool = False) -> Layer:
-        """The layer that a request asks for."""
+    def layer_of(self, fields: Fields, *, several: bool = False, compared: bool = False) -> Layer:
+        """The layer that a request asks for; by default, vectors that are `compared` are those of `Elmo.similarity`."""
         layer = fields.layer(layers=self.layers, several=several)
-        return self.layer if layer is None else cast("Layer", layer)
+        if layer is not None:
+            return cast("Layer", layer)
+        return self.elmo.config.context.similarity_layer if compared and self.settings.layer is None else self.layer
 
     def pool_of(self, fields: Fields) -> Pool:
         """The pooling that a request asks for."""
