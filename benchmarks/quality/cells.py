@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from glove import StaticSource, read_glove
 from numpy.typing import NDArray
 from rows import Row, read_rows
+from sources import BertAsElmo, is_bert
 
 from elmokit import Elmo
 from elmokit.analyse.probes.pos import probe_pos
@@ -187,7 +188,8 @@ def _segment(row: Row, setting: Setting) -> str:
 
 @cache
 def _elmo(path: str, device: str | None) -> Elmo:
-    return Elmo.load(path, device=device)
+    """The model; a BERT-like one has all that frozen heads use of an Elmo."""
+    return cast("Elmo", BertAsElmo(Path(path), device)) if is_bert(path) else Elmo.load(path, device=device)
 
 
 @cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from elmokit import Elmo
 from elmokit.analyse.probes.sources import ElmoSource, LayerSource
 from elmokit.encode import encode_stream
 from elmokit.errors import ElmoError
+from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, segmenter
 
 Vectors = NDArray[np.float32]
@@ -42,9 +45,14 @@ class Encoder:
             yield from (found.mean(axis=1) for found in self.source.stream(sentences))
 
 
+def is_bert(model: str) -> bool:
+    """Whether this is the folder of a BERT-like model."""
+    return all((Path(model) / name).is_file() for name in _BERT_FILES)
+
+
 def open_encoder(model: str, device: str | None, language: Language | None) -> Encoder:
     """The model as a source; its language is told by how it splits text, if it is not given."""
-    if all((Path(model) / name).is_file() for name in _BERT_FILES):
+    if is_bert(model):
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         segment: SegmenterName = "chars" if language == "zh" else "whitespace"
         return Encoder(BertSource(Path(model), torch.device(chosen)), language or "en", segment, segmenter(segment))
@@ -97,3 +105,42 @@ class BertSource:
         moved = share.to(self.device)
         layers = torch.stack([moved @ layer.float() for layer in found.hidden_states]).cpu().numpy()
         return [layers[:, row, : len(tokens)] for row, tokens in enumerate(batch)]
+
+    @torch.no_grad()
+    def word(self, word: str) -> Vectors:
+        """The mean of the embeddings of a word's pieces, without positions and context [D]."""
+        pieces = self.tokenizer.encode([word], is_pretokenized=True, add_special_tokens=False).ids
+        table = self.model.get_input_embeddings().weight
+        found: Vectors = table[pieces].mean(dim=0).cpu().numpy() if pieces else np.zeros(self.size, np.float32)
+        return found
+
+
+class BertAsElmo:
+    """What a head of `elmokit.tasks` needs of a frozen model, here of a BERT-like one; layer 0 is `BertSource.word`."""
+
+    state, boundaries = "zero", False
+
+    def __init__(self, folder: Path, device: str | None) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.folder, self.source = folder, BertSource(folder, self.device)
+        self.text_policy = TextPolicy.of("whitespace")
+        self.segment = self.text_policy.name
+        size, n_outputs = self.source.size, len(self.source.names)
+        context = SimpleNamespace(n_layers=n_outputs - 1)
+        self.config = SimpleNamespace(token_size=size, vector_size=size, n_outputs=n_outputs, context=context)
+
+    def fingerprint(self) -> str:
+        """A name for its stored vectors, from its files."""
+        found = hashlib.blake2b(digest_size=16)
+        for name in _BERT_FILES:
+            found.update((self.folder / name).read_bytes())
+        return found.hexdigest()
+
+    def stream(self, sentences: Iterable[Sequence[str]], *, layer: str, batch_tokens: int | None) -> Iterator[Vectors]:
+        """Sentences → arrays [L+1, T, D]."""
+        rows = [tuple(tokens) for tokens in sentences]
+        words = {word: self.source.word(word) for tokens in rows for word in tokens}
+        for tokens, found in zip(rows, self.source.stream(rows), strict=True):
+            if tokens:
+                found[0] = [words[word] for word in tokens]
+            yield found
