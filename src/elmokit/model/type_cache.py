@@ -32,13 +32,9 @@ class CachedWords:
     rows: Rows  # [N]
 
     def vectors(self, rows: Rows) -> Tensor:
-        """The vectors [N, P] of rows of the table.
-
-        On the CPU numpy copies them, in this thread. Torch's threads would stay awake for some milliseconds, on cores
-        that the compiled kernels need next.
-        """
+        """The vectors [N, P] of rows of the table."""
         table = self.table
-        if table.is_cpu and table.dtype == torch.float32 and not table.requires_grad:
+        if _numpy_copies(table):
             return torch.from_numpy(table.numpy().take(rows, axis=0))
         return nn.functional.embedding(moved(torch.from_numpy(rows), table.device), table)
 
@@ -196,8 +192,20 @@ class _WordTable:
     @torch.no_grad()
     def fill(self, start: int, vectors: Tensor) -> None:
         """Write rows from `start` on."""
+        end = start + len(vectors)
+        if _numpy_copies(self.table) and _numpy_copies(vectors):
+            self.table.numpy()[start:end] = vectors.numpy()
+            return
         with torch.inference_mode(False):
-            self.table[start : start + len(vectors)] = vectors
+            self.table[start:end] = vectors
+
+
+def _numpy_copies(tensor: Tensor) -> bool:
+    """Whether numpy can copy it, in this thread.
+
+    Torch's threads would stay awake for some milliseconds, on cores that the compiled kernels need next.
+    """
+    return tensor.is_cpu and tensor.dtype == torch.float32 and not tensor.requires_grad
 
 
 @dataclass(frozen=True)

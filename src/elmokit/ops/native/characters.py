@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,11 +86,12 @@ def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = Fa
     if not ids.is_cpu or longest < plan.widest:
         place = f"{longest} on {ids.device}"
         raise ElmoError(f"words on the CPU must have at least the {plan.widest} characters of a filter, got {place}")
-    ids = ids.to(torch.int64).contiguous()
+    # By numpy, in this thread: those of torch would stay awake, on cores that the kernels need.
+    numbers = np.ascontiguousarray(ids.numpy(), np.int64)
     y = torch.empty(words, plan.size, dtype=torch.float32)
     threads = min(most_threads(), max(1, words * (plan.products + plan.window_sums * longest) // LEAST_PRODUCTS))
     job = Characters.from_buffer_copy(plan.job)
-    job.ids, job.words, job.longest, job.y = ids.data_ptr(), words, longest, y.data_ptr()
+    job.ids, job.words, job.longest, job.y = numbers.ctypes.data, words, longest, y.data_ptr()
     job.threads, job.shared, job.pool = threads, words < FEW_WORDS * threads, pool
     status = kernels.characters(ctypes.byref(job))
     if status == 1:
