@@ -204,7 +204,7 @@ static void highway_panel(const struct member *me, const struct highway *h, int6
 static void quantise_words(struct member *me, const struct matrix *m) {
     struct characters_buffers *buffers = me->buffers;
     int64_t count = me->job->outputs, wide = padded(count);
-    for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;) {
+    for (int64_t word; (word = take_row(me->sharers, me->n)) >= 0;) {
         float *x = me->x + word * wide;
         for (int64_t k = 0; m->columns && k < count; k++) x[k] *= m->columns[k];
         quantise_twice(x, count, buffers->small + 2 * word * wide, wide, buffers->scales + 2 * word, me->rest);
@@ -253,7 +253,7 @@ static void encode_words(struct member *me, struct characters_office *office) {
                 );
         }
     } else {
-        for (int64_t word; (word = take_item(me->sharers, me->n)) >= 0;)
+        for (int64_t word; (word = take_row(me->sharers, me->n)) >= 0;)
             memcpy(job->y + (me->first + word) * job->outputs, me->x + word * wide, job->outputs * sizeof(float));
     }
 }

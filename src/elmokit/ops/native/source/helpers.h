@@ -12,7 +12,7 @@
 #include "team.h"
 
 #define CLOSED (1 << 30) /* no helper may join the call any more */
-#define AWAKE_BETWEEN_CALLS 4000 /* pauses, about a tenth of a millisecond, before a helper goes to sleep */
+#define AWAKE_BETWEEN_CALLS 20000 /* pauses, about half a millisecond, before a helper goes to sleep */
 
 static struct {
     struct signal calls;  /* one more with every call that helpers may join */
@@ -90,15 +90,15 @@ static void run_with_helpers(void (*work)(void *, int, int), void *given, int th
     atomic_store(&helpers.taken, 0);
 }
 
-/* Where one thread's part of the items of a stage has got to: the number of the stage, then that of the next item. */
+/* Where one thread's part of the items of a stage has got to: the number of the stage, then that of the next item. A
+   number of an earlier stage means that no item of this one has been taken. */
 struct queue {
     _Alignas(64) atomic_llong next;
 };
 
 /* What the threads of a call share; all zero before the first stage. */
 struct stages {
-    struct signal now; /* the number of the stage */
-    _Alignas(64) atomic_llong done; /* items of it */
+    _Alignas(64) struct signal done; /* items of all stages */
     struct queue queues[MOST_THREADS];
 };
 
@@ -106,25 +106,64 @@ struct stages {
 struct sharer {
     struct stages *stages;
     int rank, size;
-    int stage;     /* that this thread has got to */
-    int64_t taken; /* items of it, of which the others do not know yet that they are done */
-    int64_t item;  /* the next one, of a thread by itself */
+    int stage;       /* that this thread has got to */
+    unsigned before; /* items of the stages before it */
+    int taken;       /* items of it, of which the others do not know yet that they are done */
+    int helps;       /* whether this thread has done its own part of the stage, and takes items of others */
+    long long own;   /* what this thread's queue was when it last looked */
+    int64_t item;    /* the next one, of a thread by itself */
+    int64_t row, stop; /* the next row, and the end of those that this thread has taken */
 };
 
 #define STAGE_SHIFT 32
+#define PATIENCE 10 /* pauses before a thread takes items of others, which slows them down */
 
-/* The next of a thread's own items; −1 where none is left, or the stage is over. */
+/* The next item of one thread's part; −1 where none is left, or the stage is over. */
 static int64_t take_from(struct sharer *me, int owner, int64_t count) {
     int64_t start, stop;
     share(count, owner, me->size, &start, &stop);
+    if (start == stop) return -1;
     atomic_llong *next = &me->stages->queues[owner].next;
-    long long first = (long long)me->stage << STAGE_SHIFT, word = atomic_load(next);
-    while (word >= first && word < first + (stop - start))
-        if (atomic_compare_exchange_weak(next, &word, word + 1)) return start + (word - first);
+    long long first = (long long)me->stage << STAGE_SHIFT, item = -1;
+    /* To load its own queue first would bring it from the other core twice: to read, then to write. */
+    long long word = owner == me->rank ? me->own : atomic_load(next);
+    while (item < 0 && word < first + (stop - start)) {
+        long long taken = (word > first ? word : first) + 1;
+        if (atomic_compare_exchange_weak(next, &word, taken)) {
+            item = start + (word > first ? word - first : 0);
+            word = taken;
+        }
+    }
+    if (owner == me->rank) me->own = word;
+    return item;
+}
+
+/* Whether all items are done up to number `end`. */
+INLINE int all_done(struct stages *stages, unsigned end) {
+    return (int)((unsigned)atomic_load_explicit(&stages->done.number, memory_order_acquire) - end) >= 0;
+}
+
+/* The next item of others; −1 when the stage is over. */
+static int64_t take_of_others(struct sharer *me, int64_t count, unsigned end) {
+    struct stages *stages = me->stages;
+    if (me->taken) {
+        unsigned done = (unsigned)atomic_fetch_add(&stages->done.number, me->taken) + (unsigned)me->taken;
+        me->taken = 0;
+        if (done == end) wake_sleepers(&stages->done);
+    }
+    for (int turn = 0; !me->helps && turn < PATIENCE && !all_done(stages, end); turn++) pause_a_little();
+    if (all_done(stages, end)) return -1;
+    me->helps = 1;
+    for (int other = 1; other < me->size; other++) {
+        int64_t item = take_from(me, (me->rank + other) % me->size, count);
+        if (item >= 0) return item;
+    }
+    for (int done = atomic_load(&stages->done.number); !all_done(stages, end); done = atomic_load(&stages->done.number))
+        wait_while(&stages->done, done, AWAKE);
     return -1;
 }
 
-/* An item of a stage of `count` that nobody has taken, first of this thread's part and then of others'; −1 when all are
+/* The next item of a stage of `count` that nobody has taken, first of this thread's part and then of others'; −1 when all are
    done: the next stage may begin. All threads go through the same stages with the same counts. */
 static int64_t take_item(struct sharer *me, int64_t count) {
     if (me->size == 1) {
@@ -133,24 +172,30 @@ static int64_t take_item(struct sharer *me, int64_t count) {
         return -1;
     }
     if (!count) return -1;
-    struct stages *stages = me->stages;
-    for (int other = 0; other < me->size; other++) {
-        int64_t item = take_from(me, (me->rank + other) % me->size, count);
-        if (item < 0) continue;
+    unsigned end = me->before + (unsigned)count;
+    int64_t item = me->helps ? -1 : take_from(me, me->rank, count);
+    if (item < 0) item = take_of_others(me, count, end);
+    if (item >= 0) {
         me->taken++;
         return item;
     }
-    if (me->taken && atomic_fetch_add(&stages->done, me->taken) + me->taken == count) {
-        atomic_store(&stages->done, 0);
-        for (int rank = 0; rank < me->size; rank++)
-            atomic_store(&stages->queues[rank].next, (long long)(me->stage + 1) << STAGE_SHIFT);
-        set_signal(&stages->now, me->stage + 1);
-    }
-    if (atomic_load_explicit(&stages->now.number, memory_order_acquire) == me->stage)
-        wait_while(&stages->now, me->stage, AWAKE);
-    me->taken = 0;
+    me->before = end;
+    me->helps = 0;
     me->stage++;
     return -1;
+}
+
+/* The next of a stage's `count` rows; −1 when all are done. Each thread takes its part at once: to take one row by itself
+   costs as much as many a row. */
+static int64_t take_row(struct sharer *me, int64_t count) {
+    if (me->size == 1) return take_item(me, count);
+    if (me->row == me->stop) {
+        int64_t together = larger_of(1, ceiling(count, me->size)), part = take_item(me, ceiling(count, together));
+        if (part < 0) return -1;
+        me->row = part * together;
+        me->stop = smaller(count, me->row + together);
+    }
+    return me->row++;
 }
 
 #endif

@@ -177,7 +177,7 @@ static void norm_rows(
     const struct tiler *me, const float *from, float *to, const struct matrix *m, int64_t first, int64_t last
 ) {
     int64_t stride = padded(m->inputs - m->repeats);
-    for (int64_t item; (item = take_item(me->sharers, last - first)) >= 0;) {
+    for (int64_t item; (item = take_row(me->sharers, last - first)) >= 0;) {
         int64_t row = first + item;
         if (me->job->int8)
             norm_small_row(me, from + row * stride, m, row);
@@ -459,7 +459,7 @@ static void begin_block(const struct tiler *me, int64_t number, const struct ori
     const struct transformer *job = me->job;
     const struct block *block = job->blocks + number;
     struct workspace *space = me->space;
-    for (int64_t row; (row = take_item(me->sharers, me->tile.to - me->tile.from)) >= 0;) {
+    for (int64_t row; (row = take_row(me->sharers, me->tile.to - me->tile.from)) >= 0;) {
         if (!origin->taken) take_state(me, number, row, origin->states, origin->first);
         float *x = space->x + row * padded(job->size), *normed = space->rows + row * padded(job->size);
         norm_row(x, job->size, normed);
@@ -510,7 +510,7 @@ static void end_blocks(const struct tiler *me) {
     struct workspace *space = me->space;
     int64_t first = me->tile.begin - me->tile.from, tokens = me->tile.end - me->tile.begin;
     if (job->places[job->n_blocks] < 0 && !head) return;
-    for (int64_t item; (item = take_item(me->sharers, tokens)) >= 0;) {
+    for (int64_t item; (item = take_row(me->sharers, tokens)) >= 0;) {
         int64_t row = first + item;
         float *x = space->x + row * padded(job->size);
         if (job->n_blocks)
@@ -524,7 +524,7 @@ static void end_blocks(const struct tiler *me) {
     if (!head) return;
     int64_t stride = padded(head->outputs);
     multiply(me, STORE, head, head, space->x, first, first + tokens, space->wide, stride);
-    for (int64_t item; (item = take_item(me->sharers, tokens)) >= 0;)
+    for (int64_t item; (item = take_row(me->sharers, tokens)) >= 0;)
         predict_row(job, space->wide + (first + item) * stride, me->tile.begin + item);
 }
 
@@ -580,7 +580,7 @@ static void run_long_segment(struct tiling *tiling, struct tiler *me, int64_t se
                 end_blocks(me);
                 continue;
             }
-            for (int64_t item; (item = take_item(me->sharers, me->tile.end - me->tile.begin)) >= 0;) {
+            for (int64_t item; (item = take_row(me->sharers, me->tile.end - me->tile.begin)) >= 0;) {
                 int64_t token = me->tile.begin + item;
                 memcpy(
                     tiling->states[(block + 1) % 2] + (token - start) * job->size,
