@@ -19,7 +19,7 @@ Pool = Literal["mean", "max", "first", "last"]
 
 def check_layer(layer: Layer, n_layers: int) -> None:
     """Refuse a layer that a model with `n_layers` layers does not have."""
-    if layer in ("mix", "top", "all"):
+    if layer in ("mix", "top", "all") or (type(layer) is int and 0 <= layer < n_layers):
         return
     if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
         raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
