@@ -204,7 +204,7 @@ def _glove(setting: Setting) -> Static:
 
 
 def _wanted(static: Static, examples: Iterable[Example]) -> Static:
-    """The vectors of the words that the examples have, as they are spelt or in lower case."""
+    """The vectors of the words that the examples have, as they are or in lower case."""
     words = set(_UNKNOWN_WORDS)
     for example in examples:
         tokens = [token for sentence in example.sentences for token in sentence]

@@ -83,8 +83,10 @@ def render(
         parts.append(_table(english, scores, [name for name in inputs if name != "static"]))
     if chinese:
         columns: list[Input] = ["elmo", "layer0", "static"]
-        parts.append("## Chinese\n\nThere is no Chinese GloVe here; the third column learns a vector a word from the "
-                     "task's own training data, with the same head.")  # fmt: skip
+        parts.append(
+            "## Chinese\n\nThere is no Chinese GloVe here; the third column learns one vector per word from the task's "
+            "own training data, with the same head."
+        )
         parts.append(_table(chinese, scores, columns))
     if layers := _by_layer(rows, scores):
         parts.append("## By layer\n\n" + layers)

@@ -4,8 +4,9 @@
     python benchmarks/quality/run.py MODEL --chinese-model ZH --jobs 16 --seeds 3 --output quality.md --resume
     python benchmarks/quality/run.py MODEL --tasks pos,wsd,wic --limit 2000       # a quick look
 
-Every score goes to a JSON Lines file beside the table as soon as it is known; --resume goes on from there. A row whose
-files, model or vectors are not there is left out, and the table says why.
+Every score is written to a JSON Lines file next to the table as soon as it is known; --resume continues from there. A
+row whose files, model or vectors are not there is left out, and the table says why. A model may also be the folder of a
+BERT-like one (config.json, tokenizer.json, model.safetensors): a word is the mean of its pieces.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="an English model of any format, en for the bundled one")
     parser.add_argument("--chinese-model", metavar="ZH", help="a Chinese model, for the Chinese rows")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where the tasks lie [../shared/tasks]")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
     parser.add_argument("--tasks", help="rows to fill, by comma [all]; their names are in tasks.toml")
     parser.add_argument(
         "--inputs", default="elmo,layer0,glove", help="columns: elmo, layer0, glove, both [%(default)s]"
@@ -55,9 +56,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=TABLE, metavar="FILE", help="another tasks.toml")
     parser.add_argument("--device", help="cpu, cuda … [a GPU if there is one]")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes side by side [%(default)s]")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep the vectors here for another run")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="store the vectors here for another run")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="the table [quality-MODEL.md]")
-    parser.add_argument("--resume", action="store_true", help="go on with the scores beside the table")
+    parser.add_argument("--resume", action="store_true", help="continue with the scores next to the table")
     return parser.parse_args(given)
 
 
@@ -136,7 +137,7 @@ def run_all(units: Sequence[Unit], setting: Setting, jobs: int) -> Iterator[tupl
             except BrokenProcessPool:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise ElmoError(
-                    "a process was killed, for memory perhaps: go on with --resume and fewer --jobs"
+                    "a process was killed, perhaps for memory: continue with --resume and fewer --jobs"
                 ) from None
             except Exception as error:  # noqa: BLE001 - a cell that fails must not take the others with it
                 yield futures[future], f"{type(error).__name__}: {error}"
@@ -194,7 +195,7 @@ def fill(
     no_glove: str,
     command: str,
 ) -> None:
-    """Measure what is missing, and write the table anew after every score."""
+    """Measure what is missing, and write the table again after every score."""
     by_name = {row.name: row for row in rows}
     keys = {row.name: key_of(row, setting) for row in rows}
     journal = Journal(output.with_suffix(".jsonl"), resume=resume)
@@ -234,4 +235,4 @@ if __name__ == "__main__":
     except ElmoError as error:
         sys.exit(f"run.py: {error}")
     except KeyboardInterrupt:
-        sys.exit("run.py: interrupted; --resume goes on from here")
+        sys.exit("run.py: interrupted; --resume continues from here")

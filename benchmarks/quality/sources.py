@@ -51,7 +51,7 @@ def is_bert(model: str) -> bool:
 
 
 def open_encoder(model: str, device: str | None, language: Language | None) -> Encoder:
-    """The model as a source; its language is told by how it splits text, if it is not given."""
+    """The model as a source; without `language`, how it splits text says which one it is for."""
     if is_bert(model):
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         segment: SegmenterName = "chars" if language == "zh" else "whitespace"

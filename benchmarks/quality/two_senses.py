@@ -49,7 +49,7 @@ def tokenizer_of(elmo: Elmo, language: Language) -> Tokenizer:
 
 
 def span_of(word: str, text: str, tokens: Sequence[Token]) -> slice:
-    """The tokens of a word: the one that is spelt so, or all those that its characters are in."""
+    """The tokens of a word: the one with this spelling, or all those that its characters are in."""
     if exact := [place for place, token in enumerate(tokens) if token.text == word]:
         return slice(exact[0], exact[0] + 1)
     start = text.index(word)
