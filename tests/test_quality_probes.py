@@ -96,10 +96,19 @@ def test_texts_and_pairs_by_the_mean_of_their_words(setting):
     # The cue as a word is hidden by its opposite at the end, which only the words after it would see.
     lines = [f"{cue}\t{' '.join([*tokens, 'south' if cue == 'north' else 'north'])}" for cue, tokens in examples]
     write(setting.data / "trec/train.tsv", "label\ttext\n" + "\n".join(lines) + "\n")
-    found = only(probes.probe_texts(setting, rows.read_rows()["trec"]))
-    assert found.facts == {"texts": 80, "dev": 20}
-    assert found.layers[1] == found.joined == 100
-    assert found.layers[0] < 80
+    learned, nearest = probes.probe_texts(setting, rows.read_rows()["trec"])
+    assert learned.facts == nearest.facts == {"texts": 80, "dev": 20}
+    assert learned.layers[1] == learned.joined == 100
+    assert learned.layers[0] < 80
+    assert nearest.layers[1] == 100
+    assert nearest.layers[0] < 80
+
+
+def test_the_nearest_texts_vote_by_their_cosines():
+    known = torch.tensor([[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [-1.0, 0.0]]])
+    votes = torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 2]), 3).float()
+    asked = torch.tensor([[[5.0, 1.0], [0.1, 9.0], [-1.0, 0.1]]])
+    assert probes._nearest_class(known, votes, asked).tolist() == [0, 1, 2]
 
 
 def test_word_in_context_and_the_same_in_folds(setting):

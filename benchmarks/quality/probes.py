@@ -50,6 +50,8 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 _FOLDS = 10
 _CHUNK_TOKENS = 16_384
+_CHUNK_TEXTS = 512
+_NEIGHBOURS = 5
 _TIE = 1e-5
 
 
@@ -361,7 +363,7 @@ def _entity_f1(found: Sequence[str], gold: Sequence[Sequence[str]], spans_of: Ca
 
 
 def probe_texts(setting: Setting, row: Row) -> Iterator[Result]:
-    """A logistic regression on the mean of a text's words."""
+    """On the mean of a text's words, a logistic regression, and the vote of the nearest training texts."""
     segment = setting.encoder.segment if row.language == "zh" else "none"
     path, measured = setting.files(row)
     read = ([e for file in files for e in read_texts(file, segment=segment)] for files in ([path], [], measured))
@@ -379,6 +381,25 @@ def probe_texts(setting: Setting, row: Row) -> Iterator[Result]:
         for vectors, questions in zip(by_layer(known), by_layer(asked), strict=True)
     ]
     yield result(f"{row.title}, mean of the words", "accuracy", columns, texts=len(train), dev=len(dev))
+    votes = torch.nn.functional.one_hot(labels, len(classes)).float()
+    columns = [
+        float((_nearest_class(vectors, votes, questions) == wanted).float().mean())
+        for vectors, questions in zip(by_layer(known), by_layer(asked), strict=True)
+    ]
+    yield result(f"{row.title}, {_NEIGHBOURS} nearest texts", "accuracy", columns, texts=len(train), dev=len(dev))
+
+
+def _nearest_class(known: Tensor, votes: Tensor, asked: Tensor) -> Tensor:
+    """Means [K, M, D] and their classes [M, C], means [K, Q, D] → the class of the nearest by cosine [Q].
+
+    A neighbour's vote counts as much as its cosine. Nothing is learned.
+    """
+    known, found = unit(known), []
+    for part in asked.split(_CHUNK_TEXTS, dim=1):
+        cosines = torch.einsum("kqd,kmd->qm", unit(part), known) / len(known)
+        near = cosines.topk(min(_NEIGHBOURS, cosines.shape[1]))
+        found.append((near.values.unsqueeze(-1) * votes[near.indices]).sum(1).argmax(-1))
+    return torch.cat(found)
 
 
 def probe_pairs(setting: Setting, row: Row) -> Iterator[Result]:
