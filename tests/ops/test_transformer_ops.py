@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.int8 import Int8Matrix, column_sizes
@@ -31,6 +33,31 @@ def test_the_packed_path_is_the_equations(way, window):
         if len(part)
     ]
     torch.testing.assert_close(found, torch.cat(want, dim=1), rtol=1e-6, atol=1e-6)  # angles are float32
+
+
+class CountNumbers(TorchDispatchMode):
+    """Counts the numbers that all operations write."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.numbers += sum(part.numel() for part in tree_leaves(found) if isinstance(part, torch.Tensor))
+        return found
+
+
+def test_gradients_of_twice_as_many_segments_are_twice_the_work():
+    blocks = BlockWeights(
+        *(part.requires_grad_() if isinstance(part, torch.Tensor) else part for part in random_blocks()[0])
+    )
+    counts = []
+    for segments in (50, 100):
+        lengths = [40] * segments
+        with CountNumbers() as counter:
+            found = transformer(tokens(lengths), Segments.of(lengths), [blocks], window=64, outputs=[1])
+            torch.autograd.backward(found.sum())
+        counts.append(counter.numbers)
+    assert counts[1] < 2.1 * counts[0]
 
 
 @pytest.mark.parametrize("outputs", [[], [0, 2]])

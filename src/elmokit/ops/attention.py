@@ -73,14 +73,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> 
     if list(segments.ways) == [BOTH] and segments.starts[1] == q.shape[2] <= min(window + 1, _QUERIES):
         return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)  # one short sentence: nothing to cut or join
     parts = []
-    for (start, stop), way in zip(pairwise(segments.starts), segments.ways, strict=True):
-        for first in range(start, stop, _QUERIES):
-            last = min(first + _QUERIES, stop)
-            left = first if way == BACKWARD else max(start, first - window)
-            right = last if way == FORWARD else min(stop, last + window)
+    # One split of all: the gradient of a slice is as large as the whole, so those of many slices would take as many
+    # times as long.
+    sizes = [stop - start for start, stop in pairwise([*segments.starts, q.shape[2]])]
+    cut = zip(*(torch.split(part, sizes, dim=2) for part in (q, k, v)), strict=True)
+    for way, (asking, keys, values) in zip(segments.ways, cut, strict=False):  # the rest has no way
+        size = asking.shape[2]
+        for first in range(0, size, _QUERIES):
+            last = min(first + _QUERIES, size)
+            left = first if way == BACKWARD else max(0, first - window)
+            right = last if way == FORWARD else min(size, last + window)
             mask = _mask(first - left, last - first, right - left, window, way, q.device)
-            keys, values = k[:, :, left:right], v[:, :, left:right]
-            parts.append(F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=mask))
+            near = keys[:, :, left:right], values[:, :, left:right]
+            parts.append(F.scaled_dot_product_attention(asking[:, :, first:last], *near, attn_mask=mask))
     if segments.starts[-1] < q.shape[2]:
         parts.append(torch.zeros_like(v[:, :, segments.starts[-1] :]))
     seen = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] if parts else v

@@ -291,4 +291,5 @@ def sigmoid(x: Tensor) -> Tensor:
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """An elementwise function, called with so few rows at a time that torch leaves them to one thread."""
     rows = max(1, _ONE_THREAD // x.shape[1])
-    return function(x) if len(x) <= rows else torch.cat([function(x[at : at + rows]) for at in range(0, len(x), rows)])
+    # Split, because the gradient of a slice is as large as all of x.
+    return function(x) if len(x) <= rows else torch.cat([function(part) for part in torch.split(x, rows)])
