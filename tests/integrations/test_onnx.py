@@ -105,6 +105,19 @@ def test_smaller_dtypes(shape, dtype, tmp_path):
     assert np.min((one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)) > 0.99
 
 
+def test_large_numbers_may_differ_by_more(tmp_path, monkeypatch):
+    """Rounding is a share of a number; the largest of a prediction are above 10."""
+    elmo, path = make("prediction"), tmp_path / "elmo.onnx"
+    difference = export_onnx(elmo, path).difference
+    assert difference > 0
+    monkeypatch.setattr(onnx_export, "LARGEST_DIFFERENCE", difference / 2)
+    monkeypatch.setattr(onnx_export, "LARGEST_SHARE", difference)  # the largest number of a layer is above 1
+    assert export_onnx(elmo, path).difference == difference
+    monkeypatch.setattr(onnx_export, "LARGEST_SHARE", 0)
+    with pytest.raises(ElmoError, match="must differ from elmokit by at most"):
+        export_onnx(elmo, path)
+
+
 def test_the_bundled_model_in_int8(tmp_path):
     sizes = {}
     for dtype in ("float16", "int8"):
