@@ -229,7 +229,7 @@ def test_first_senses_come_from_wordnets_files(tmp_path):
 
 
 def test_a_folder_without_wordnet_is_named(tmp_path):
-    with pytest.raises(ElmoError, match=r"index\.sense.*wordnet-base"):
+    with pytest.raises(ElmoError, match=r"index\.sense.*wordnet-sense-index"):
         WordNet(tmp_path)
     (tmp_path / "index.sense").write_text("not a line of WordNet\n")
     with pytest.raises(ElmoError, match=r"index\.sense is damaged"):

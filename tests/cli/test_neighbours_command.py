@@ -132,12 +132,29 @@ def test_raw_text_is_read_as_asked(asked, capsys, tmp_path) -> None:
     assert "Money is n't a [bank] !" in out
 
 
+def test_spellings_that_are_not_searched_are_reported(asked, caplog, tmp_path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "the bank\nThe bank\nBANK of a Bank\na bank , Bank\n" + 9 * "the bank of the banks\n", encoding="utf-8"
+    )
+    for word, context, found in (("Bank", "a Bank", "bank (12), BANK (1)"), ("bank", "a bank", None)):
+        caplog.clear()
+        replace(asked, word=word, context=context, corpus=(str(text),)).run()
+        said = [record.getMessage() for record in caplog.records]
+        assert said == (
+            [f"not searched: {found}; to include other spellings, ignore upper and lower case"] if found else []
+        )
+    replace(asked, word="Bank", context="a Bank", corpus=(str(text),), ignore_case=True).run()
+    assert not caplog.records
+
+
 def test_which_of_several() -> None:
     tokens = ["the", "bank", "of", "a", "bank"]
     assert find_word("bank", tokens, 5) == 4
     assert find_word("The", tokens, None, ignore_case=True) == 0
     for arguments, said in (
         (("river", tokens, None), "must have 'river' among its tokens, which are: 'the' 'bank' 'of' 'a' 'bank'"),
+        (("Bank", tokens, None), "give --ignore-case"),
         (("bank", tokens, None), "has 'bank' 2 times, as its tokens 2, 5: choose with --position"),
         (("bank", tokens, 3), r"number of 'bank' among the tokens \(2, 5\), got 3"),
         (("bank", [], None), "which are: none"),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_OCCURRENCES = 1000
 _TOKENS_AT_ONCE = 1 << 20
+_NOT_RARE = 0.2
+"""The share of a word's occurrences that another spelling of it needs to be mentioned."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Choice:
         else:
             counts[: len(SPECIALS)] = 0
         return np.minimum(counts, self.max_occurrences) if self.max_occurrences else counts
+
+    def missed_spellings(self, corpus: PreparedCorpus) -> dict[str, int]:
+        """Words that are left out for their upper or lower case and are not rare next to `words`, with their counts."""
+        if self.words is None or self.ignore_case:
+            return {}
+        same = word_test(self.words, True)
+        counts = {text: int(corpus.counts[number]) for number, text in enumerate(corpus.type_texts()) if same(text)}
+        chosen = sum(counts.pop(word, 0) for word in self.words)
+        return {text: count for text, count in counts.items() if count >= _NOT_RARE * chosen}
 
 
 def word_test(words: Iterable[str], ignore_case: bool) -> Callable[[str], bool]:

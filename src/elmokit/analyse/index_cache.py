@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,6 +20,8 @@ from elmokit.text.tokens import SegmenterName
 
 if TYPE_CHECKING:
     from elmokit.corpus.report import Progress
+
+log = logging.getLogger(__name__)
 
 
 def find_index(
@@ -76,6 +79,9 @@ def find_index(
                 folder = cache_folder() / "indexes" / name_of(plan)
         assert folder is not None
         new = not (folder / DESCRIPTION).is_file()
+        if new and (missed := choice.missed_spellings(prepared)):
+            shown = ", ".join(f"{word} ({count:,})" for word, count in missed.items())
+            log.warning("not searched: %s; to include other spellings, ignore upper and lower case", shown)
         built = build_index(elmo, prepared, folder, layer=number, choice=choice, on_progress=on_build)
     if new and on_built is not None:
         on_built(built)

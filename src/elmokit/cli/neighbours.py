@@ -83,9 +83,11 @@ def find_word(
     numbers = ", ".join(str(place + 1) for place in places)
     if not places:
         shown = " ".join(map(repr, tokens)) or "none"
-        pieces = split_word_advice(word, segment)
+        advice = split_word_advice(word, segment)
+        if not ignore_case and any(same_word(token, word, ignore_case=True) for token in tokens):
+            advice = "give --ignore-case to take upper and lower case as the same"
         raise ElmoError(
-            f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {pieces}" if pieces else "")
+            f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {advice}" if advice else "")
         )
     if position is None and len(places) > 1:
         raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {numbers}: choose with --position")

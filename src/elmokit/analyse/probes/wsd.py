@@ -135,7 +135,7 @@ def _split(tokens: tuple[str, ...], mentions: list[Mention]) -> SenseSentence:
 
 
 class WordNet:
-    """Looks up first senses in a folder of WordNet 3.0 (Debian: wordnet-base, in /usr/share/wordnet)."""
+    """Looks up first senses in a folder of WordNet 3.0 (Debian: wordnet-sense-index, in /usr/share/wordnet)."""
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "index.sense"
@@ -144,7 +144,7 @@ class WordNet:
         except OSError as error:
             raise ElmoError(
                 f"a WordNet folder must contain index.sense, got {folder} ({error.strerror or error}): Debian's "
-                "package wordnet-base puts it in /usr/share/wordnet"
+                "package wordnet-sense-index puts it in /usr/share/wordnet"
             ) from error
         self._first: dict[Entry, str] = {}
         try:
