@@ -1,8 +1,13 @@
-"""A context encoder from outside the package, used end to end: trained, resumed, scored, saved and loaded."""
+"""A context encoder from outside the package, used end to end: trained, resumed, scored, saved and loaded.
+
+And installed packages whose modules register what they add.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,12 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from elmokit import Elmo, ElmoConfig, ElmoError
+from elmokit import Elmo, ElmoConfig, ElmoError, extensions
 from elmokit.cli import main
+from elmokit.cli.registry import unregister_command
 from elmokit.config import CharacterConfig, ContextConfig
+from elmokit.formats.registry import format_named, formats, unregister_format
 from elmokit.model.context import ContextEncoder, ContextOutput, build_context, register_context, unregister_context
 from elmokit.model.int8 import Linear, apply_linear
+from elmokit.output.writers import unregister_writer, writer_for
+from elmokit.pretrain.recipe import Recipe, make_recipe
 from elmokit.tasks import load as load_task
+from elmokit.tasks import task_named, unregister_task
 
 
 @dataclass(frozen=True)
@@ -182,3 +192,90 @@ def test_an_unknown_kind_or_one_that_exists_is_named(text, tmp_path, capsys):
         build_context(Unknown(3), 2)
     with pytest.raises(ElmoError, match="context"):
         ElmoConfig(None, CONFIG)
+
+
+MODULE = """
+from dataclasses import dataclass
+from elmokit.cli import Command, command
+from elmokit.config import LstmConfig
+from elmokit.formats.registry import Format, register_format
+from elmokit.model.context import register_context
+from elmokit.model.lstm import LstmEncoder
+from elmokit.options import argument
+from elmokit.output.writers import register_writer
+from elmokit.tasks import register_task
+from elmokit.tasks.classify import ClassifyTask
+
+@dataclass(frozen=True)
+class OtherConfig(LstmConfig):
+    kind = "other"
+
+class SortTask(ClassifyTask):
+    name = "sort"
+
+@command("shout")
+@dataclass(frozen=True, kw_only=True)
+class ShoutCommand(Command):
+    \"""Print a text in capitals.\"""
+
+    text: str = argument("The text to print.", "TEXT")
+
+    def run(self):
+        print(self.text.upper())
+
+register_context(OtherConfig, LstmEncoder)
+register_format(Format("nothing", "", lambda source, name: None, None))
+register_task(SortTask)
+register_writer(".toy", write=lambda stored, target: target.write_text(str(len(list(stored.items())))))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Two installed packages: one that extends elmokit, and one that is broken."""
+    for name, module in (("good", MODULE), ("broken", "import no_such_package")):
+        (tmp_path / f"elmokit_{name}.py").write_text(module)
+        facts = tmp_path / f"{name}-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(f"[elmokit]\n{name} = elmokit_{name}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(extensions, "_waiting", None)
+    yield
+    if sys.modules.pop("elmokit_good", None) is not None:
+        unregister_context("other")
+        unregister_format("nothing")
+        unregister_task("sort")
+        unregister_writer(".toy")
+        unregister_command("shout")
+
+
+@pytest.mark.usefixtures("installed")
+class TestInstalledPackages:
+    """What they register is there without an import of theirs."""
+
+    def test_the_command_line_has_it(self, text, tmp_path, capsys, caplog):
+        assert elmo_command("shout", "hello") == 0
+        assert capsys.readouterr().out == "HELLO\n"
+        assert ["elmokit_broken" in record.getMessage() for record in caplog.records] == [True]
+        shape = [*SHAPE[4:], "--context", "other", "--cell-size", "8", "--output-size", "4"]
+        assert elmo_command("train", text, *shape, "--steps", "2", "--output", tmp_path / "other") == 0
+        assert elmo_command("embed", "--input", text, "--model", tmp_path / "other", "--output", tmp_path / "vectors.toy") == 0
+        assert (tmp_path / "vectors.toy").read_text() == "90"
+
+    @pytest.mark.parametrize(
+        "used",
+        [
+            lambda: ElmoConfig.from_dict(
+                {"other": {"cell_size": 8, "output_size": 4}, "words": {"n_words": 5, "embedding_size": 4}}
+            ),
+            lambda: Recipe(context="other"),
+            lambda: make_recipe(changes={"context": "other"}),
+            lambda: format_named("nothing"),
+            lambda: next(found for found in formats() if found.name == "nothing"),
+            lambda: task_named("sort"),
+            lambda: writer_for(Path("vectors.toy")),
+        ],
+    )
+    def test_python_has_it(self, used):
+        assert used()

@@ -17,6 +17,7 @@ MODULES = sorted(
 # From the bottom to the top; a module imports from its own level and from those below.
 LEVELS = [
     {"errors"},
+    {"extensions"},
     {"storage", "config", "layers", "messages", "options", "progress"},
     {"plots"},
     {"text"},

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.options import REQUIRED, check_options, check_value, option
 
 Activation = Literal["relu", "tanh"]
@@ -362,9 +363,14 @@ class ElmoConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> ElmoConfig:
         """The configuration that `to_dict` wrote."""
         parts: dict[str, Any] = dict(values)
+        if not CONTEXTS.keys() & parts.keys():
+            load_extensions()
         kind = next((kind for kind in CONTEXTS if kind in parts), None)
         if kind is None:
-            raise ElmoError(f"a configuration needs the key {' or '.join(CONTEXTS)}")
+            raise ElmoError(
+                f"a configuration needs the key {' or '.join(CONTEXTS)}; another context encoder needs the package it "
+                "comes from"
+            )
         parts["context"] = _build(CONTEXTS[kind], parts.pop(kind), kind)
         for name, part in (("characters", CharacterConfig), ("words", WordConfig)):
             if parts.get(name) is not None:

@@ -17,6 +17,7 @@ import typer
 from elmokit import __version__, progress
 from elmokit.cli.registry import QUIET_HELP, OutputClosedError, application, be_quiet, typed, typed_command
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.messages import printable
 
 _INTERRUPTED = 130
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("elmo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    load_extensions()
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]

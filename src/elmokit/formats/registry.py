@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource
 
 if TYPE_CHECKING:  # neither this module nor the names of the formats wait for torch
@@ -106,6 +107,7 @@ def unregister_format(name: str) -> None:
 
 def formats() -> Iterator[Format]:
     """All formats in the order in which they are tried, each imported when it is reached."""
+    load_extensions()
     for name in list(_registered):
         yield format_named(name)
 
@@ -168,5 +170,7 @@ def _ask(source: Source, name: str | None) -> ModelFiles | None:
 
 
 def _check_name(name: str) -> None:
+    if name not in _registered:
+        load_extensions()
     if name not in _registered:
         raise ElmoError(f"a format is {either(list(_registered))}, got {name!r}")

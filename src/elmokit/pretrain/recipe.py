@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from elmokit.config import CONTEXTS, CharacterConfig, ElmoConfig, WordConfig
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.formats.bilm_options import read_options
 from elmokit.options import check_options, option
 from elmokit.text.tokens import name_in_files
@@ -172,6 +173,8 @@ class Recipe:
             )
         parse_filters(self.filters)
         if self.context not in CONTEXTS:
+            load_extensions()
+        if self.context not in CONTEXTS:
             raise ElmoError(f"context must be one of {', '.join(CONTEXTS)}, got {self.context!r}", "context")
         for name in ("mask", "causal"):
             parse_range(name, getattr(self, name))
@@ -252,6 +255,7 @@ def make_recipe(
     in_file = {name: named.pop(name, None) for name in ("preset", "recipe")}
     size, way = preset or in_file["preset"] or "small", recipe or in_file["recipe"] or "modern"
     context = named.get("context", "lstm")
+    load_extensions()
     presets = tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))
     known = {"preset": (size, presets["preset"]), "recipe": (way, presets["recipe"]), "context": (context, CONTEXTS)}
     for name, (value, choices) in known.items():

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from torch import Tensor
 
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.messages import printable
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
@@ -287,12 +288,13 @@ def unregister_task(name: str) -> None:
 
 def task_names() -> list[str]:
     """The names of all tasks."""
+    load_extensions()
     return list(_registered)
 
 
 def task_named(name: str) -> type[AnyTask]:
     """The task of this name."""
-    if name not in _registered:
+    if name not in _registered and name not in task_names():
         raise ElmoError(f"a task is one of {', '.join(_registered)}, got {name!r}")
     task = _registered[name] = _registered[name] or import_module(f"elmokit.tasks.{name}").TASK
     return task

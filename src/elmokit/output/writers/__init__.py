@@ -25,6 +25,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from elmokit.errors import ElmoError
+from elmokit.extensions import load_extensions
 from elmokit.output.sentence_vectors import SentenceVectors, Vectors
 
 Writer = Callable[[SentenceVectors, Path], None]
@@ -81,9 +82,10 @@ def unregister_writer(ending: str) -> None:
 
 
 def _import_formats() -> None:
-    """Import the formats of this package that are not imported yet, which registers them."""
+    """Import the formats of this package and of extensions that are not imported yet, which registers them."""
     while _not_imported:
         import_module(f"{__name__}.{_not_imported.pop()}")
+    load_extensions()
 
 
 def writer_for(output: Path, layout: str = DEFAULT_LAYOUT) -> Writer:
