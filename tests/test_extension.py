@@ -260,7 +260,10 @@ class TestInstalledPackages:
         assert ["elmokit_broken" in record.getMessage() for record in caplog.records] == [True]
         shape = [*SHAPE[4:], "--context", "other", "--cell-size", "8", "--output-size", "4"]
         assert elmo_command("train", text, *shape, "--steps", "2", "--output", tmp_path / "other") == 0
-        assert elmo_command("embed", "--input", text, "--model", tmp_path / "other", "--output", tmp_path / "vectors.toy") == 0
+        assert (
+            elmo_command("embed", "--input", text, "--model", tmp_path / "other", "--output", tmp_path / "vectors.toy")
+            == 0
+        )
         assert (tmp_path / "vectors.toy").read_text() == "90"
 
     @pytest.mark.parametrize(
