@@ -91,6 +91,11 @@ def test_values_that_a_route_refuses(server, path, fields, status):
     check(server.post(path, fields), status, path)
 
 
+def test_a_value_of_any_depth(server):
+    body = b'{"inputs": "a", "layer": %s}' % (b"[" * 500 + b"]" * 500)
+    check(server.send("POST", "/embed", body, {"Content-Type": "application/json"}), 422, "/embed")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"\xff", b'{"inputs": "\\ud800"}', b"NaN"])
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
 def test_a_body_that_is_not_a_json_object(server, path, body):
