@@ -206,6 +206,9 @@ class Service:
             if isinstance(shorter, str):
                 split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
                 tokens = await asyncio.to_thread(split, shorter) if length > _CHARACTERS_AT_ONCE else split(shorter)
+                if spans and left and is_cut:  # places in the text as it was given
+                    gone = length - len(shorter)
+                    tokens = [token._replace(start=token.start + gone, end=token.end + gone) for token in tokens]
             else:
                 tokens = _spans_of(shorter) if spans else shorter
             if len(tokens) > limit:
