@@ -126,8 +126,9 @@ def test_the_request_id_is_echoed(server):
 
 
 def test_the_host_must_be_this_machine():
-    with serving(allow_host=("my.example",)) as server:
+    with serving(host="127.0.0.2", allow_host=("My.example",)) as server:
         assert server.get("/health", Host="my.example:80").status == 200
+        assert server.get("/health", Host="127.0.0.2:80").status == 200
         assert server.get("/health", Host="LOCALHOST").status == 200
         check(server.get("/health", Host="evil.example"), 421, "/health")
         check(server.get("/v1/models", Host="127.0.0.1.evil.example"), 421, "/v1/models")

@@ -58,7 +58,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service, routes: Collection[str]) -> None:
         self.app, self.service, self.routes = app, service, frozenset(routes)
         settings = service.settings
-        self.hosts = frozenset((*_LOCAL_HOSTS, *settings.allow_host)) if settings.is_loopback else None
+        hosts = (*_LOCAL_HOSTS, settings.host, *settings.allow_host)
+        self.hosts = frozenset(map(str.lower, hosts)) if settings.is_loopback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
