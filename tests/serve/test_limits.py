@@ -157,8 +157,11 @@ def test_no_other_origin_unless_asked(server):
         answer = other.post("/embed", {"inputs": "a"}, **origin)
         assert answer.status == 401
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        asks = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        # OpenAI's JavaScript client sends headers of its own.
+        asks = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-stainless-lang"}
         assert other.send("OPTIONS", "/embed", None, asks).status == 200
+        asks["Origin"] = "https://other.example"
+        assert other.send("OPTIONS", "/embed", None, asks).status == 400
 
 
 def test_a_large_body_is_refused(caplog):
