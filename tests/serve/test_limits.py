@@ -178,6 +178,22 @@ def test_a_large_body_is_refused(caplog):
     assert not caplog.records
 
 
+def test_short_bodies_without_a_length_reserve_little_memory():
+    elmo, gate, slow = slow_elmo()
+    with serving(elmo, max_memory=20, max_body=4) as server:
+        elmo.stream = slow
+        clients = [server.connect() for _ in range(8)]
+        for client in clients:
+            client.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+            client.sendall(b'Transfer-Encoding: chunked\r\n\r\ne\r\n{"inputs":"a"}\r\n0\r\n\r\n')
+        wait_for(lambda: server.service.accepted == 8)
+        assert server.service._reserved < 100_000
+        gate.set()
+        for client in clients:
+            with client:
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_a_large_answer_is_refused():
     with serving(max_memory=1) as server:
         check(server.post("/tokens", {"inputs": "a " * 8000, "layer": "all"}), 422, "/tokens")

@@ -169,10 +169,9 @@ class Endpoint:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise RequestError(415, _GZIP_ADVICE, headers=CLOSE)
         announced = headers.get("content-length", "")
-        size = int(announced) if announced.isdigit() else limit
-        if size > limit:
+        if announced.isdigit() and int(announced) > limit:
             raise self._too_large(limit)
-        call._stack.enter_context(self.service.reserve(min(size, limit), "the request"))
+        reserved = call._stack.enter_context(ExitStack())
         parts, size = [], 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -184,6 +183,8 @@ class Endpoint:
                     size += len(part)
                     if size > limit:
                         raise self._too_large(limit)
+                    reserved.close()  # for what has come, since a client may announce more, or nothing
+                    reserved.enter_context(self.service.reserve(size, "the request"))
                     parts.append(part)
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
