@@ -101,13 +101,13 @@ class Batcher:
         self._queue: deque[Work] = deque()
         self._changed = threading.Condition()
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def start(self, elmo: Elmo, loop: asyncio.AbstractEventLoop, batch_tokens: int, rate: float) -> None:
         """Begin to compute with this model; `rate`: the tokens per second of a first batch."""
         self._elmo, self._loop, self._budget, self._rate = elmo, loop, batch_tokens, rate
-        self._thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Refuse what is queued and what comes later."""
@@ -121,8 +121,8 @@ class Batcher:
     def stop(self) -> None:
         """Finish the batch that is computed, and refuse what is queued."""
         self.close()
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
 
     async def encode(
         self,

@@ -80,6 +80,7 @@ class Service:
         self._elmo: Elmo | None = None
         self._reserved = 0
         self._load = load
+        self._loading: threading.Thread | None = None
 
     @property
     def elmo(self) -> Elmo:
@@ -97,7 +98,10 @@ class Service:
     def start(self) -> None:
         """Load the model in the background; the event loop must run."""
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._load_in_background, args=(loop,), name="elmokit-load", daemon=True).start()
+        self._loading = threading.Thread(
+            target=self._load_in_background, args=(loop,), name="elmokit-load", daemon=True
+        )
+        self._loading.start()
 
     def _load_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -151,6 +155,11 @@ class Service:
     def is_ready(self) -> bool:
         """Whether the server takes work and computes it."""
         return self.state == "ready" and self.batcher.healthy
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread still loads the model or computes."""
+        return any(thread is not None and thread.is_alive() for thread in (self._loading, self.batcher.thread))
 
     # Requests
 
