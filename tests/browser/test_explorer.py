@@ -247,7 +247,8 @@ def test_a_map_of_very_many_uses(address, page):
     box = page.evaluate(
         """async () => {
           const { WordMap } = await import("/page/map.js"), make = (name) => document.createElement(name);
-          const map = new WordMap(make("canvas"), make("div"), {}), points = Array.from({ length: 300000 }, (_, i) => [i, -i]);
+          const map = new WordMap(make("canvas"), make("div"), {});
+          const points = Array.from({ length: 300000 }, (_, i) => [i, -i]);
           map.draw = () => {};
           map.setData({ points: [points], labels: [], names: [] }, 0);
           return map.box;
