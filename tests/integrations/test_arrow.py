@@ -88,8 +88,8 @@ def test_the_model_may_be_named_by_a_path_from_here(model_folder, monkeypatch, t
 def test_types_of_texts(model_folder):
     texts = ["a bank", None, "a bank"]
     expected = embed_batch(model_folder)(pa.table({"text": texts})).column("vectors")
-    for column in (pa.array(texts).dictionary_encode(), pa.array(texts, pa.string_view())):
-        assert embed_batch(model_folder)(pa.table({"text": column})).column("vectors") == expected
+    repeated = pa.array(texts).dictionary_encode()
+    assert embed_batch(model_folder)(pa.table({"text": repeated})).column("vectors") == expected
     missing = embed_batch(model_folder)(pa.table({"text": pa.nulls(2)}))
     assert missing.column("vectors").to_pylist() == [None, None]
     assert missing.schema.field("vectors").type == expected.type

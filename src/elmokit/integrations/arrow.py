@@ -31,7 +31,7 @@ except ImportError as error:
     raise MissingExtraError("pyarrow", "parquet", "EmbedBatch") from error
 
 
-_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 """A batch whose texts are all missing may have the type null."""
 
 
