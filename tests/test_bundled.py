@@ -109,6 +109,12 @@ def test_a_path_goes_before_a_name(make_elmo, tmp_path, monkeypatch):
     assert Elmo.load("en", device="cpu").config.vector_size == 12
 
 
+@pytest.mark.parametrize("wrong", [None, 3, ["en"]])
+def test_a_model_has_a_path_or_a_name(wrong):
+    with pytest.raises(ElmoError, match="its path or its name"):
+        Elmo.load(wrong)
+
+
 def test_chinese_is_there_and_small(chinese):
     assert "zh" in bundled_models()
     assert chinese.text["segment"] == "chars"

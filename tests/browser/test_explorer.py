@@ -165,6 +165,98 @@ def test_an_unknown_word_is_a_sentence(address, page):
     assert "xyzzy" in page.inner_text("#message")
 
 
+def test_without_suggestions_the_word_is_shown_and_errors_are_sentences(address, page):
+    model, url = address
+    page.route("**/words", lambda route: route.abort())
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    assert page.is_hidden("#message")
+    for wrong in (lambda route: route.fulfill(status=200, body="<h1>Log in</h1>"), lambda route: route.abort()):
+        page.route("**/senses", wrong)
+        page.fill("#word", "another")
+        page.press("#word", "Enter")
+        page.wait_for_selector("#message:not([hidden])")
+        assert "serve" in page.inner_text("#message")
+        assert page.is_hidden("#empty")  # the map of the word before is still there
+
+
+def change(page, path, function):
+    """Change what the server answers on a path."""
+
+    def answer(route):
+        found = route.fetch().json()
+        function(found)
+        route.fulfill(json=found)
+
+    page.route(path, answer)
+
+
+def test_long_words_do_not_widen_the_page(address, page):
+    model, url = address
+    long = "x" * 300
+    change(page, "**/senses", lambda found: [sense.update(typical=[long, long]) for sense in found["senses"]])
+    change(page, "**/words", lambda found: found["words"].append({"word": long, "occurrences": 1}))
+    page.set_viewport_size({"width": 360, "height": 740})
+    sentence = f"{long}%20b%20{long}"
+    for view, shown in [
+        (f"senses?word={WORDS[model][0]}&clusters=2&layer=0", "#legend li"),
+        (f"compare?first={sentence}&second={sentence}", "#heat td"),
+        (f"substitutes?sentence={sentence}&position=1", "#expected li"),
+    ]:
+        page.goto(f"{url}/#/{view}")
+        page.wait_for_selector(shown)
+        page.wait_for_selector(READY)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.goto(f"{url}/#/compare?first={sentence}&second=b")
+    page.wait_for_function("document.querySelectorAll('#heat thead th').length == 1")
+    assert page.locator("#heat tbody th").first.bounding_box()["width"] < 330
+
+
+def test_a_sentence_that_is_there_twice_is_two_uses(address, page):
+    model, url = address
+    tokens = ["w", "and", "w"]
+    uses = [{"tokens": tokens, "position": 0}, {"tokens": tokens, "position": 2}, {"tokens": tokens, "position": 0}]
+    change(page, "**/senses", lambda found: found["sentences"].__setitem__(slice(3), uses))
+    change(page, "**/neighbours", lambda found: found.update(neighbours=[{**use, "similarity": 1} for use in uses]))
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    page.fill("#filter", "w and w")
+    page.click("#sentences li:first-child button")
+    page.wait_for_selector("#sentences .near")
+    assert [text.split(" 1.00")[0] for text in page.locator("#sentences li").all_inner_texts()] == ["w and w"] * 3
+    found = page.locator("#sentences li button").evaluate_all("all => all.map((each) => each.innerHTML)")
+    assert [each.startswith("<b>w</b>") for each in found] == [True, False, True]
+    assert page.locator("#sentences [aria-current=true]").count() == 1
+
+
+def test_text_from_the_right(address, page):
+    _, url = address
+    page.goto(f"{url}/#/substitutes?sentence=ذهبت إلى البنك.")
+    page.wait_for_selector("#tokens button")
+    first, last = (page.locator(f"#tokens button:{place}-child").bounding_box() for place in ("first", "last"))
+    assert first["x"] > last["x"]
+    assert page.locator("#sentence").evaluate("(each) => getComputedStyle(each).direction") == "rtl"
+
+
+def test_a_map_of_very_many_uses(address, page):
+    _, url = address
+    page.goto(url)
+    page.wait_for_selector(READY)
+    box = page.evaluate(
+        """async () => {
+          const { WordMap } = await import("/page/map.js"), make = (name) => document.createElement(name);
+          const map = new WordMap(make("canvas"), make("div"), {});
+          const points = Array.from({ length: 300000 }, (_, i) => [i, -i]);
+          map.draw = () => {};
+          map.setData({ points: [points], labels: [], names: [] }, 0);
+          return map.box;
+        }"""
+    )
+    assert box[0]["half"] == 149999.5
+
+
 @pytest.mark.skipif(not AXE, reason="axe-core is not here: make test-browser fetches it with npm")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])

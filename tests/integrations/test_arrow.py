@@ -85,6 +85,16 @@ def test_the_model_may_be_named_by_a_path_from_here(model_folder, monkeypatch, t
     assert embed(pa.table({"text": ["a"]})).num_rows == 1
 
 
+def test_types_of_texts(model_folder):
+    texts = ["a bank", None, "a bank"]
+    expected = embed_batch(model_folder)(pa.table({"text": texts})).column("vectors")
+    repeated = pa.array(texts).dictionary_encode()
+    assert embed_batch(model_folder)(pa.table({"text": repeated})).column("vectors") == expected
+    missing = embed_batch(model_folder)(pa.table({"text": pa.nulls(2)}))
+    assert missing.column("vectors").to_pylist() == [None, None]
+    assert missing.schema.field("vectors").type == expected.type
+
+
 def test_mistakes(model_folder, table):
     embed = EmbedBatch(model=model_folder, device="cpu", column="body")
     with pytest.raises(ElmoError, match="one of id, text, got 'body'"):
@@ -97,5 +107,7 @@ def test_mistakes(model_folder, table):
         EmbedBatch(model=model_folder, device="cpu", layer=3)(table)
     with pytest.raises(ElmoError, match="pool must be one of"):
         EmbedBatch(pool="sum")
+    with pytest.raises(ElmoError, match="threads must be at least 1, got 0"):
+        EmbedBatch(threads=0)
     with pytest.raises(ElmoError, match="path or a name"):
         EmbedBatch(model=Elmo.load(model_folder))

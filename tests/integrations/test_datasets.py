@@ -121,6 +121,24 @@ def test_wrong_options_are_named(dataset, model_folder, options, message):
         embed(dataset, **{"model": str(model_folder), **options})
 
 
+@pytest.mark.parametrize("rows", [15, 0])
+@pytest.mark.parametrize("removed", ["text", ["text", "label"], ["elmo"], None])
+def test_columns_that_are_removed(dataset, model_folder, removed, rows):
+    dataset = dataset.add_column("elmo", TEXTS).select(range(rows))
+    found = embed(dataset, model=str(model_folder), remove_columns=removed)
+    gone = [removed] if isinstance(removed, str) else removed or []
+    assert set(found.column_names) == {"text", "label", "elmo"} - ({*gone} - {"elmo"})
+    assert found.features["elmo"] == EmbedColumns(str(model_folder)).features["elmo"]
+    assert len(found) == rows
+    for name in {"text", "label"} - {*gone}:
+        assert found[name][:] == dataset[name][:]
+
+
+def test_an_arrow_table_is_a_batch_too(dataset, model_folder):
+    found = embed(dataset.with_format("arrow"), model=str(model_folder)).with_format("numpy")
+    np.testing.assert_array_equal(found["elmo"][:], Elmo.load(model_folder).encode(TEXTS, output="sentence"))
+
+
 def test_a_row_without_text_is_named(model_folder):
     with pytest.raises(ElmoError, match="got None in place 1"):
         embed(Dataset.from_dict({"text": ["a", None]}), model=str(model_folder))

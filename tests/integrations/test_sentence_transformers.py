@@ -159,6 +159,7 @@ def test_mtebs_own_check_of_a_model(make_elmo):
         ({"layer": 9}, "9"),
         ({"pool": "median"}, "median"),
         ({"device": "cpu"}, "device"),
+        ({"max_seq_length": -1}, "max_seq_length"),
     ],
 )
 def test_mistakes(make_elmo, options, words):

@@ -105,6 +105,23 @@ def test_a_large_request_ends_although_many_others_wait(elmo):
     assert names.index("other0-0") < 5
 
 
+@pytest.mark.parametrize("tokens", [12, 18, 40])
+def test_a_request_of_long_texts_does_not_block_short_ones(elmo, tokens):
+    """A long text leaves no room for others in its batch; 20 tokens are the budget."""
+
+    async def test(batcher):
+        others = [(texts(f"other{number}-", 1, 6), "top") for number in range(6)]
+        tasks = await queued(batcher, (texts("long", 6, tokens), "top"), *others)
+        elmo.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(elmo, test)
+    names = [name for _, names in elmo.batches[1:] for name in names]
+    assert names.index("other0-0") < 3
+    assert names.index("other5-0") < names.index("long5")
+    assert names.index("long2") < names.index("other5-0") or tokens == 40  # nor do they block it
+
+
 def test_results_come_in_the_order_of_the_texts(elmo):
     async def test(batcher):
         rows = [["x"] * (1 + number % 7) for number in range(50)]
@@ -182,6 +199,23 @@ def test_the_speed_decides_how_much_may_wait(elmo, rate, admitted):
             assert refused.value.headers["Retry-After"] == "30"
 
     run(elmo, test, rate=rate, max_wait=50)
+
+
+def test_a_large_request_does_not_refuse_single_texts(elmo):
+    """900 tokens take 18 to 36 seconds; a single text has its turn after those that are computed now."""
+
+    async def test(batcher):
+        large, small, several = await queued(
+            batcher, (texts("large", 300), "top"), (texts("small", 1), "top"), (texts("several", 2), "top")
+        )
+        elmo.gate.set()
+        assert len(await small) == 1
+        with pytest.raises(RequestError) as refused:
+            await several
+        assert refused.value.status == 429
+        await large
+
+    run(elmo, test, rate=50, max_wait=30)
 
 
 async def refusal(task):

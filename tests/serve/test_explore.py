@@ -7,6 +7,7 @@ import pytest
 
 from elmokit.analyse import build_index, find_senses, neighbours
 from elmokit.corpus.prepare import prepare
+from elmokit.serve.explore import _unknown_word
 from support.serving import serving, tiny_elmo
 
 SENTENCES = [
@@ -105,3 +106,18 @@ def test_unknown_words_come_with_others_to_try(served):
 def test_refusals(served, path, fields, status):
     server, _ = served
     assert server.post(path, fields).status == status
+
+
+def test_a_long_unknown_word_is_folded_once(served):
+    """In the event loop, and a word may have megabytes."""
+
+    class Word(str):
+        calls = 0
+
+        def casefold(self):
+            Word.calls += 1
+            return super().casefold()
+
+    _, index = served
+    assert _unknown_word(index, Word("BANK")).more["words"] == ["bank"]
+    assert Word.calls == 1

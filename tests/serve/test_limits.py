@@ -91,6 +91,11 @@ def test_values_that_a_route_refuses(server, path, fields, status):
     check(server.post(path, fields), status, path)
 
 
+def test_a_value_of_any_depth(server):
+    body = b'{"inputs": "a", "layer": %s}' % (b"[" * 500 + b"]" * 500)
+    check(server.send("POST", "/embed", body, {"Content-Type": "application/json"}), 422, "/embed")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"\xff", b'{"inputs": "\\ud800"}', b"NaN"])
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
 def test_a_body_that_is_not_a_json_object(server, path, body):
@@ -121,8 +126,9 @@ def test_the_request_id_is_echoed(server):
 
 
 def test_the_host_must_be_this_machine():
-    with serving(allow_host=("my.example",)) as server:
+    with serving(host="127.0.0.2", allow_host=("My.example",)) as server:
         assert server.get("/health", Host="my.example:80").status == 200
+        assert server.get("/health", Host="127.0.0.2:80").status == 200
         assert server.get("/health", Host="LOCALHOST").status == 200
         check(server.get("/health", Host="evil.example"), 421, "/health")
         check(server.get("/v1/models", Host="127.0.0.1.evil.example"), 421, "/v1/models")
@@ -151,8 +157,11 @@ def test_no_other_origin_unless_asked(server):
         answer = other.post("/embed", {"inputs": "a"}, **origin)
         assert answer.status == 401
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        asks = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        # OpenAI's JavaScript client sends headers of its own.
+        asks = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-stainless-lang"}
         assert other.send("OPTIONS", "/embed", None, asks).status == 200
+        asks["Origin"] = "https://other.example"
+        assert other.send("OPTIONS", "/embed", None, asks).status == 400
 
 
 def test_a_large_body_is_refused(caplog):
@@ -167,6 +176,22 @@ def test_a_large_body_is_refused(caplog):
             assert client.recv(100).startswith(b"HTTP/1.1 413")
         assert server.post("/embed", {"inputs": "a"}).status == 200
     assert not caplog.records
+
+
+def test_short_bodies_without_a_length_reserve_little_memory():
+    elmo, gate, slow = slow_elmo()
+    with serving(elmo, max_memory=20, max_body=4) as server:
+        elmo.stream = slow
+        clients = [server.connect() for _ in range(8)]
+        for client in clients:
+            client.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+            client.sendall(b'Transfer-Encoding: chunked\r\n\r\ne\r\n{"inputs":"a"}\r\n0\r\n\r\n')
+        wait_for(lambda: server.service.accepted == 8)
+        assert server.service._reserved < 100_000
+        gate.set()
+        for client in clients:
+            with client:
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_a_large_answer_is_refused():

@@ -65,6 +65,13 @@ def test_embed_all(server):
         assert np.array(found, np.float32).reshape(want.shape).tobytes() == want.tobytes()
 
 
+def test_places_in_a_long_text_whose_beginning_is_cut():
+    text = "a " * 400 + "river bank"
+    with serving(max_input_tokens=2) as other:
+        [found] = other.post("/tokens", {"inputs": text, "truncation_direction": "left"}).json["data"]
+    assert [text[token["start"] : token["end"]] for token in found["tokens"]] == ["river", "bank"]
+
+
 @pytest.mark.parametrize(("truncate", "direction", "kept"), [(True, "right", "a river"), (None, "left", "bank .")])
 def test_long_texts_are_cut(server, truncate, direction, kept):
     text = "a river " + "of " * 8190 + "bank ."

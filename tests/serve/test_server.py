@@ -189,3 +189,32 @@ def test_the_command_serves_until_a_signal(model_folder):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+BUSY = """
+import sys, torch
+from elmokit.cli import main
+from elmokit.cli.shared import ModelOptions
+
+def compute(*_):
+    print("loading", flush=True)
+    square = torch.ones(100, 100)
+    while True:
+        square = square @ square / 100
+
+ModelOptions.load = compute
+main(["serve", "--port", "0"])
+"""
+
+
+def test_a_signal_while_the_model_is_loaded(tmp_path):
+    """A thread that computes would abort the process when Python ends."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert "terminate" not in process.stderr.read()
+        finally:
+            process.kill()

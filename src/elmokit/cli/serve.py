@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -44,4 +45,8 @@ class ServeCommand(ServeSettings, ModelOptions):
         say(f"elmo: serving {settings.served_name or name} on http://{f'[{host}]' if ':' in host else host}:{port}")
         if not settings.is_loopback and settings.api_key is None:
             say("elmo: everyone who can reach this address can use the server: --api-key KEY asks for a key")
-        serve(Service(lambda: self.load(self.segment, self.dtype), settings, name), listening)
+        service = Service(lambda: self.load(self.segment, self.dtype), settings, name)
+        serve(service, listening)
+        if service.is_busy:  # Python would abort the process when it ends below a thread that computes
+            sys.stderr.flush()
+            os._exit(0)

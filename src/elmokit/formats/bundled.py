@@ -35,6 +35,8 @@ def resolved(path: str | Path) -> str | Path:
 
     Anything that exists as a path is that path; anything else is returned as it is.
     """
+    if not isinstance(path, str | Path):
+        raise ElmoError(f"a model is given by its path or its name, got {path!r}")
     if isinstance(path, Path) or (not path.startswith(SCHEME) and _exists(path)):
         return path
     if path in bundled_models():

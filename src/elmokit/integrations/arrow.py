@@ -31,6 +31,10 @@ except ImportError as error:
     raise MissingExtraError("pyarrow", "parquet", "EmbedBatch") from error
 
 
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+"""A batch whose texts are all missing may have the type null."""
+
+
 class EmbedBatch:
     """Adds the columns `tokens` and `vectors` to a batch with a column of texts, or of lists of tokens.
 
@@ -64,6 +68,8 @@ class EmbedBatch:
         """
         if pool is not None:
             check_value("pool", pool, Pool)
+        if threads is not None:
+            check_value("threads", threads, int, {"least": 1})
         if not isinstance(model, str | Path):
             raise ElmoError(f"model must be a path or a name, which other processes can load, got {model!r}", "model")
         self.column, self.layer, self.pool, self.segment = column, layer, pool, segment
@@ -132,8 +138,8 @@ class EmbedBatch:
         if self.column not in batch.schema.names:
             raise ElmoError(f"column must be one of {', '.join(batch.schema.names)}, got {self.column!r}", "column")
         kind = batch.schema.field(self.column).type
-        inner = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
-        if not (pa.types.is_string(inner) or pa.types.is_large_string(inner)):
+        inner = getattr(kind, "value_type", kind)  # of a list, or of a dictionary
+        if not any(fits(inner) for fits in _TEXT_TYPES):
             raise ElmoError(f"column {self.column} must have texts or lists of tokens, got {kind}", "column")
         texts: list[str | list[str] | None] = batch.column(self.column).to_pylist()
         return texts

@@ -69,7 +69,13 @@ def _mapped(dataset: Any, function: EmbedColumns, map_options: Mapping[str, Any]
     if known is not None:
         if function.column not in known:
             raise ElmoError(f"column must be one of {', '.join(known)}, got {function.column!r}", "column")
-        map_options = {"features": Features({**known, **function.features}), **map_options}
+        removed = map_options.get("remove_columns") or ()
+        removed = [removed] if isinstance(removed, str) else removed
+        stays = {name: kind for name, kind in known.items() if name not in removed}
+        features = Features({**stays, **function.features})
+        if isinstance(dataset, Dataset) and not len(dataset):  # `map` would not call the function
+            return Dataset.from_dict({name: [] for name in features}, features=features, split=dataset.split)
+        map_options = {"features": features, **map_options}
     return dataset.map(function, batched=True, **map_options)
 
 
@@ -116,6 +122,8 @@ class EmbedColumns:
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """The new columns of a batch."""
+        if hasattr(batch, "to_pydict"):  # of a dataset in the format arrow
+            batch = batch.to_pydict()
         if self.column not in batch:
             raise ElmoError(f"column must be one of {', '.join(batch)}, got {self.column!r}", "column")
         elmo = self._model()

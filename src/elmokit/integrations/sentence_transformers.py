@@ -65,6 +65,8 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         if self.layer == "all":
             raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
         self.pool: Pool | None = None if pool is None else check_value("pool", pool, Pool)
+        if max_seq_length is not None:
+            check_value("max_seq_length", max_seq_length, int, {"least": 1})
         self.max_seq_length = max_seq_length
 
     def preprocess(self, inputs: Iterable[str], prompt: str | None = None, **_: object) -> Features:

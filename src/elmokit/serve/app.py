@@ -65,8 +65,8 @@ def create_app(service: Service) -> ASGIApp:
         CORSMiddleware,
         allow_origins=list(settings.cors),
         allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-        expose_headers=["Retry-After", "X-Request-Id"],
+        allow_headers=["*"],  # a client may send some of its own
+        expose_headers=["Retry-After", "X-Request-Id", "X-Truncated-Texts"],
     )
     app = Starlette(
         routes=routes,

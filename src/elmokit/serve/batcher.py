@@ -66,6 +66,8 @@ class Work:
     """The first text that is not in a batch yet."""
     left: int = 0
     """Texts without a result."""
+    debt: int = 0
+    """Tokens of a long text that were computed while others waited: they come first until they had as many."""
     queued: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     finished: float = 0.0
@@ -99,13 +101,13 @@ class Batcher:
         self._queue: deque[Work] = deque()
         self._changed = threading.Condition()
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def start(self, elmo: Elmo, loop: asyncio.AbstractEventLoop, batch_tokens: int, rate: float) -> None:
         """Begin to compute with this model; `rate`: the tokens per second of a first batch."""
         self._elmo, self._loop, self._budget, self._rate = elmo, loop, batch_tokens, rate
-        self._thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="elmokit-batches", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Refuse what is queued and what comes later."""
@@ -119,8 +121,8 @@ class Batcher:
     def stop(self) -> None:
         """Finish the batch that is computed, and refuse what is queued."""
         self.close()
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
 
     async def encode(
         self,
@@ -132,13 +134,13 @@ class Batcher:
         reduce: Callable[[int, Vectors], Any] | None = None,
     ) -> Work:
         """The vectors of some texts, as `Work.results`; refused if the queue is full."""
-        self._admit(sum(sizes))
+        self._admit(sum(sizes), len(sizes))
         work = Work(rows, sizes, layer, pool, self._future(), [None] * len(rows), reduce, left=len(rows))
         return await self._finish(work)
 
     async def call(self, function: Callable[[], Any], size: int) -> Work:
         """What a function returns that uses the model, as the one result; `size` is its cost in tokens."""
-        self._admit(size)
+        self._admit(size, 1)
         work = Work([()], [size], "top", None, self._future(), [None], function=function, left=1)
         return await self._finish(work)
 
@@ -149,13 +151,17 @@ class Batcher:
     def _future(self) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 
-    def _admit(self, size: int) -> None:
+    def _admit(self, size: int, texts: int) -> None:
         if size > self.max_queue_tokens:
             self.metrics.rejected.labels("request_tokens").inc()
             raise RequestError(
                 422, f"a request may have {self.max_queue_tokens:,} tokens in all, got {size:,}: send fewer texts"
             )
         seconds = self.seconds_left()
+        if texts == 1:  # it waits for the batch that is computed, and for one text of each other request
+            with self._changed:
+                turns = sum(work.sizes[work.next] for work in self._queue)
+            seconds = min(seconds, (self._budget + turns) / self._rate)
         # The oldest request is sure of half of the speed, so that it ends within twice the time of the queue.
         own = min(2 * size / self._rate, _OWN_SHARE * self.max_wait)
         if self.tokens and (self.tokens + size > self.max_queue_tokens or 2 * seconds + own > self.max_wait):
@@ -272,7 +278,8 @@ class Batcher:
         """The texts of the next batch.
 
         Half of the budget is for the oldest request, so that a large one ends although new ones keep coming. The rest
-        is for one text of each request in turn.
+        is for one text of each request in turn. After a text longer than its half, the oldest waits until the others
+        had as much.
         """
         waiting = list(self._queue)
         if not waiting:
@@ -289,9 +296,14 @@ class Batcher:
             room -= work.sizes[work.next]
             work.next += 1
 
-        oldest = min(turn, key=lambda work: work.queued)
-        while oldest.has_more and (not batch or oldest.sizes[oldest.next] <= room - self._budget // 2):
-            take(oldest)
+        oldest, half = min(turn, key=lambda work: work.queued), self._budget // 2
+        if len(turn) > 1 and oldest.debt > 0:
+            turn.sort(key=lambda work: work is oldest)
+            take(turn[0])
+        else:
+            while oldest.has_more and (not batch or oldest.sizes[oldest.next] <= room - half):
+                take(oldest)
+            oldest.debt = max(self._budget - half - room, 0) if len(turn) > 1 else 0
         while room > BOUNDARIES and (turn := [work for work in turn if work.has_more]):
             before = len(batch)
             for work in turn:
@@ -299,6 +311,7 @@ class Batcher:
                     take(work)
             if len(batch) == before:
                 break
+        oldest.debt -= sum(work.sizes[place] for work, place in batch if work is not oldest)
         served = {id(work) for work, _ in batch}
         behind = [work for work in waiting if id(work) in served and work.has_more]
         self._queue = deque([*(work for work in waiting if id(work) not in served), *behind])

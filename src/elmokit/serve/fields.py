@@ -146,5 +146,7 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list | dict):  # of any depth
+        return _kind(value)
     text = orjson.dumps(value).decode() if not isinstance(value, int) else str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

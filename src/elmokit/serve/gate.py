@@ -58,7 +58,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service, routes: Collection[str]) -> None:
         self.app, self.service, self.routes = app, service, frozenset(routes)
         settings = service.settings
-        self.hosts = frozenset((*_LOCAL_HOSTS, *settings.allow_host)) if settings.is_loopback else None
+        hosts = (*_LOCAL_HOSTS, settings.host, *settings.allow_host)
+        self.hosts = frozenset(map(str.lower, hosts)) if settings.is_loopback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -168,10 +169,9 @@ class Endpoint:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise RequestError(415, _GZIP_ADVICE, headers=CLOSE)
         announced = headers.get("content-length", "")
-        size = int(announced) if announced.isdigit() else limit
-        if size > limit:
+        if announced.isdigit() and int(announced) > limit:
             raise self._too_large(limit)
-        call._stack.enter_context(self.service.reserve(min(size, limit), "the request"))
+        reserved = call._stack.enter_context(ExitStack())
         parts, size = [], 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -183,6 +183,8 @@ class Endpoint:
                     size += len(part)
                     if size > limit:
                         raise self._too_large(limit)
+                    reserved.close()  # for what has come, since a client may announce more, or nothing
+                    reserved.enter_context(self.service.reserve(size, "the request"))
                     parts.append(part)
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -183,7 +183,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ElmoError(
-            f"host {host} and port {port} cannot be used: {error.strerror}: choose another port", "host", "port"
+            f"host {host} and port {port} cannot be used: {error.strerror}: choose another host or port", "host", "port"
         ) from error
     return listening
 

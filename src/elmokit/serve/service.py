@@ -80,6 +80,7 @@ class Service:
         self._elmo: Elmo | None = None
         self._reserved = 0
         self._load = load
+        self._loading: threading.Thread | None = None
 
     @property
     def elmo(self) -> Elmo:
@@ -97,7 +98,10 @@ class Service:
     def start(self) -> None:
         """Load the model in the background; the event loop must run."""
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._load_in_background, args=(loop,), name="elmokit-load", daemon=True).start()
+        self._loading = threading.Thread(
+            target=self._load_in_background, args=(loop,), name="elmokit-load", daemon=True
+        )
+        self._loading.start()
 
     def _load_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -151,6 +155,11 @@ class Service:
     def is_ready(self) -> bool:
         """Whether the server takes work and computes it."""
         return self.state == "ready" and self.batcher.healthy
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread still loads the model or computes."""
+        return any(thread is not None and thread.is_alive() for thread in (self._loading, self.batcher.thread))
 
     # Requests
 
@@ -206,6 +215,9 @@ class Service:
             if isinstance(shorter, str):
                 split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
                 tokens = await asyncio.to_thread(split, shorter) if length > _CHARACTERS_AT_ONCE else split(shorter)
+                if spans and left and is_cut:  # places in the text as it was given
+                    gone = length - len(shorter)
+                    tokens = [token._replace(start=token.start + gone, end=token.end + gone) for token in tokens]
             else:
                 tokens = _spans_of(shorter) if spans else shorter
             if len(tokens) > limit:

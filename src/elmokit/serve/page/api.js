@@ -12,15 +12,17 @@ export async function ask(route, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body) headers["Content-Type"] = "application/json";
   for (let tries = 0; ; tries++) {
-    const answer = await fetch(route, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+    const answer = await fetch(route, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal }).catch((error) => {
+      throw error instanceof TypeError ? new ApiError("The server does not answer. Is it still running?", 0, {}) : error;
+    });
     const wait = Number(answer.headers.get("Retry-After") ?? 0);
     if ((answer.status === 503 || answer.status === 429) && tries < 30) { // loading, or busy
       await new Promise((resolve) => setTimeout(resolve, 1000 * Math.min(Math.max(wait, 1), 5)));
       continue;
     }
-    if (answer.ok) return answer.json();
-    const found = await answer.json().catch(() => ({}));
-    throw new ApiError(found.error?.message ?? found.error ?? answer.statusText, answer.status, found);
+    const found = await answer.json().catch((error) => { if (error instanceof SyntaxError) return {}; throw error; });
+    if (answer.ok && Object.keys(found).length) return found;
+    throw new ApiError(found.error?.message ?? found.error ?? `This is not an answer of elmo serve: ${answer.status} ${answer.statusText}`, answer.status, found);
   }
 }
 

@@ -8,7 +8,7 @@ import { currentLanguage, setLanguage, words } from "./words.js";
 const $ = (id) => document.getElementById(id);
 const state = { view: "senses", word: "", index: "", clusters: "", layer: null, own: "", first: "", second: "", sentence: "", position: null };
 const VIEWS = ["senses", "compare", "substitutes"];
-const NEAREST = 10, LISTED = 300, APART = 6;
+const NEAREST = 10, LISTED = 300, APART = 6, LONGEST = 24;
 const SPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
 const EXAMPLES = {
   en: { first: "The band will play a slow song.", second: "The play was written for a small theatre.", sentence: "She deposited the money at the bank." },
@@ -22,6 +22,7 @@ window.elmo = { state, points: () => map.screenPoints(), senses: () => found };
 // What several views use
 
 const readsChinese = () => info?.segment === "chars" || info?.segment === "jieba";
+const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
 const joined = (tokens) => tokens.reduce((text, token) => (text && !(SPACED.test(text.at(-1)) || SPACED.test(token[0])) && !/^[.,;:!?)\]’”%]/.test(token) ? `${text} ${token}` : text + token), "");
 
 function message(text) {
@@ -45,7 +46,11 @@ async function work(action) {
     }
     message(error.message);
   } finally {
-    if (running === own) document.body.removeAttribute("aria-busy");
+    if (running === own) {
+      document.body.removeAttribute("aria-busy");
+      $("empty").textContent = words("empty");
+      $("empty").hidden = found !== null;
+    }
   }
 }
 
@@ -70,7 +75,8 @@ async function readAddress() {
   for (const name of ["word", "index", "clusters", "own", "first", "second", "sentence"]) if (given.has(name)) state[name] = given.get(name);
   const layer = Number.parseInt(given.get("layer"), 10);
   state.layer = Number.isInteger(layer) && layer >= 0 && layer < info.layers ? layer : null;
-  state.position = given.has("position") ? Number.parseInt(given.get("position"), 10) : null;
+  const position = Number.parseInt(given.get("position"), 10);
+  state.position = position >= 0 ? position : null;
   for (const name of VIEWS) {
     $(name).hidden = name !== state.view;
     document.querySelector(`[data-view="${name}"]`).toggleAttribute("aria-current", name === state.view);
@@ -92,18 +98,18 @@ async function openSenses() {
   $("clusters").value = state.clusters;
   $("own").value = state.own;
   map.resize();
-  if (!$("suggestions").children.length) await suggest();
+  if (!$("suggestions").children.length) await work(suggest);
   if (state.word && (found?.word !== state.word || found.index !== state.index || found.clusters !== state.clusters)) await showWord();
 }
 
-async function suggest() {
-  const { words: frequent } = await ask("words", { index: state.index, prefix: "", k: 1000 });
+async function suggest(signal) {
+  const { words: frequent } = await ask("words", { index: state.index, prefix: "", k: 1000 }, signal);
   const known = ["bank", "spring", "play", "match", "light", "ring", "letter", "watch", "note", "bat", "apple", "mouse", "苹果", "杜鹃", "火", "花", "打", "包"];
   const there = new Map(frequent.map(({ word, occurrences }) => [word, occurrences]));
   const chosen = known.filter((word) => there.has(word));
   const fill = chosen.length > 3 ? [] : frequent.filter(({ word }) => word.length > 4).map(({ word }) => word);
   $("suggestions").replaceChildren(...[...new Set([...chosen, ...fill])].slice(0, 10).map((word) =>
-    element("button", { type: "button", textContent: word, onclick: () => chooseWord(word) })));
+    element("button", { type: "button", textContent: short(word), onclick: () => chooseWord(word) })));
 }
 
 function chooseWord(word) {
@@ -123,7 +129,6 @@ const showWord = () => work(async (signal) => {
   try {
     found = { ...(await ask("senses", request, signal)), index, clusters };
   } catch (error) {
-    $("empty").textContent = words("empty");
     if (error.status === 404) throw new Error(words("unknown", word, error.found?.words ?? []));
     throw error;
   }
@@ -131,7 +136,7 @@ const showWord = () => work(async (signal) => {
   const layers = Object.keys(found.points).length;
   found.layers = layers;
   found.planes = Array.from({ length: layers }, (_, n) => found.points[n]);
-  found.names = found.senses.map(({ typical }) => typical.slice(0, 3).join(" · "));
+  found.names = found.senses.map(({ typical }) => typical.slice(0, 3).map(short).join(" · "));
   found.text = found.sentences.map(({ tokens }) => joined(tokens));
   state.layer = state.layer ?? (typeof found.layer === "number" ? found.layer : layers - 1);
   $("layer").max = layers - 1;
@@ -151,7 +156,7 @@ function describe() {
   $("layer-name").textContent = words("layerName", state.layer, layers - 1);
   $("layer").setAttribute("aria-valuetext", words("layerName", state.layer, layers - 1));
   const [x, y] = variance[state.layer];
-  $("axes").textContent = state.layer === 0 && x + y < 1e-6 ? words("same") : words("axes", x, y);
+  $("axes").textContent = sentences.length === 1 ? "" : state.layer === 0 && x + y < 1e-6 ? words("same") : words("axes", x, y);
   $("summary").textContent = words("summary", found.word, sentences.length, senses.length);
 }
 
@@ -160,7 +165,7 @@ function legend() {
     const button = element("button", { type: "button" });
     button.setAttribute("aria-pressed", map.shown.group === k);
     button.innerHTML = `<svg viewBox="0 0 18 18" aria-hidden="true">${shapeMarkup(SHAPES[k % 8], 9, 9, 6.5, `var(--c${k % 8})`)}</svg>`;
-    button.append(element("span", { textContent: typical.slice(0, 6).join(", ") || `${words("group")} ${k + 1}` }),
+    button.append(element("span", { textContent: typical.slice(0, 6).map(short).join(", ") || `${words("group")} ${k + 1}` }),
       element("span", { className: "count", textContent: size }));
     button.onclick = () => { map.show({ group: map.shown.group === k ? null : k }); legend(); list(); };
     return element("li", {}, button);
@@ -172,7 +177,7 @@ function list(order = null, title = words("uses")) {
   $("list-title").textContent = title;
   const chosen = order ?? found.sentences.map((_, i) => [i]).filter(([i]) => !map.isFaded(i));
   $("sentences").replaceChildren(...chosen.slice(0, LISTED).map(([i, near]) => {
-    const { tokens, position } = found.sentences[i], button = element("button", { type: "button" });
+    const { tokens, position } = found.sentences[i], button = element("button", { type: "button", dir: "auto" });
     const before = joined(tokens.slice(0, position)), after = joined(tokens.slice(position + 1)), space = SPACED.test(tokens[position]) ? "" : " ";
     const text = [before.length > 70 ? `…${before.slice(-68)}` : before, after];
     button.append(text[0] + (before ? space : ""), element("b", { textContent: tokens[position] }), /^[.,;:!?]/.test(after) ? after : space + text[1]);
@@ -203,6 +208,13 @@ function nearestInPlane(i) {
   return found.planes[state.layer].map(([px, py], j) => [j, Math.hypot(px - x, py - y)]).sort((a, b) => a[1] - b[1]).slice(0, NEAREST + 1).map(([j]) => [j]);
 }
 
+/** Neighbours that are on the map, with their cosines: a sentence may have the word twice, and may be there twice. */
+function onMap(neighbours) {
+  const key = ({ tokens, position }) => [position, ...tokens].join(" "), places = new Map(found.sentences.map((use) => [key(use), []]));
+  found.sentences.forEach((use, i) => places.get(key(use)).push(i));
+  return neighbours.flatMap((use) => { const i = places.get(key(use))?.shift(); return i === undefined ? [] : [[i, use.similarity]]; });
+}
+
 function select(i) {
   map.show({ selected: i, hover: i });
   if (i === null) { $("tip").hidden = true; return list(); }
@@ -210,9 +222,8 @@ function select(i) {
   hover(i);
   work(async (signal) => {
     const { tokens, position } = found.sentences[i];
-    const { neighbours } = await ask("neighbours", { inputs: tokens, position, index: state.index, k: NEAREST + 1 }, signal);
-    const places = new Map(found.text.map((text, j) => [text, j]));
-    const order = neighbours.flatMap((n) => { const j = places.get(joined(n.tokens)); return j === undefined ? [] : [[j, n.similarity]]; });
+    const { neighbours } = await ask("neighbours", { inputs: tokens, position, index: found.index, k: NEAREST + 1 }, signal);
+    const order = onMap(neighbours);
     if (map.shown.selected === i && order.length) list(order, words("nearest"));
   });
 }
@@ -232,7 +243,7 @@ function lasso(chosen) {
 async function ownSentence(signal) {
   $("own-result").textContent = "";
   if (!state.own.trim()) return map.setStar(null);
-  const { tokens, position, neighbours } = await ask("neighbours", { inputs: state.own, word: found.word, index: state.index, ignore_case: true, k: 1 }, signal)
+  const { tokens, position, neighbours } = await ask("neighbours", { inputs: state.own, word: found.word, index: found.index, ignore_case: true, k: LISTED }, signal)
     .catch((error) => { if (error.status === 422 || error.status === 400) { map.setStar(null); throw new Error(words("ownMissing", found.word)); } throw error; });
   const [text] = await allLayers([tokens], signal);
   const star = found.planes.map((_, layer) => {
@@ -241,13 +252,12 @@ async function ownSentence(signal) {
     return place;
   });
   map.setStar(star);
-  const place = new Map(found.text.map((t, j) => [t, j])).get(joined(neighbours[0].tokens));
-  const name = place === undefined ? "–" : found.names[found.labels[place]] || `${words("group")} ${found.labels[place] + 1}`;
-  $("own-result").textContent = words("ownGroup", name, neighbours[0].similarity.toFixed(2));
+  const [[place, near] = []] = onMap(neighbours); // "Play" is another word than "play"
+  if (near !== undefined) $("own-result").textContent = words("ownGroup", found.names[found.labels[place]] || `${words("group")} ${found.labels[place] + 1}`, near.toFixed(2));
 }
 
-$("word-form").onsubmit = (event) => { event.preventDefault(); chooseWord($("word").value.trim()); };
-$("clusters").onchange = $("index").onchange = async () => { state.index = $("index").value; await suggest(); if (state.word) chooseWord(state.word); };
+$("word-form").onsubmit = (event) => { event.preventDefault(); if ($("word").value.trim()) chooseWord($("word").value.trim()); };
+$("clusters").onchange = $("index").onchange = async () => { state.index = $("index").value; await work(suggest); if (state.word) chooseWord(state.word); };
 $("word").oninput = async () => {
   const { words: starting } = await ask("words", { index: $("index").value, prefix: $("word").value.trim(), k: 12 }).catch(() => ({ words: [] }));
   $("words").replaceChildren(...starting.map(({ word }) => element("option", { value: word })));
@@ -280,7 +290,7 @@ for (const button of document.querySelectorAll("[data-export]")) {
     if (button.dataset.export === "svg") save(`${name}.svg`, map.svg(title), "image/svg+xml");
     if (button.dataset.export === "png") map.picture(title).toBlob((blob) => save(`${name}.png`, blob));
     if (button.dataset.export === "tsv") save(`${name}.tsv`, exportTsv(found, state.layer, joined), "text/tab-separated-values");
-    if (button.dataset.export === "html") save(`${name}.html`, await exportHtml(found, state.layer, title), "text/html");
+    if (button.dataset.export === "html") await work(async () => save(`${name}.html`, await exportHtml(found, state.layer, title), "text/html"));
     button.closest("details").open = false;
   };
 }
@@ -312,8 +322,8 @@ function heat() {
   $("heat-layer-name").textContent = words("layerName", state.layer, last);
   $("heat-layer").setAttribute("aria-valuetext", words("layerName", state.layer, last));
   const rows = a.tokens.map((_, i) => a.at(state.layer, i)), columns = b.tokens.map((_, j) => b.at(state.layer, j));
-  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", textContent: word })));
-  const body = rows.map((row, i) => element("tr", {}, element("th", { scope: "row", textContent: a.tokens[i] }), ...columns.map((column, j) => {
+  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", textContent: short(word), title: word })));
+  const body = rows.map((row, i) => element("tr", {}, element("th", { scope: "row", textContent: short(a.tokens[i]), title: a.tokens[i] }), ...columns.map((column, j) => {
     const value = dot(row, column), cell = element("td", { textContent: value.toFixed(2) }), strength = Math.max(0, value) ** 2;
     cell.style.background = `rgb(from var(--c0) r g b / calc(var(--heat) * ${strength.toFixed(3)}))`;
     cell.onmouseenter = () => {

@@ -83,7 +83,7 @@ export class WordMap {
     this.view = { zoom: 1, x: 0, y: 0 };
     this.shown = { group: null, matches: null, selected: null, hover: null };
     this.box = [0, 1].map((axis) => { // of all layers, so that their sizes can be compared
-      const values = data.points.flat().map((p) => p[axis]), least = Math.min(...values), most = Math.max(...values);
+      const values = data.points.flat().map((p) => p[axis]), least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
       return { middle: (least + most) / 2, half: Math.max((most - least) / 2, 1e-6) };
     });
     this.now = data.points[layer].map((p) => [...p]);

@@ -12,7 +12,7 @@ const WORDS = {
     "compare-button": "Compare", "substitutes-title": "Which words would fit here?", sentence: "Sentence", read: "Read",
     choose: "Choose a word. The model reads the rest of the sentence and says what it expects there.",
     layerName: (n, last) => (n === 0 ? "0: no context" : n === last ? `${n}: top` : `${n} of ${last}`),
-    summary: (word, uses, groups) => `${word}: ${uses.toLocaleString("en")} uses, ${groups === 1 ? "one way of use" : `${groups} ways of use`}`,
+    summary: (word, uses, groups) => `${word}: ${uses === 1 ? "1 use" : `${uses.toLocaleString("en")} uses`}, ${groups === 1 ? "one way of use" : `${groups} ways of use`}`,
     sampled: (shown, all) => ` (${shown.toLocaleString("en")} of ${all.toLocaleString("en")} shown)`,
     axes: (x, y) => `The plane shows ${Math.round(100 * (x + y))} % of the differences between these uses in this layer.`,
     same: "Layer 0 knows no context: every use of a word has the same vector.",
