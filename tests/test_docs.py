@@ -207,10 +207,19 @@ def test_commands_options_and_names_in_the_text_exist(page, site_hooks):
         pkgutil.resolve_name(name)
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in [*PAGES, *ADAPTERS, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_between_pages_lead_to_pages_and_headings():
+    for page in PROSE:
+        for target, heading in re.findall(r"\]\(([^)#:\s]*)#?([^):\s]*)\)", page.read_text(encoding="utf-8")):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not heading or heading in anchors_of(linked), f"{page.name} links to {target}#{heading}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_the_files_that_the_architecture_names_exist():
