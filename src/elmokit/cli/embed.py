@@ -48,7 +48,8 @@ _SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
 class EmbedCommand(ModelOptions):
     """Turn sentences into vectors. They are shown line by line, or written to a file.
 
-    A folder of texts becomes a folder with one file of vectors for each text. The same command again does the rest.
+    A folder of texts becomes a folder with one file of vectors for each text. Run the same command again to continue
+    after a stop.
     """
 
     texts: tuple[str, ...] = argument(
@@ -73,7 +74,7 @@ class EmbedCommand(ModelOptions):
     )
     to: str | None = option(
         None,
-        "Ending of the files for a folder of texts: h5, npz, npy, parquet, jsonl, csv or txt.",
+        "Format of the files written for a folder of texts: h5, npz, npy, parquet, jsonl, csv or txt.",
         shown="h5",
         metavar="ENDING",
     )
@@ -85,7 +86,7 @@ class EmbedCommand(ModelOptions):
     )
     shard: str | None = option(
         None,
-        "Part of the files of a folder, such as 3/10, where ten machines or jobs have one part each.",
+        "Part of the files of a folder to embed, such as 3/10; ten machines or jobs then take one part each.",
         metavar="I/N",
         shown="all files",
     )

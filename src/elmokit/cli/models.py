@@ -54,7 +54,7 @@ def _softmax(path: Path) -> str:
 @command("info")
 @dataclass(frozen=True, kw_only=True)
 class InfoCommand(ModelFileOptions):
-    """Show what a model is. Its format, its sizes and what it contains."""
+    """Show what a model is: its format, its sizes and its parts."""
 
     model: str = argument(MODEL_HELP, "MODEL")
 

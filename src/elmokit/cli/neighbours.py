@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("neighbours")
 @dataclass(frozen=True, kw_only=True)
 class NeighboursCommand(SearchOptions):
-    """Show the nearest contexts of a word. In these sentences of a text it is used most as in the sentence you give."""
+    """Show the nearest contexts of a word: the sentences of a text in which it is used most like in your sentence."""
 
     word: str = argument("The word, one of the tokens of --context.", "WORD")
     context: str = option(REQUIRED, "The sentence in which the word is used.", metavar="TEXT")
