@@ -58,7 +58,9 @@ class TrainCommand(DeviceOption):
     word_vectors: Path | None = option(
         None, "word2vec, GloVe or fastText vectors from which --input words starts.", metavar="FILE"
     )
-    init: str | None = option(None, "Model of any format to start from; it is trained further on this text.", metavar="MODEL")
+    init: str | None = option(
+        None, "Model of any format to start from; it is trained further on this text.", metavar="MODEL"
+    )
     init_options: Path | None = option(
         None, "The options.json of --init, if it is not next to the weights.", metavar="FILE"
     )

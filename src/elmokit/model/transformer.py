@@ -68,7 +68,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(ContextEncoder):
-    """Token vectors → blocks → layers that are normed, so that each has the same weight in a new mix."""
+    """Token vectors → blocks → normalised layers, so that each has the same weight in a new mix."""
 
     config: TransformerConfig
     predicts_masked = True
@@ -116,7 +116,7 @@ class TransformerEncoder(ContextEncoder):
         dropout: float = 0.0,
         head: HeadWeights | None = None,
     ) -> Tensor:
-        """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks, and what a head reads."""
+        """x [N, P] → [len(outputs), N, P]: the normalised vectors after these blocks, and what the softmax reads."""
         window = self.config.window
         return transformer(
             x, segments, self.block_weights(), window=window, outputs=outputs, dropout=dropout, head=head
@@ -176,15 +176,15 @@ class TransformerEncoder(ContextEncoder):
         return self.softmax_input(top[masked], "this")
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
-        """x [N, P] → the normed vectors after the last block [N, P], as training reads text."""
+        """x [N, P] → the normalised vectors after the last block [N, P], as training reads text."""
         return self.run(x, segments, [self.config.n_blocks], dropout)[0]
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
-        """top [N, P], normed → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
+        """top [N, P], normalised → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
         return softmax_input(top, self._head(word))
 
     def token_layer(self, tokens: Tensor) -> Tensor:
-        """The token layer as the user gets it: normed, like every layer."""
+        """The token layer as the user gets it: normalised, like every layer."""
         return norm(tokens)
 
     def explain(self, tokens: Tensor) -> str:

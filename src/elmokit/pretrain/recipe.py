@@ -97,7 +97,9 @@ class Recipe:
         "Tokens per process and batch; 0: by the size of the text, 512 to 4,096 on a CPU, up to 65,536 on a GPU.",
         least=0,
     )
-    segment_tokens: int = transformer_option(256, "Largest number of tokens in a segment, its two boundaries included.", least=3)
+    segment_tokens: int = transformer_option(
+        256, "Largest number of tokens in a segment, its two boundaries included.", least=3
+    )
     join: float = transformer_option(
         0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1
     )
@@ -139,7 +141,9 @@ class Recipe:
 
     # How long, and what is stored.
     tokens: float = option(0.0, "Tokens after which to stop; 0: no limit.", least=0)
-    epochs: float = option(0.0, "Passes over the text after which to stop; 0: no limit, or 10 if no other length is given.", least=0)
+    epochs: float = option(
+        0.0, "Passes over the text after which to stop; 0: no limit, or 10 if no other length is given.", least=0
+    )
     steps: int = option(0, "Updates after which to stop; 0: no limit.", least=0)
     minutes: float = option(
         0.0,
@@ -148,13 +152,18 @@ class Recipe:
         least=0,
     )
     done: float = transformer_option(
-        0.0, "Share of the run that the model of --init has already done; the schedules continue from there.", least=0, most=0.999
+        0.0,
+        "Share of the run that the model of --init has already done; the schedules continue from there.",
+        least=0,
+        most=0.999,
     )
     until: float = transformer_option(
         1.0, "Share of the run at which to stop; --resume continues it, on this machine or another.", least=0, most=1
     )
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
-    patience: int = option(0, "Stop after this number of held-out perplexities without a better one; 0: never.", least=0)
+    patience: int = option(
+        0, "Stop after this number of held-out perplexities without a better one; 0: never.", least=0
+    )
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
     checkpoint_every: int = option(0, "Updates between checkpoints; 0: one at each evaluation.", least=0)
     checkpoint_minutes: float = option(2.0, "Longest time between checkpoints in minutes; 0: no limit.", least=0)

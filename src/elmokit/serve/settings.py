@@ -41,7 +41,7 @@ class ServeSettings:
     max_body: float = option(8, "Size of a request in megabytes.", least=0.001)
     max_memory: float = option(
         1024,
-        "Megabytes for all requests and answers in work; more are refused with status 429. One may take a quarter of it.",
+        "Megabytes for all requests and answers in work; more get status 429. One request may take a quarter.",
         least=1,
     )
     max_wait: float = option(

@@ -188,7 +188,7 @@ class Library:
         self.free = _typed(loaded.elmokit_free, None, c_void_p)
         self.panel_bytes = _typed(loaded.elmokit_panel_bytes, c_int64, POINTER(Matrix), c_int64)
         self.table_items = _typed(loaded.elmokit_table_items, c_int64, POINTER(Matrix))
-        self.fit_halves = _typed(loaded.elmokit_fit_halves, c_int, c_void_p, c_int64)
+        self.float16_is_exact = _typed(loaded.elmokit_float16_is_exact, c_int, c_void_p, c_int64)
         self.pack = _typed(loaded.elmokit_pack, None, POINTER(Matrix), c_void_p, c_void_p, c_int64)
         self.sample = _typed(loaded.elmokit_sample, c_uint64, POINTER(c_void_p), POINTER(c_int64), c_int64)
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
