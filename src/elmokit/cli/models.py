@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmokit.cli.registry import Command, command
-from elmokit.cli.shared import MODEL_HELP, ModelFileOptions, aligned
+from elmokit.cli.shared import MODEL_HELP, ModelFileOptions
 from elmokit.formats.bundled import FOLDER, bundled_models
+from elmokit.messages import aligned
 from elmokit.options import argument
 
 

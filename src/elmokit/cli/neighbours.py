@@ -76,7 +76,7 @@ def find_word(
     ignore_case: bool = False,
     segment: PolicyName = "whitespace",
 ) -> int:
-    """The position of a word in a sentence, from 0; refused if it is not there, or there are several to choose from."""
+    """The position of a word in a sentence, from 0; refused if the word is missing or occurs several times."""
     from elmokit.analyse.index_builder import split_word_advice
 
     places = [number for number, token in enumerate(tokens) if same_word(token, word, ignore_case=ignore_case)]

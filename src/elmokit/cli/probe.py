@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmokit.cli.registry import command, group
-from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFileOptions, aligned, check_output_file, say
-from elmokit.messages import counted
+from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFileOptions, check_output_file, say
+from elmokit.messages import aligned, counted
 from elmokit.options import REQUIRED, argument, option
 
 if TYPE_CHECKING:

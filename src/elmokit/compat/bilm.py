@@ -231,7 +231,7 @@ class BidirectionalLanguageModel:
             layers, last = self.network.contextualise(tokens, lengths, before)
             if self._carries and last is not None:
                 # The state of rows that a smaller batch did not use does not change.
-                self._carried = last if self._carried is None else last.over(self._carried)
+                self._carried = last if self._carried is None else last.with_rows_of(self._carried)
         else:
             layers = self.elmo.layers_of([_spelt(row[1 : n - 1]) for row, n in zip(ids, lengths, strict=True)]).values
         inner = (torch.arange(ids.shape[1] - 2) < (lengths - 2).unsqueeze(1)).to(layers.device)

@@ -18,6 +18,11 @@ from typing import IO, Any
 from elmokit.errors import ElmoError
 
 
+def available_cores() -> int:
+    """The number of cores that this process may use; a container or a batch job has fewer than its machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class WorkerProcess:
     """A process that runs `serve` of a module; `purpose` and `advice` are for messages about it."""
 

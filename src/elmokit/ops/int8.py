@@ -1,4 +1,4 @@
-"""An int8 matrix: whole numbers from −127 to 127, and what one of them is worth in each row."""
+"""An int8 matrix: whole numbers from −127 to 127, and the scale of each row."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ class _FolderRun:
         self._next_file(worker)
 
     def _replace(self, worker: _FileWorker, error: BaseException) -> None:
-        """Go on with a new process if one was killed at a file; any other error ends the run."""
+        """Continue with a new process if one was killed at a file; any other error ends the run."""
         if worker.file is None or not isinstance(error, ElmoError):
             raise error
         self._workers.pop(worker.number).process.close()

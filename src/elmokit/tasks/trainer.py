@@ -182,7 +182,7 @@ class WeightAverages:
         torch._foreach_lerp_(self._averages, self._weights, 1 - memory)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """The network has the averages as its weights, and its own again afterwards."""
         own = [weight.clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._averages)
@@ -279,7 +279,7 @@ class _Trainer:
 
     def _score(self) -> TaskScores:
         examples, inputs = self.dev
-        with self.averages.in_use():
+        with self.averages.applied():
             answers = self.model.answer(examples, inputs)
         return self.task.score(examples, answers)
 
