@@ -119,15 +119,15 @@ def test_a_batch_stays_as_it_was_while_others_are_made(corpus):
 
 @needs_process
 def test_only_a_few_are_made_ahead(corpus, tmp_path):
-    with closing(batches_from_process(batches_of(corpus, Telling(tmp_path / "made")), pinned=False)) as found:
+    with closing(batches_from_process(batches_of(corpus, CountingIndexer(tmp_path / "made")), pinned=False)) as found:
         next(found)
         until(lambda: made(tmp_path) > module.AHEAD)
         time.sleep(0.3)
         assert made(tmp_path) <= module.AHEAD + 2
 
 
-class Telling:
-    """Writes a byte for every batch."""
+class CountingIndexer:
+    """Appends a byte to a file for every batch, so that a test can count them."""
 
     begin, end = "<S>", "</S>"
 
@@ -158,7 +158,7 @@ class OddError(Exception):
         super().__init__(f"{one} {other}")
 
 
-class Failing(Telling):
+class FailingIndexer(CountingIndexer):
     """Fails at the third batch."""
 
     def __init__(self, path, error):
@@ -183,7 +183,7 @@ class Failing(Telling):
     ],
 )
 def test_an_error_comes_through_in_its_place(corpus, tmp_path, started, error, kind, said):
-    found = batches_from_process(batches_of(corpus, Failing(tmp_path / "made", error)), pinned=False)
+    found = batches_from_process(batches_of(corpus, FailingIndexer(tmp_path / "made", error)), pinned=False)
     assert len(list(islice(found, 2))) == 2
     with pytest.raises(kind, match=said) as caught:
         next(found)

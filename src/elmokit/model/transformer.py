@@ -128,7 +128,7 @@ class TransformerEncoder(ContextEncoder):
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        flat = Flat(tokens, lengths)
+        flat = FlatBatch(tokens, lengths)
         return ContextOutput(flat.padded(self._layers(flat.tokens, flat.segments(), None, dropout)), None)
 
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
@@ -161,7 +161,7 @@ class TransformerEncoder(ContextEncoder):
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        flat = Flat(tokens, lengths)
+        flat = FlatBatch(tokens, lengths)
         forward, backward = (
             flat.padded(self.softmax_input(self.top(flat.tokens, flat.segments(WAYS[name])), name).unsqueeze(0))[0]
             for name in ("next", "previous")
@@ -171,7 +171,7 @@ class TransformerEncoder(ContextEncoder):
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
         """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
-        flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
+        flat = FlatBatch(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
         top = flat.padded(self.top(flat.tokens, flat.segments()).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
 
@@ -193,7 +193,7 @@ class TransformerEncoder(ContextEncoder):
         return f"{choice.path}: {choice.why}"
 
 
-class Flat:
+class FlatBatch:
     """A batch without its padding, tokens [N, P] of the sentences one after the other; `padded` restores it."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
