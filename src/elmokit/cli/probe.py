@@ -24,7 +24,7 @@ group("probe", "Measure what each layer of a model knows.")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCommand(ModelFileOptions, DeviceOption):
-    """What the three probes share."""
+    """The options and checks that the three probes share."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     train: Path = option(REQUIRED, "The data that the probe is trained on.", metavar="FILE")

@@ -1,4 +1,4 @@
-"""A second Python process that runs one function of ours and exchanges pickled messages with this one.
+"""A second Python process that runs one function and exchanges pickled messages with this one.
 
 Unlike a process of `multiprocessing`, it never imports the caller's main module, so a script without a main guard can
 use it, and torch is not imported. Its input ends when the parent process dies, and then it exits.

@@ -142,7 +142,7 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Path
 
 
 def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights], head: HeadWeights | None = None) -> bool:
-    """Whether torch would record what is done with these."""
+    """Whether torch would record operations on these tensors for gradients."""
     if not torch.is_grad_enabled():
         return False
     given = (x, *(m for b in blocks for m in b), *(head or ()))

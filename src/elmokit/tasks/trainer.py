@@ -183,7 +183,7 @@ class WeightAverages:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network has the averages as its weights, and its own again afterwards."""
+        """Inside the block, the network has the averages as its weights."""
         own = [weight.clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._averages)
         try:
