@@ -27,8 +27,8 @@ from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "glove", "both", "static"]
-"""The mix of all layers or layer 0, each next to vectors that the head learns from scratch; GloVe; the mix next to GloVe;
-vectors learned from scratch alone."""
+"""The mix of all layers or layer 0, each next to vectors that the head learns from scratch; GloVe; the mix next to
+GloVe; vectors learned from scratch alone."""
 Static = tuple[list[str], NDArray[np.float32]]
 _UNKNOWN_WORDS = ("<unk>", "unk")
 
