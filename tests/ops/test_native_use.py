@@ -91,8 +91,8 @@ def test_mapped_weights_are_the_same_when_their_pages_are_gone(tmp_path):
     weight.numpy().tofile(name)
     mapped = torch.from_file(str(name), shared=False, size=weight.numel()).view_as(weight)
     start = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    assert native_packed._is_mapped_file(start, start + mmap.PAGESIZE) == (sys.platform == "linux")
-    assert not native_packed._is_mapped_file(weight.data_ptr(), weight.data_ptr() + 1)
+    assert native_packed.is_mapped_file(start, start + mmap.PAGESIZE) == (sys.platform == "linux")
+    assert not native_packed.is_mapped_file(weight.data_ptr(), weight.data_ptr() + 1)
     expected = linear_native(x, weight, None)
     assert torch.equal(linear_native(x, mapped, None), expected)
     mapped[1] *= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,17 +19,25 @@ def most_threads() -> int:
     return min(torch.get_num_threads(), len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
+def mapped_files() -> Iterator[tuple[int, int, str]]:
+    """The first address, the address after the last, and the path of each file that is mapped; nothing but on Linux."""
+    try:
+        lines = MAPS.read_text("utf-8", "surrogateescape").split("\n")  # a path may contain other line separators
+    except OSError:
+        return
+    for line in lines:
+        addresses, *more = line.split(maxsplit=5)[:6] or [""]
+        if len(more) == 5 and more[-1].startswith("/"):
+            start, stop = (int(address, 16) for address in addresses.split("-"))
+            yield start, stop, more[-1]
+
+
 def pool_functions() -> list[int] | None:
     """GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP library that torch has loaded.
 
     None if that is not GNU's, or if it cannot be found.
     """
-    try:
-        lines = MAPS.read_text("utf-8", "surrogateescape").split("\n")
-    except OSError:
-        return None
-    files = {Path(parts[5]) for line in lines if len(parts := line.split(maxsplit=5)) == 6}
-    loaded = {path for path in files if path.name.startswith("libgomp")}
+    loaded = {path for _, _, name in mapped_files() if (path := Path(name)).name.startswith("libgomp")}
     if len(loaded) != 1:  # of two, we cannot know which one torch uses
         return None
     try:

@@ -7,7 +7,6 @@ import mmap
 import sys
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Library, Matrix
-from elmokit.ops.native.cores import most_threads
+from elmokit.ops.native.cores import mapped_files, most_threads
 from elmokit.ops.native.tensor_cache import TensorCache
 
 MOST_INT8_INPUTS = 65536
@@ -151,19 +150,10 @@ def release_pages(values: Tensor) -> None:
         return
     start = -(-values.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (values.data_ptr() + values.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if _is_mapped_file(start, stop):
+    if is_mapped_file(start, stop):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), PAGE_OUT)
 
 
-def _is_mapped_file(start: int, stop: int) -> bool:
+def is_mapped_file(start: int, stop: int) -> bool:
     """Whether one mapping of a file contains these addresses; other memory would be written to the swap."""
-    try:
-        text = Path("/proc/self/maps").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    for line in text.removesuffix("\n").split("\n"):  # the name of a file may contain other line separators
-        addresses, *_, last = line.split(maxsplit=5)
-        first, end = (int(address, 16) for address in addresses.split("-"))
-        if first <= start and stop <= end:
-            return last.startswith("/") and not last.startswith("/dev/")
-    return False
+    return any(first <= start and stop <= last and not path.startswith("/dev/") for first, last, path in mapped_files())
