@@ -24,6 +24,7 @@ import torch
 from speed import machine, sentences
 
 import elmokit
+from elmokit.corpus.worker_process import available_cores
 from elmokit.messages import duration
 
 CORPUS_BYTES = 100e9
@@ -82,10 +83,9 @@ def report(
     options: argparse.Namespace, runs: dict[int, list[tuple[float, float]]], tokens: int, size: int, source: str
 ) -> None:
     print(f"`python benchmarks/embed_folder.py {' '.join(sys.argv[1:])}`\n")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0]
     versions = f"torch {torch.__version__}, elmokit {elmokit.__version__}"
-    print(f"{machine.cpu_name()}, {cores} cores, load {load:.1f}; {versions}")
+    print(f"{machine.cpu_name()}, {available_cores()} cores, load {load:.1f}; {versions}")
     print(f"{source}; {options.files} files, {tokens:,} tokens, {size / tokens:.2f} bytes per token")
     print(f"model {options.model}, {options.dtype}, {options.device}; best and all of {options.turns} turns\n")
     print("| workers | tokens per second | all turns | per CPU second | 100 GB on one such machine |")

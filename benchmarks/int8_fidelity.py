@@ -3,7 +3,7 @@
     python benchmarks/int8_fidelity.py [--model en] [--sentences 1000] [--task FOLDER] TEXT...
 
 TEXT is a file with one sentence or paragraph per line, plain or packed; its first lines are left out. FOLDER has
-train.tsv and dev.tsv with a label and a text a line: a logistic regression on the mean vector of each text.
+train.tsv and dev.tsv with a label and a text per line: a logistic regression on the mean vector of each text.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def fastest(turns: int, *runs: Callable[[], object]) -> list[float]:
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    """Files without a log."""
+    """Serves files without a log."""
 
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript", ".wasm": "application/wasm"}
 

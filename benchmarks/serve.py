@@ -146,7 +146,7 @@ def throughput(bench: Bench) -> None:
     heads = ["`/embed`, base64", "texts per request", "clients", "sentences/s", "`Elmo.encode`", "share", "p50 ms"]
     table([*heads, "p99 ms"], *rows)
     best = max(float(row[5].rstrip("%")) for row in rows)
-    print(f"Best share: {best:.0f} % (wanted: 80 %). Memory of the server: {memory:.0f} MB.\n")
+    print(f"Best share: {best:.0f} % (target: 80 %). Memory of the server: {memory:.0f} MB.\n")
 
 
 def latency(bench: Bench) -> None:
@@ -162,7 +162,7 @@ def latency(bench: Bench) -> None:
             alone, served, added = [*alone, *one], [*served, *two], [*added, median(two) - median(one)]
     difference = median(served) - median(alone)
     table(
-        ["one client, one text", "`Elmo.encode`", "`/embed`", "added", "wanted"],
+        ["one client, one text", "`Elmo.encode`", "`/embed`", "added", "target"],
         [f"{bench.dtype}, median ms", f"{median(alone) * 1e3:.2f}", f"{median(served) * 1e3:.2f}",
          f"{difference * 1e3:.2f}", "≤ 1.5"],
         [f"{bench.dtype}, added in a turn: quartiles, ms", "", "",

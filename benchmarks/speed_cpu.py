@@ -7,11 +7,12 @@
 
 Every system runs in a process of its own, which times itself; the processes take turns, batch by batch, and all but one
 are stopped: threads that spin while they wait for work disturb no one. A sentence whose words are known is computed
-many times in a row, other batches after a rest of 20 ms. The peer of an
-LSTM is AllenNLP, which runs the same weights; where it cannot be installed, a loop of its structure is measured instead
-and the table says so. The peer of a Transformer is all-MiniLM-L6-v2 in onnxruntime and in transformers, one vector per
-word from its last layer. The peers' environments are made on the first run (benchmarks/peers/environments.py). Weights
-of the released sizes are random, from the seed.
+many times in a row, other batches after a rest of 20 ms.
+
+The peer of an LSTM is AllenNLP, which runs the same weights; where it cannot be installed, a loop of its structure is
+measured instead and the table says so. The peer of a Transformer is all-MiniLM-L6-v2 in onnxruntime and in
+transformers, one vector per word from its last layer. The peers' environments are made on the first run
+(benchmarks/peers/environments.py). Weights of the released sizes are random, from the seed.
 """
 
 from __future__ import annotations

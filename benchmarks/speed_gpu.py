@@ -4,7 +4,7 @@
     python benchmarks/speed_gpu.py --batches 1 32 --modes bfloat16 --lengths equal      # a part of it
 
 Sentences of 22 tokens, boundaries included, and sentences of real lengths; times are between CUDA events, calls in a
-row, the median; for one sentence also the clock on the wall. Each system is first compared with the reference in
+row, the median; for one sentence also wall-clock time. Each system is first compared with the reference in
 float64. cuDNN has no clips and no skip connections between its layers: it is compared, and does its work, without.
 """
 

@@ -4,7 +4,7 @@
     python benchmarks/speed_gpu_contexts.py --batches 32 2048 --modes bfloat16      # the figures of docs/speed.md
 
 "network": token vectors on the GPU → all layers on the GPU, between CUDA events, calls in a row, the median; "until it
-is there" is the clock on the wall around one call. "encode": lists of words, known ones → arrays on the host, on the
+is there" is the wall-clock time of one call. "encode": lists of words, known ones → arrays on the host, on the
 wall. Sentences have 22 tokens, boundaries included, or with `--ragged` real lengths. Weights are random; each system
 is first compared with the reference in float64.
 """

@@ -59,7 +59,7 @@ SIZES = {
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """On a CPU the best time of a call, to which other work only adds; on a GPU the median of calls in a row."""
+    """On a CPU the best time of a call, since other work can only add to it; on a GPU the median of many calls."""
     for _ in range(3):
         run()
     if device.type != "cuda":

@@ -12,8 +12,8 @@ from elmokit.cli import main
 INTRODUCTION = """# Commands
 
 This page is made from the commands themselves: it is what `--help` prints.
-A user's mistake ends in one sentence and exit status 2. `MODEL` is a path, the name of a bundled model (`en`, `zh`)
-or `owner/name` on the Hugging Face Hub.
+A user's mistake ends in one sentence and exit status 2. `MODEL` is a path, the name of a bundled model (`en`,
+`en-lstm`, `zh`) or `owner/name` on the Hugging Face Hub.
 """
 
 

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# What en.sh and zh.sh share: from raw corpora to the shipped form of a model, and its figures. Sourced, not called.
+# What en.sh, en-lstm.sh and zh.sh share: from raw corpora to the shipped form of a model, and its figures. Sourced, not
+# called.
 
 refuse() {
   printf '%s: %s\n' "${0##*/}" "$1" >&2

@@ -37,6 +37,7 @@ PROSE = [
     ROOT / "CHANGELOG.md",
     *(ROOT / name / "README.md" for name in FOLDERS),
 ]
+CARDS = sorted((ROOT / "src" / "elmokit" / "models").glob("*/README.md"))
 # Plain English uses other words: "stored", "reported", "again", "similar", "int8", "float16", "is in", "per".
 UNUSUAL = re.compile(
     r"\b(kept|told|anew|alike|lies? in|stands? in|goes on|8 bits|half precision|come apart|goes astray|went astray"
@@ -207,10 +208,19 @@ def test_commands_options_and_names_in_the_text_exist(page, site_hooks):
         pkgutil.resolve_name(name)
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in [*PAGES, *ADAPTERS, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_between_pages_lead_to_pages_and_headings():
+    for page in [*PROSE, *CARDS]:
+        for target, heading in re.findall(r"\]\(([^)#:\s]*)#?([^):\s]*)\)", page.read_text(encoding="utf-8")):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not heading or heading in anchors_of(linked), f"{page.name} links to {target}#{heading}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_the_files_that_the_architecture_names_exist():
@@ -264,10 +274,10 @@ def test_sentences_are_short(page):
         assert len(sentence.split()) <= 40, sentence
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PROSE, *CARDS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_words_are_plain(page):
     """Outside code, which has its own tests."""
-    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert not [found[0] for found in UNUSUAL.finditer(" ".join(text.split()))]
 
 

@@ -101,7 +101,7 @@ def test_it_says_so(model_folder, small):
     assert Elmo.load(model_folder, dtype=torch.int8).dtype == "int8"
 
 
-def test_saved_in_8_bits_it_opens_so(small, tmp_path):
+def test_a_model_saved_in_int8_opens_in_int8(small, tmp_path):
     small.save(tmp_path / "small")
     again = Elmo.load(tmp_path / "small", device="cpu")
     assert again.dtype == "int8"

@@ -19,7 +19,7 @@ import speed_training  # noqa: E402
 from peers import environments, minilm, plain, stand_ins, talk  # noqa: E402
 from peers.ours import Ours  # noqa: E402
 from speed import floors, machine, models, parity, sentences, turns  # noqa: E402
-from speed.cudnn import CudnnStacks, turned  # noqa: E402
+from speed.cudnn import CudnnStacks, reversed_sentences  # noqa: E402
 from speed.network import Network, batch_of  # noqa: E402
 from speed.table import Row, Table, shown  # noqa: E402
 
@@ -299,7 +299,7 @@ def test_cudnn_is_the_reference_without_clips_and_skips():
     with torch.no_grad():
         found = CudnnStacks(network.stacks).top(x, lengths)
     torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-5)
-    assert turned(turned(x, lengths), lengths).equal(x)
+    assert reversed_sentences(reversed_sentences(x, lengths), lengths).equal(x)
 
 
 def test_the_training_and_text_tables_run(text, tmp_path, capsys):

@@ -22,7 +22,7 @@ def elmo(make_elmo) -> Elmo:
 def test_shapes_and_keys(elmo):
     layers = elmo.encode(SENTENCES, output="layers")
     assert [array.shape for array in layers] == [(3, 6, 12), (3, 3, 12), (3, 0, 12), (3, 1, 12)]
-    for array in layers:  # every layer is normed, the token layer too
+    for array in layers:  # every layer ends with a layer norm, the token layer too
         np.testing.assert_allclose(array.mean(-1), 0, atol=1e-5)
         np.testing.assert_allclose(array.std(-1), 1, atol=0.05)
     out = elmo(SENTENCES[:2])

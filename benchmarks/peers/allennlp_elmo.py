@@ -24,7 +24,7 @@ class AllenNlp:
         self.facts = {"AllenNLP": VERSION, "its torch": torch.__version__, "its numpy": np.__version__}
 
     def fresh(self) -> None:
-        """It keeps no words."""
+        """Do nothing: AllenNLP caches no words."""
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> list[Vectors]:

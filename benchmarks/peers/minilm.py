@@ -64,7 +64,7 @@ class _MiniLm(ABC):
     pieces = 0
 
     def fresh(self) -> None:  # noqa: B027 - nothing to do, and no system has more
-        """It stores no words."""
+        """Do nothing: it caches no words."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
         """The vectors of each sentence's words in the last layer, [T, D]."""

@@ -39,7 +39,7 @@ class Plain:
         self.facts = {"recurrence": "peers.plain" if structure == "loop" else "elmokit.ops.reference"}
 
     def fresh(self) -> None:
-        """It keeps no words."""
+        """Do nothing: it caches no words."""
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> list[Vectors]:
@@ -99,7 +99,7 @@ def reference(x: Tensor, lengths: Tensor, stacks: Stacks, *, skip_connections: b
 
 
 def loop(x: Tensor, lengths: Tensor, stacks: Stacks, *, skip_connections: bool) -> list[Tensor]:
-    """x [B, T, P], lengths [B] on the CPU → L layers [B, T, 2P] from zero states, as AllenNLP goes about it."""
+    """x [B, T, P], lengths [B] on the CPU → L layers [B, T, 2P] from zero states, in the way of AllenNLP."""
     order = lengths.argsort(descending=True, stable=True)
     sizes: list[int] = lengths[order].tolist()
 

@@ -74,7 +74,7 @@ class Child:
             return [found[str(number)] for number in range(len(sentences))]
 
     def megabytes(self) -> float:
-        """The most memory that the process has had so far; what the system has learnt of itself comes with it."""
+        """The most memory that the process has had so far; also updates `facts` from its report."""
         answer = self._ask(do="report")
         self.facts |= answer["facts"]
         found: float = answer["megabytes"]

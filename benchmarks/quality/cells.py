@@ -27,8 +27,8 @@ from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "glove", "both", "static"]
-"""The mix of all layers or layer 0, each beside vectors that the head learns from nothing; GloVe; the mix beside GloVe;
-vectors learned from nothing alone."""
+"""The mix of all layers or layer 0, each next to vectors that the head learns from scratch; GloVe; the mix next to
+GloVe; vectors learned from scratch alone."""
 Static = tuple[list[str], NDArray[np.float32]]
 _UNKNOWN_WORDS = ("<unk>", "unk")
 
@@ -180,7 +180,7 @@ def _tagged(path: Path) -> list[Any]:
 
 
 def _segment(row: Row, setting: Setting) -> str:
-    """Chinese texts are cut as the model's own training text was; the English ones are tokenised or plain."""
+    """Chinese texts are tokenised as the model's training text was; English ones are tokenised already or plain."""
     if row.language == "zh":
         return _elmo(setting.models["zh"], setting.device).segment
     return "english" if row.kind == "pair" else "none"

@@ -1,4 +1,4 @@
-"""What is known so far: a line of JSON a score, and the table made of them."""
+"""The scores so far, as one line of JSON each, and the table made of them."""
 
 from __future__ import annotations
 

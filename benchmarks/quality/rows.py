@@ -1,4 +1,4 @@
-"""The rows of the table as tasks.toml has them, and where their files lie."""
+"""The rows of the table, from tasks.toml, and the places of their files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def is_probe(self) -> bool:
-        """Whether the vectors are looked into as they are, without a network of elmokit.tasks."""
+        """Whether frozen vectors are examined without a network of elmokit.tasks."""
         return self.kind in PROBES
 
     def files(self, data: Path, split: Literal["dev", "test"]) -> dict[str, list[Path]]:

@@ -78,7 +78,7 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
 
 
 def columns(row: Row, inputs: Sequence[Input]) -> list[Input]:
-    """The inputs of a row: in Chinese, vectors trained from nothing take GloVe's place; a probe has no two inputs."""
+    """The inputs of a row: in Chinese, vectors trained from scratch replace GloVe; a probe never has two inputs."""
     if row.language == "zh":
         return list(dict.fromkeys("static" if name == "glove" else name for name in inputs if name != "both"))
     return [name for name in inputs if not (row.is_probe and name == "both")]

@@ -1,4 +1,4 @@
-"""Do the senses of a word come apart in sentences as a person would type them?
+"""Do the senses of a word separate in sentences as a person would type them?
 
     python benchmarks/quality/two_senses.py MODEL                  # two lists of English words
     python benchmarks/quality/two_senses.py MODEL --language zh    # 25 Chinese words, 2 senses x 3 sentences each

@@ -12,14 +12,14 @@ from elmokit.ops.weights import LstmWeights
 
 
 class CudnnStacks:
-    """The nearest that cuDNN has; it gets the backward direction's inputs already turned round."""
+    """The nearest that cuDNN has; the inputs of the backward direction are already reversed."""
 
     def __init__(self, stacks: Stacks) -> None:
         self.stacks = [_lstm([w for w in layers if isinstance(w, LstmWeights)]) for layers in stacks]
 
     def prepare(self, x: Tensor, lengths: Tensor) -> list[nn.utils.rnn.PackedSequence | Tensor]:
         """x [B, T, P], lengths [B] on the CPU → what each stack reads: [T, B, P], packed where lengths differ."""
-        given = [x, turned(x, lengths)][: len(self.stacks)]
+        given = [x, reversed_sentences(x, lengths)][: len(self.stacks)]
         if bool((lengths == x.shape[1]).all()):
             return [values.transpose(0, 1).contiguous() for values in given]
         return [nn.utils.rnn.pack_padded_sequence(v, lengths, batch_first=True, enforce_sorted=False) for v in given]
@@ -38,7 +38,7 @@ class CudnnStacks:
                 padded = nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]
             else:
                 padded = out.transpose(0, 1)
-            found.append(turned(padded, lengths) if number else padded)
+            found.append(reversed_sentences(padded, lengths) if number else padded)
         return torch.cat(found, dim=-1)
 
     def parameters(self) -> list[Tensor]:
@@ -46,7 +46,7 @@ class CudnnStacks:
         return [weight for stack in self.stacks for weight in stack.parameters()]
 
 
-def turned(x: Tensor, lengths: Tensor) -> Tensor:
+def reversed_sentences(x: Tensor, lengths: Tensor) -> Tensor:
     """Each sentence of x [B, T, …] from its last token to its first; padding stays where it is."""
     step = torch.arange(x.shape[1])
     places = torch.where(step < lengths.unsqueeze(1), lengths.unsqueeze(1) - 1 - step, step)

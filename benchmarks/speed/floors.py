@@ -16,7 +16,7 @@ BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "int8": 1}
 
 
 def lstm_operations(config: ElmoConfig) -> int:
-    """Multiplications and additions a token in all layers of all directions."""
+    """Multiplications and additions per token in all layers of all directions."""
     return 2 * (step_weights(config) + input_weights(config))
 
 

@@ -53,7 +53,7 @@ def facts(device: str, threads: int | None = None) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """What the CPU calls itself, and the widest vector instructions torch uses on it."""
+    """The name of the CPU, and the widest vector instructions that torch uses on it."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
@@ -73,13 +73,13 @@ def peaks(device: str) -> Peaks:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def cpu_peaks(size: int = 2048, floats: int = 2**27) -> Peaks:
-    """Measured here and now, with the threads that torch has."""
+    """Measure the CPU with the threads that torch uses."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     operations = {"float32": 2 * size**3 / _best(lambda: a @ b)}
     whole = [torch.randint(-127, 128, (size, size), dtype=torch.int8) for _ in range(2)]

@@ -52,7 +52,7 @@ def config_of(size: str) -> ElmoConfig:
 
 
 def random_weights(config: ElmoConfig, seed: int) -> dict[str, Tensor]:
-    """Normal numbers that keep the size of what they are multiplied with, as trained ones about do."""
+    """Random normal weights, scaled so that a product is about as large as its input, as with trained ones."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {name: value.shape for name, value in BiLM.shell(config).state_dict().items()}
     weights = {}

@@ -26,7 +26,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What is let pass, and why."""
+    """The difference that is allowed, and the reason."""
 
     relative: float
     mean_cosine: float

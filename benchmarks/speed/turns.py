@@ -154,6 +154,6 @@ def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
 
 
 def _speeds(sentences: Batch, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Tokens of the text, boundaries not counted, a second."""
+    """Tokens of the text per second, boundaries not counted."""
     tokens = sum(map(len, sentences))
     return {name: tokens / spent for name, spent in seconds.items()}

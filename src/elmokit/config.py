@@ -281,11 +281,11 @@ class TransformerConfig(ContextConfig):
         given = "every block" if self.every == 1 else f"each {self.every} blocks"
         layers = f"the token layer and one for {given}"
         if self.prediction_layer:
-            layers = f"the token layer, one for {given} and what the softmax reads"
+            layers = f"the token layer, one for {given} and the prediction that the softmax reads"
         return [
             ("Transformer", f"{self.n_blocks} x {self.size}, {self.n_heads} heads, feed-forward {self.inner_size}"),
             ("attention", f"{self.window} words to either side in a block"),
-            ("layers", f"{layers}, normed"),
+            ("layers", f"{layers}, each after a layer norm"),
         ]
 
 

@@ -463,7 +463,7 @@ class Elmo(nn.Module):
     def _carry(self, last: State | None) -> None:
         if self.state == "carry" and last is not None:
             # The state of rows that a smaller batch did not use does not change.
-            self._carried = last.detach() if self._carried is None else last.detach().over(self._carried)
+            self._carried = last.detach() if self._carried is None else last.detach().with_rows_of(self._carried)
 
     def _pieces(self, sentences: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
         """What the network reads of each sentence, and how many pieces each token has; None: one each."""

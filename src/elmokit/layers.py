@@ -1,4 +1,4 @@
-"""What a user may ask for: a layer, one vector for all tokens, batches of similar length. Nothing here needs torch."""
+"""Layers and pooling as users name them, and batches of sentences of similar length. Nothing here needs torch."""
 
 from __future__ import annotations
 

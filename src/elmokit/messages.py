@@ -1,8 +1,12 @@
-"""Numbers, times and names as messages show them."""
+"""Numbers, times, names and tables as messages show them.
+
+Our own count of columns, since wcwidth would be a dependency for one line of code.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a cursor, changes colours or turns the direction of writing."""
@@ -24,6 +28,45 @@ def json_line(record: Mapping[str, object]) -> str:
     {"word": "naïve \u202e"}
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(record, ensure_ascii=False))
+
+
+def is_wide(character: str) -> bool:
+    """Whether a character takes two columns on a terminal, as Chinese ones do."""
+    return unicodedata.east_asian_width(character) in ("W", "F")
+
+
+def display_width(text: str) -> int:
+    """The number of columns that a text takes on a terminal.
+
+    >>> display_width("bank"), display_width("银行")
+    (4, 4)
+    """
+    return sum(
+        0 if unicodedata.combining(c) or unicodedata.category(c) in ("Mn", "Me", "Cf") else 1 + is_wide(c) for c in text
+    )
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """The text with spaces up to this number of columns: after it or, with `right`, before it."""
+    spaces = " " * (width - display_width(text))
+    return spaces + text if right else text + spaces
+
+
+def aligned(rows: Sequence[Sequence[object]], *, right: bool = False) -> list[str]:
+    """Rows with aligned columns, printable; with `right`, all columns but the first are aligned to the right.
+
+    >>> aligned([["word", "count"], ["银行", 7]], right=True)
+    ['word  count', '银行      7']
+    """
+    table = [[printable(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            padded(cell, width, right=right and number > 0)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
 
 
 def counted(number: int, noun: str) -> str:

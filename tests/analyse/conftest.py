@@ -8,9 +8,9 @@ import pytest
 
 from elmokit.analyse.index import OccurrenceIndex
 from elmokit.analyse.index_builder import build_index
-from support.standing_in import StandIn, prepared
+from support.topic_model import TopicModel, prepared
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> OccurrenceIndex:
-    return build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index")
+    return build_index(TopicModel(), prepared(tmp_path / "corpus"), tmp_path / "index")

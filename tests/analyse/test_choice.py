@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elmokit import ElmoError
 from elmokit.analyse import choice as choice_module
 from elmokit.analyse.choice import Choice, corpus_parts
-from support.standing_in import prepared
+from support.topic_model import prepared
 
 
 def all_rows(corpus, choice: Choice) -> tuple[np.ndarray, np.ndarray]:

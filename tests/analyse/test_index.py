@@ -20,7 +20,7 @@ from elmokit.analyse.choice import Choice
 from elmokit.analyse.index import OccurrenceIndex, normalised
 from elmokit.analyse.index_builder import build_index
 from elmokit.storage.array_file import OffsetFile
-from support.standing_in import StandIn, prepared, sentences, vectors_of
+from support.topic_model import TopicModel, prepared, sentences, vectors_of
 
 
 def files_of(folder) -> dict[str, bytes]:
@@ -55,7 +55,7 @@ def test_a_real_model(tmp_path, make_elmo) -> None:
 
 
 def test_only_sentences_with_the_word_are_encoded(tmp_path) -> None:
-    elmo = StandIn()
+    elmo = TopicModel()
     rows = [*sentences(), ["nothing", "here"]]
     index = build_index(elmo, prepared(tmp_path / "corpus", rows), tmp_path / "index", choice=Choice(("word3", "here")))
     assert elmo.encoded == index.text.n_sentences == 9 + 1
@@ -79,7 +79,7 @@ def test_the_first_look_finds_what_an_exact_search_finds(tmp_path, monkeypatch, 
     monkeypatch.setattr(index_module, "COARSE_SIZE", 8)
     monkeypatch.setattr(index_builder, "_ROWS_AT_ONCE", 50)
     monkeypatch.setattr(index_module, "CANDIDATES", 60)
-    quick = build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "quick")
+    quick = build_index(TopicModel(), prepared(tmp_path / "corpus"), tmp_path / "quick")
     assert index.coarse is None
     assert quick.coarse is not None
     assert quick.coarse[1].shape == (len(index), 8)
@@ -93,7 +93,7 @@ def test_the_first_look_finds_what_an_exact_search_finds(tmp_path, monkeypatch, 
 
 
 def test_the_second_time_nothing_is_encoded(tmp_path, index) -> None:
-    again = StandIn()
+    again = TopicModel()
     corpus = prepared(tmp_path / "corpus")
     assert len(build_index(again, corpus, tmp_path / "index")) == len(index)
     assert again.encoded == 0
@@ -106,14 +106,14 @@ def test_an_interrupted_build_goes_on(tmp_path, monkeypatch, index, broken_after
     corpus = prepared(tmp_path / "corpus")
     if broken_after < 60:
         with pytest.raises(KeyboardInterrupt):
-            build_index(StandIn(broken_after), corpus, tmp_path / "second")
+            build_index(TopicModel(broken_after), corpus, tmp_path / "second")
     else:  # as if the power failed just before the folder got its name
         with monkeypatch.context() as patch:
             patch.setattr(index_builder, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                build_index(StandIn(), corpus, tmp_path / "second")
+                build_index(TopicModel(), corpus, tmp_path / "second")
     assert not (tmp_path / "second").exists()
-    rest = StandIn()
+    rest = TopicModel()
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 60 - broken_after
     assert files_of(tmp_path / "second") == files_of(tmp_path / "index")
@@ -125,8 +125,8 @@ def test_what_another_plan_left_is_not_gone_on_with(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(index_builder, "_SYNC_SECONDS", -1.0)
     corpus = prepared(tmp_path / "corpus")
     with pytest.raises(KeyboardInterrupt):
-        build_index(StandIn(30), corpus, tmp_path / "second", layer=1)
-    rest = StandIn()
+        build_index(TopicModel(30), corpus, tmp_path / "second", layer=1)
+    rest = TopicModel()
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 60
 
@@ -136,7 +136,7 @@ def test_a_full_disk_is_reported_and_the_build_continues(tmp_path, monkeypatch) 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
         with pytest.raises(ElmoError, match=r"needs 0.1 GB and the disk has 0.0 GB: lower max_occurrences"):
-            build_index(StandIn(), corpus, tmp_path / "second")
+            build_index(TopicModel(), corpus, tmp_path / "second")
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -144,22 +144,22 @@ def test_a_full_disk_is_reported_and_the_build_continues(tmp_path, monkeypatch) 
     with monkeypatch.context() as patch:
         patch.setattr(OffsetFile, "write", full)
         with pytest.raises(ElmoError, match=r"no space is left on the disk for the index .*second: free some"):
-            build_index(StandIn(), corpus, tmp_path / "second")
-    assert len(build_index(StandIn(), corpus, tmp_path / "second")) > 60
+            build_index(TopicModel(), corpus, tmp_path / "second")
+    assert len(build_index(TopicModel(), corpus, tmp_path / "second")) > 60
 
 
 def test_folders_that_are_refused(tmp_path, index) -> None:
     corpus = prepared(tmp_path / "corpus")
     with pytest.raises(ElmoError, match="is an index of another model, corpus or choice"):
-        build_index(StandIn(), corpus, tmp_path / "index", layer=1)
+        build_index(TopicModel(), corpus, tmp_path / "index", layer=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(ElmoError, match="has files in it"):
-        build_index(StandIn(), corpus, tmp_path / "mine")
+        build_index(TopicModel(), corpus, tmp_path / "mine")
     with pytest.raises(ElmoError, match=r"the index .* cannot be written"):
-        build_index(StandIn(), corpus, tmp_path / "mine" / "thesis.tex" / "index")
+        build_index(TopicModel(), corpus, tmp_path / "mine" / "thesis.tex" / "index")
     with pytest.raises(ElmoError, match=r"thesis.tex is a file"):
-        build_index(StandIn(), corpus, tmp_path / "mine" / "thesis.tex")
+        build_index(TopicModel(), corpus, tmp_path / "mine" / "thesis.tex")
     with pytest.raises(ElmoError, match=r"it has no index.json"):
         OccurrenceIndex.open(tmp_path / "mine")
 
@@ -170,7 +170,7 @@ def test_damage_is_reported(index) -> None:
     with pytest.raises(ElmoError, match=r"vectors.bin must have [\d,]+ bytes, got"):
         OccurrenceIndex.open(index.folder)
     with pytest.raises(ElmoError, match=r"vectors.bin must have [\d,]+ bytes, got"):
-        build_index(StandIn(), prepared(index.folder.parent / "corpus"), index.folder)
+        build_index(TopicModel(), prepared(index.folder.parent / "corpus"), index.folder)
     described = json.loads((index.folder / "index.json").read_text())
     for wrong, said in (
         ({"version": 99}, "version 99"),
@@ -207,7 +207,7 @@ def test_words_that_are_not_there(tmp_path) -> None:
         (Choice(min_count=1000), "no word occurs 1,000 times or more"),
     ):
         with pytest.raises(ElmoError, match=said):
-            build_index(StandIn(), corpus, tmp_path / "second", choice=choice)
+            build_index(TopicModel(), corpus, tmp_path / "second", choice=choice)
     assert not (tmp_path / "second").exists()
 
 
@@ -217,14 +217,14 @@ def test_models_that_are_refused(tmp_path, make_elmo) -> None:
         with pytest.raises(ElmoError, match="boundaries="):
             build_index(make_elmo(**arguments), corpus, tmp_path / "second")
     with pytest.raises(ElmoError, match="mix, top or a number from 0 to 2, got 3"):
-        build_index(StandIn(), corpus, tmp_path / "second", layer=3)
+        build_index(TopicModel(), corpus, tmp_path / "second", layer=3)
 
 
 def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypatch, index) -> None:
     """A model computes some sentences at once: only after all of them does a new run make the same batches."""
     monkeypatch.setattr(index_builder, "_SYNC_SECONDS", -1.0)
 
-    class InTens(StandIn):
+    class InTens(TopicModel):
         def stream(self, sentences: Iterable[list[str]], **others: Any) -> Iterator[np.ndarray]:
             given = iter(sentences)
             while some := list(islice(given, 10)):
@@ -235,7 +235,7 @@ def test_what_is_done_is_noted_where_the_stream_asks_for_more(tmp_path, monkeypa
     corpus = prepared(tmp_path / "corpus")
     with pytest.raises(KeyboardInterrupt):
         build_index(InTens(), corpus, tmp_path / "second")
-    rest = StandIn()
+    rest = TopicModel()
     build_index(rest, corpus, tmp_path / "second")
     assert rest.encoded == 50
     assert files_of(tmp_path / "second") == files_of(tmp_path / "index")
@@ -248,7 +248,7 @@ def test_links_in_a_half_built_index_are_refused(tmp_path, name) -> None:
     (tmp_path / ".index.partial").mkdir()
     (tmp_path / ".index.partial" / name).symlink_to(tmp_path / "target")
     with pytest.raises(ElmoError, match=str(tmp_path / ".index.partial" / name)):
-        build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))
+        build_index(TopicModel(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))
     assert (tmp_path / "target").read_text() == "precious"
 
 
@@ -256,4 +256,4 @@ def test_a_half_built_index_of_another_user_is_refused(tmp_path, give_away) -> N
     (tmp_path / ".index.partial").mkdir(mode=0o755)
     give_away(tmp_path / ".index.partial")
     with pytest.raises(ElmoError, match="belongs to another user"):
-        build_index(StandIn(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))
+        build_index(TopicModel(), prepared(tmp_path / "corpus"), tmp_path / "index", choice=Choice(("bank",)))

@@ -21,7 +21,7 @@ from elmokit.analyse.pictures import (
 )
 from elmokit.analyse.senses import find_senses
 from elmokit.plots.style import add_font
-from support.standing_in import StandIn, prepared
+from support.topic_model import TopicModel, prepared
 
 pytest.importorskip("matplotlib")
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -164,7 +164,7 @@ def test_chinese_is_drawn(tmp_path, font) -> None:
     """A missing glyph is a warning of matplotlib, and warnings are errors here."""
     rows = [["银", "river" if number % 2 else "money", "行", f"a{number}"] for number in range(40)]
     rows[0].append("河")  # which the font has not: its sentence gets no label
-    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    index = build_index(TopicModel(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
     senses = find_senses(index, "行")
     with pytest.raises(ElmoError, match="characters 行"):
         draw_senses(senses, index, tmp_path / "row.png")

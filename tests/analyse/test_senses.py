@@ -7,7 +7,7 @@ import pytest
 from elmokit import ElmoError
 from elmokit.analyse.index_builder import build_index
 from elmokit.analyse.senses import find_senses
-from support.standing_in import StandIn, prepared, sentences
+from support.topic_model import TopicModel, prepared, sentences
 
 
 def test_topics_come_apart(index) -> None:
@@ -33,7 +33,7 @@ def test_the_word_itself_and_marks_are_not_typical(index) -> None:
 
 def test_one_cluster(tmp_path) -> None:
     rows = [f"deep river bank x{n} y{n} z{n} far off and long after a b c d e f g".split() for n in range(30)]
-    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    index = build_index(TopicModel(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
     senses = find_senses(index, "bank")
     assert len(senses.senses) == 1
     assert senses.silhouette == 0
@@ -42,7 +42,7 @@ def test_one_cluster(tmp_path) -> None:
 
 def test_examples_are_distinct(tmp_path) -> None:
     rows = sentences(12) * 5
-    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    index = build_index(TopicModel(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
     for sense in find_senses(index, "bank", clusters=2, examples=6).senses:
         assert len({example.tokens for example in sense.examples}) == len(sense.examples) == 6
         assert sense.size == 30
@@ -62,7 +62,7 @@ def test_typical_words_are_no_function_words(tmp_path, function) -> None:
     for number in range(60):
         near = ["river", "water", function[0]] if number % 2 else ["money", "war", function[1]]
         rows.append([*near, "bank", f"number{number}", function[2]])
-    index = build_index(StandIn(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
+    index = build_index(TopicModel(), prepared(tmp_path / "corpus", rows), tmp_path / "index")
     found = {word for sense in find_senses(index, "bank", 2).senses for word in sense.typical}
     assert not found & set(function)
     assert ("war" in found) == (function[0] != "der"), "a German function word and an English noun"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmokit.analyse.sentence_display import display_width, join_tokens, mark_token
+from elmokit.analyse.sentence_display import join_tokens, mark_token
+from elmokit.messages import display_width
 
 TOKENS = st.lists(st.sampled_from(["a", "bank", "river", "银行", "。", "long-winded", "é"]), min_size=1, max_size=40)
 

@@ -170,7 +170,7 @@ DAMAGE = {
     ),
     "too few": (lambda t: t.update({"weight.scales": t["weight.scales"][1:].clone()}), "must contain weight [V, 6]"),
     "floats": (lambda t: t.update({"weight.values": t["weight.values"].float()}), "weight.values must be int8"),
-    "16 bits": (lambda t: t.update({"weight.values": t["weight.values"].short()}), "must be a plain tensor of floats"),
+    "int16": (lambda t: t.update({"weight.values": t["weight.values"].short()}), "must be a plain tensor of floats"),
     "whole scales": (
         lambda t: t.update({"weight.scales": t["bias"].to(torch.int8)}),
         "must be a plain tensor of floats",

@@ -153,7 +153,7 @@ def test_states_resize_by_slot():
     assert torch.equal(state.resized(2).h, state.h[:, :, :2])
     assert state.resized(5).c[:, :, 3:].abs().sum() == 0
     newer = State(-torch.ones(1, 1, 2, 4), -torch.ones(1, 1, 2, 2))
-    merged = newer.over(state)
+    merged = newer.with_rows_of(state)
     assert torch.equal(merged.h[:, :, :2], newer.h)
     assert torch.equal(merged.h[:, :, 2:], state.h[:, :, 2:])
 

@@ -23,7 +23,7 @@ def network(config=None, seed=0):
     return plain, small
 
 
-def test_matrices_are_in_8_bits_and_nothing_else():
+def test_matrices_are_int8_and_nothing_else():
     names = int8_names(tiny_config())
     lstm = {
         f"{d}_lstm.layers.{layer}.{part}_weight"
@@ -137,7 +137,7 @@ def test_it_is_not_trained_moved_or_given_another_number_type():
 
 
 @pytest.mark.parametrize("value", [torch.full((2, 2), -128, dtype=torch.int8), torch.ones(2, 2)])
-def test_numbers_that_are_no_8_bits_are_refused(value):
+def test_values_that_are_not_int8_are_refused(value):
     with pytest.raises(ElmoError, match=r"a file: a\.values must be int8 values from -127 to 127"):
         check_int8(value, "a.values", "a file")
 

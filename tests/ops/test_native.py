@@ -19,10 +19,10 @@ from elmokit.ops.reference import lstm_reference
 from elmokit.ops.weights import LstmWeights
 from support.bilstm_cases import bilstm_reference
 from support.native_cases import (
+    as_int8,
     assert_equal,
     assert_near,
     draw,
-    in_8_bits,
     library_with,
     make_inputs,
     make_stacks,
@@ -71,9 +71,9 @@ def test_equals_reference(batch, time, cell, output, projection, clips, directio
         assert (found.h.abs() == clips[1]).any(), "the clip must really clip in this test"
 
 
-def test_8_bits_equal_the_reference_on_rounded_activations():
+def test_int8_equal_the_reference_on_rounded_activations():
     """One step of one layer, where rounding is the same: what is left is float32's."""
-    [[weights]] = in_8_bits(make_stacks(70, 33, directions=1, layers=1, clips=(None, None)))
+    [[weights]] = as_int8(make_stacks(70, 33, directions=1, layers=1, clips=(None, None)))
     x, lengths, h, c = make_inputs(9, 1, 33, 70, directions=1, layers=1)
     lengths[:] = 1
     dense = replace(weights.dense(), projection=None)
@@ -90,10 +90,10 @@ def test_8_bits_equal_the_reference_on_rounded_activations():
 @pytest.mark.parametrize(
     ("batch", "time", "cell", "output", "projection", "clips", "directions", "skip", "zero"), SIZES
 )
-def test_8_bits_stay_close_to_the_reference(
+def test_int8_stay_close_to_the_reference(
     batch, time, cell, output, projection, clips, directions, skip, zero, threads, every_thread
 ):
-    stacks = in_8_bits(make_stacks(cell, output, directions=directions, projection=projection, clips=clips))
+    stacks = as_int8(make_stacks(cell, output, directions=directions, projection=projection, clips=clips))
     x, lengths, h, c = make_inputs(batch, time, output, cell, directions=directions, zero=zero)
     dense = [[weights.dense() for weights in layers] for layers in stacks]
     expected = bilstm_reference(x, lengths, dense, h, c, skip_connections=skip)
@@ -105,7 +105,7 @@ def test_8_bits_stay_close_to_the_reference(
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_sentence_does_not_depend_on_its_batch_or_the_threads(int8, every_thread):
     plain = make_stacks(70, 33)
-    stacks = in_8_bits(plain) if int8 else plain
+    stacks = as_int8(plain) if int8 else plain
     x, lengths, h, c = make_inputs(41, 12, 33, 70)
     every_thread(1)
     together = bilstm_native(x, lengths, stacks, h, c, skip_connections=True)
@@ -123,7 +123,7 @@ def test_a_sentence_does_not_depend_on_its_batch_or_the_threads(int8, every_thre
 @pytest.mark.parametrize("int8", [False, True])
 def test_nothing_to_do(int8):
     plain = make_stacks(6, 3)
-    stacks = in_8_bits(plain) if int8 else plain
+    stacks = as_int8(plain) if int8 else plain
     for batch, time in ((0, 4), (2, 0), (2, 3)):
         h, c = draw(2, 2, batch, 3, seed=1), draw(2, 2, batch, 6, seed=2)
         none = torch.zeros(batch, dtype=torch.int64)
@@ -159,7 +159,7 @@ def test_what_is_not_a_number_goes_where_the_reference_lets_it(value):
     for ours, plain in zip((*found.layers, found.h, found.c), (*expected.layers, expected.h, expected.c), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert found.layers[0][2].isfinite().all()
-    small = bilstm_native(x, lengths, in_8_bits(stacks), h, c, skip_connections=True)
+    small = bilstm_native(x, lengths, as_int8(stacks), h, c, skip_connections=True)
     assert small.layers[0][[0, 2]].isfinite().all()
     # A row with anything infinite has no 8-bit form at all.
     x[x.isinf()] = float("nan")
@@ -196,7 +196,7 @@ def test_every_set_of_instructions(flags, monkeypatch):
     x, lengths, h, c = make_inputs(9, 12, 33, 70)
     expected = bilstm_reference(x, lengths, stacks, h, c, skip_connections=True)
     assert_near(bilstm_native(x, lengths, stacks, h, c, skip_connections=True), expected, 1e-5)
-    small = bilstm_native(x, lengths, in_8_bits(stacks), h, c, skip_connections=True)
+    small = bilstm_native(x, lengths, as_int8(stacks), h, c, skip_connections=True)
     assert_near(small, expected, 0.15)
     largest = Int8Matrix(torch.full((5, 4096), 127, dtype=torch.int8), torch.ones(5))
     assert torch.equal(linear_native(torch.ones(3, 4096), largest, None), torch.full((3, 5), 4096.0 * 127))

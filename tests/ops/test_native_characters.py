@@ -141,7 +141,7 @@ def test_a_word_does_not_depend_on_its_company_or_the_threads(half, int8, thread
             assert torch.equal(network(network.trim(ids[rows]), projection), together[rows])
 
 
-def test_8_bits_are_multiplied_as_single_products_are():
+def test_int8_are_multiplied_as_single_products_are():
     """Against torch's operations around compiled products; last digits may round to another int8 remainder."""
     network, projection = make(WIDTHS[1], highways=2, int8=True)
     ids = words(40, network.config)
@@ -151,7 +151,7 @@ def test_8_bits_are_multiplied_as_single_products_are():
     torch.testing.assert_close(network(ids, projection), apply_linear(projection, x), rtol=1e-3, atol=atol)
 
 
-def test_8_bits_stay_close_to_exact_products(monkeypatch):
+def test_int8_stay_close_to_exact_products(monkeypatch):
     network, projection = make(WIDTHS[1], highways=2, int8=True)
     ids = words(40, network.config)
     found = network(ids, projection)
@@ -267,4 +267,4 @@ def test_every_set_of_instructions(flags, monkeypatch):
         test_every_shape_of_network(16, number, "tanh")
     for half, int8 in ((False, False), (True, False), (False, True)):
         test_a_word_does_not_depend_on_its_company_or_the_threads(half, int8, 1, lambda count: None)
-    test_8_bits_stay_close_to_exact_products(monkeypatch)
+    test_int8_stay_close_to_exact_products(monkeypatch)

@@ -85,7 +85,7 @@ def _segment(x: Tensor, way: int, blocks: list[BlockWeights], window: int) -> Te
         rates = 10_000.0 ** -(torch.arange(0, size_each, 2, dtype=torch.float64) / size_each)
         angles = torch.arange(n, dtype=torch.float64).unsqueeze(1) * rates
 
-        def turn(part: Tensor, angles: Tensor = angles) -> Tensor:
+        def rotate(part: Tensor, angles: Tensor = angles) -> Tensor:
             part = part * (part.pow(2).mean(dim=1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
             a, b = part.chunk(2, dim=1)
             return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=1)
@@ -94,7 +94,7 @@ def _segment(x: Tensor, way: int, blocks: list[BlockWeights], window: int) -> Te
         for head in range(heads):
             place = slice(head * size_each, (head + 1) * size_each)
             q, k, v = (y @ matrix[place].T for matrix in qkv.chunk(3))
-            scores = (turn(q) @ turn(k).T / size_each**0.5).masked_fill(~seen, -torch.inf)
+            scores = (rotate(q) @ rotate(k).T / size_each**0.5).masked_fill(~seen, -torch.inf)
             gate = torch.sigmoid(y @ gate_weight[head] + gate_bias[head])
             parts.append(torch.softmax(scores, dim=1) @ v * gate.unsqueeze(1))
         x = x + norm(torch.cat(parts, dim=1)) @ out.T
@@ -139,7 +139,7 @@ def test_equals_the_equations(size, heads, inner, window, lengths, way, threads,
     every_thread(threads)
     found = transformer_native(x, segments, blocks, window=window, outputs=[0, 1, 2])
     expected = reference(x, segments, blocks, window, [0, 1, 2])
-    # Two numbers, or one inner number, are normed to little else than a sign: their digits are lost.
+    # Two numbers, or one inner number, are only a sign after the norm: their digits are lost.
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5 if size > 8 else 1e-2)
 
 
@@ -309,11 +309,11 @@ def test_int8_inputs_that_are_large_where_the_columns_are_small():
     assert closeness[True] < 0.1 * closeness[False]
 
 
-def test_weights_that_fit_halves_have_the_results_of_float32(monkeypatch):
+def test_weights_that_float16_stores_exactly_have_the_results_of_float32(monkeypatch):
     blocks = [BlockWeights(*(part.half().float() for part in weights)) for weights in make_blocks(66, 3, 100)]
     x, segments = draw(40, 66, seed=1), Segments.of([30, 10])
     found = transformer_native(x, segments, blocks, window=9, outputs=[1, 2])
-    monkeypatch.setattr(library(), "fit_halves", lambda address, count: 0)
+    monkeypatch.setattr(library(), "float16_is_exact", lambda address, count: 0)
     monkeypatch.setattr(native_packed, "_packed_matrices", TensorCache())
     monkeypatch.setattr(native_transformer, "_plans", TensorCache())
     assert torch.equal(found, transformer_native(x, segments, blocks, window=9, outputs=[1, 2]))
@@ -342,7 +342,7 @@ def test_what_is_not_a_number_stays_in_its_sentence(int8):
 
 
 def test_gelu_is_exact_to_the_last_digits():
-    """A block whose inner numbers are gelu of a grid, and which gives out little else, normed."""
+    """A block whose inner numbers are gelu of a grid, and whose output is little else, after a norm."""
     size = 512
     grid = torch.cat([torch.linspace(-7, 1.5, 400), torch.linspace(-40, 10, 100), torch.logspace(-10, 0, 12)])
     x, [weights] = draw(1, size, seed=1), make_blocks(size, 4, size, count=1)

@@ -15,15 +15,15 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.ops.bilstm import bilstm_packed
 from elmokit.ops.native import bilstm as native_bilstm
-from elmokit.ops.native import cores, memory
+from elmokit.ops.native import cores
 from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.cores import most_threads
 from elmokit.ops.native.linear import linear_native
 from support.native_cases import (
+    as_int8,
     assert_equal,
     draw,
-    in_8_bits,
     make_inputs,
     make_stacks,
     make_weights,
@@ -60,7 +60,7 @@ def test_weights_changed_in_place_are_seen():
     assert same()
     weights.bias.add_(1)
     assert same()
-    [[small]] = in_8_bits([[weights]])
+    [[small]] = as_int8([[weights]])
     x, lengths, h, c = given[0], given[1], given[2][:1, :1], given[3][:1, :1]
     before = bilstm_native(x, lengths, [[small]], h, c, skip_connections=True)
     small.recurrent.scales.mul_(2)
@@ -72,7 +72,7 @@ def test_weights_changed_in_place_are_seen():
         assert same()
 
 
-def test_packed_copies_are_let_go_with_their_tensors():
+def test_packed_copies_are_released_with_their_tensors():
     gc.collect()
     before = len(native_packed._packed_matrices)
     stacks = make_stacks(21, 10)
@@ -91,12 +91,12 @@ def test_mapped_weights_are_the_same_when_their_pages_are_gone(tmp_path):
     weight.numpy().tofile(name)
     mapped = torch.from_file(str(name), shared=False, size=weight.numel()).view_as(weight)
     start = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    assert memory._is_of_a_file(start, start + mmap.PAGESIZE) == (sys.platform == "linux")
-    assert not memory._is_of_a_file(weight.data_ptr(), weight.data_ptr() + 1)
+    assert native_packed.is_mapped_file(start, start + mmap.PAGESIZE) == (sys.platform == "linux")
+    assert not native_packed.is_mapped_file(weight.data_ptr(), weight.data_ptr() + 1)
     expected = linear_native(x, weight, None)
     assert torch.equal(linear_native(x, mapped, None), expected)
     mapped[1] *= 2
-    memory.let_go(mapped)
+    native_packed.release_pages(mapped)
     name.unlink()
     weight[1] *= 2
     assert torch.equal(mapped, weight)
@@ -241,7 +241,7 @@ def test_threads_are_torchs_but_no_more_than_cores(monkeypatch):
 def test_few_rows_and_large_weights_take_the_directions_in_turn(int8, monkeypatch, every_thread):
     """Both ways of sharing the work give the same bits."""
     plain = make_stacks(70, 33)
-    stacks = in_8_bits(plain) if int8 else plain
+    stacks = as_int8(plain) if int8 else plain
     x, lengths, h, c = make_inputs(3, 9, 33, 70)
     every_thread(4)
     weights, size = 5 * 70 * 33, 1 if int8 else 4
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched():
     refuse("do not fit", h=h[:1])
     refuse("do not fit", c=c[:, :, :1])
     refuse("do not fit", stacks=[stacks[0], stacks[1][:1]])
-    refuse("do not fit", stacks=[stacks[0], in_8_bits(stacks)[1]])
+    refuse("do not fit", stacks=[stacks[0], as_int8(stacks)[1]])
     refuse("do not fit", stacks=[[replace(w, projection=None) for w in layers] for layers in stacks])
     refuse("weights on the CPU, got some on meta", stacks=[[replace(w, bias=w.bias.to("meta")) for w in stacks[0]]] * 2)
     refuse("got some on meta", stacks=[[replace(w, input=w.input.to("meta")) for w in layers] for layers in stacks])

@@ -10,7 +10,7 @@ from elmokit.ops.int8 import Int8Matrix, column_sizes
 from elmokit.ops.native.binding import SWITCH
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
-from elmokit.ops.transformer import choose, gelu, sigmoid, transformer, turn_pairs
+from elmokit.ops.transformer import choose, gelu, rotate_pairs, sigmoid, transformer
 from elmokit.ops.weights import BlockWeights, HeadWeights
 from support.transformer_cases import random_blocks, random_tokens
 from support.triton_interpreter import needs_triton, run_interpreted
@@ -127,15 +127,15 @@ def test_int8_matrices_are_taken_as_the_numbers_they_stand_for():
 
 
 @pytest.mark.parametrize(("heads", "size"), [(6, 32), (5, 20)])
-def test_a_token_is_turned_in_the_same_way_with_any_company_and_threads(heads, size):
+def test_a_token_is_rotated_in_the_same_way_in_any_batch_with_any_threads(heads, size):
     """torch divides a long complex product among its threads, and rounds differently at the end of each part."""
     threads = torch.get_num_threads()
-    pairs, turns = (torch.randn(1201, parts, size, dtype=torch.complex64) for parts in (2 * heads, 1))
-    alone = torch.cat([pair * turn for pair, turn in zip(pairs.split(1), turns.split(1), strict=True)])
+    pairs, rotations = (torch.randn(1201, parts, size, dtype=torch.complex64) for parts in (2 * heads, 1))
+    alone = torch.cat([pair * rotation for pair, rotation in zip(pairs.split(1), rotations.split(1), strict=True)])
     try:
         for count in (1, 3, 5, 7):
             torch.set_num_threads(count)
-            assert torch.equal(torch.view_as_real(turn_pairs(pairs, turns)), torch.view_as_real(alone)), count
+            assert torch.equal(torch.view_as_real(rotate_pairs(pairs, rotations)), torch.view_as_real(alone)), count
     finally:
         torch.set_num_threads(threads)
 

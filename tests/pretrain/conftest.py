@@ -11,7 +11,7 @@ from elmokit.model.context import State
 from elmokit.pretrain import run as train
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.updates import Updates
-from support.training_runs import Command, Ended, write_text
+from support.training_runs import Command, FinishedRun, write_text
 
 
 @pytest.fixture
@@ -26,13 +26,13 @@ def elmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(train, "draw_curve", lambda *_: None)
 
-    def run(*arguments: object) -> Ended:
+    def run(*arguments: object) -> FinishedRun:
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             main([str(argument) for argument in arguments])
         written = capsys.readouterr()
         code = caught.value.code
-        return Ended(code if isinstance(code, int) else 0, written.out, written.err)
+        return FinishedRun(code if isinstance(code, int) else 0, written.out, written.err)
 
     return run
 

@@ -16,7 +16,7 @@ import torch
 
 from elmokit.errors import ElmoError
 from elmokit.pretrain import batches as module
-from elmokit.pretrain.batches import batches_ahead, can_be_started, made_elsewhere, prefetched
+from elmokit.pretrain.batches import batches_ahead, batches_from_process, can_use_process, prefetched
 from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.windows import WindowBatches, WindowReader
 from elmokit.text.chars import ByteIndexer, SymbolIndexer, TokenIds, WordIndexer
@@ -24,7 +24,7 @@ from elmokit.text.vocab import Vocabulary
 from support.training_models import corpus_of, random_sentences
 from support.training_runs import python
 
-needs_process = pytest.mark.skipif(not can_be_started(), reason="needs memory without a name, which Linux has")
+needs_process = pytest.mark.skipif(not can_use_process(), reason="needs anonymous files, which Linux has")
 VOCAB = Vocabulary(["<S>", "</S>", "<UNK>", "the", "bank", "river", "日本語"])
 PARTS = ("characters", "words", "inputs", "targets", "keep")
 
@@ -59,7 +59,7 @@ def assert_same(one, other):
 
 
 def elsewhere(batches, count):
-    with closing(made_elsewhere(batches, pinned=False)) as found:
+    with closing(batches_from_process(batches, pinned=False)) as found:
         return list(islice(found, count))
 
 
@@ -110,7 +110,7 @@ def test_reading_goes_on_from_a_position(corpus):
 
 @needs_process
 def test_a_batch_stays_as_it_was_while_others_are_made(corpus):
-    with closing(made_elsewhere(batches_of(corpus), pinned=False)) as found:
+    with closing(batches_from_process(batches_of(corpus), pinned=False)) as found:
         first = next(found)
         for _ in range(3 * module.AHEAD):
             next(found)
@@ -119,15 +119,15 @@ def test_a_batch_stays_as_it_was_while_others_are_made(corpus):
 
 @needs_process
 def test_only_a_few_are_made_ahead(corpus, tmp_path):
-    with closing(made_elsewhere(batches_of(corpus, Telling(tmp_path / "made")), pinned=False)) as found:
+    with closing(batches_from_process(batches_of(corpus, CountingIndexer(tmp_path / "made")), pinned=False)) as found:
         next(found)
         until(lambda: made(tmp_path) > module.AHEAD)
         time.sleep(0.3)
         assert made(tmp_path) <= module.AHEAD + 2
 
 
-class Telling:
-    """Writes a byte for every batch."""
+class CountingIndexer:
+    """Appends a byte to a file for every batch, so that a test can count them."""
 
     begin, end = "<S>", "</S>"
 
@@ -158,7 +158,7 @@ class OddError(Exception):
         super().__init__(f"{one} {other}")
 
 
-class Failing(Telling):
+class FailingIndexer(CountingIndexer):
     """Fails at the third batch."""
 
     def __init__(self, path, error):
@@ -183,7 +183,7 @@ class Failing(Telling):
     ],
 )
 def test_an_error_comes_through_in_its_place(corpus, tmp_path, started, error, kind, said):
-    found = made_elsewhere(batches_of(corpus, Failing(tmp_path / "made", error)), pinned=False)
+    found = batches_from_process(batches_of(corpus, FailingIndexer(tmp_path / "made", error)), pinned=False)
     assert len(list(islice(found, 2))) == 2
     with pytest.raises(kind, match=said) as caught:
         next(found)
@@ -215,7 +215,7 @@ def test_the_corpus_is_not_sent(corpus):
 
 @needs_process
 def test_a_process_that_is_killed_is_reported(corpus, started):
-    found = made_elsewhere(batches_of(corpus), pinned=False)
+    found = batches_from_process(batches_of(corpus), pinned=False)
     next(found)
     started[0].kill()
     with pytest.raises(ElmoError, match=r"ended with status -9.*resume"):
@@ -237,14 +237,14 @@ def test_a_path_that_is_no_text_does_not_reach_the_process(corpus, monkeypatch, 
 
 def test_a_program_packed_into_one_file_starts_no_copy_of_itself(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert not can_be_started()
+    assert not can_use_process()
 
 
 @needs_process
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_closing_ends_the_process_and_gives_everything_back(corpus, started, count):
     before = set(Path("/proc/self/fd").iterdir())
-    found = made_elsewhere(batches_of(corpus), pinned=False)
+    found = batches_from_process(batches_of(corpus), pinned=False)
     list(islice(found, count))
     found.close()
     assert [process.poll() for process in started] == [-signal.SIGKILL] * bool(count)
@@ -253,7 +253,7 @@ def test_closing_ends_the_process_and_gives_everything_back(corpus, started, cou
 
 @needs_process
 def test_keys_pressed_are_for_the_parent(corpus, started):
-    with closing(made_elsewhere(batches_of(corpus), pinned=False)) as found:
+    with closing(batches_from_process(batches_of(corpus), pinned=False)) as found:
         next(found)
         assert os.getsid(started[0].pid) != os.getsid(0)
 
@@ -269,7 +269,7 @@ class Printed(batches.WorkerProcess):
         super().__init__(*arguments, **named)
         print(self.process.pid, flush=True)
 batches.WorkerProcess = Printed
-found = batches.made_elsewhere(batches_of(PreparedCorpus.open(Path(sys.argv[1]))), pinned=False)
+found = batches.batches_from_process(batches_of(PreparedCorpus.open(Path(sys.argv[1]))), pinned=False)
 if sys.argv[2] == "reading":
     next(found)
     print("ready", flush=True)
@@ -307,12 +307,12 @@ def test_the_process_has_no_torch():
 
 
 def test_a_gpu_is_served_by_a_process_and_a_cpu_by_a_thread(corpus, monkeypatch):
-    monkeypatch.setattr(module, "made_elsewhere", lambda batches, *, pinned: ("process", pinned))
+    monkeypatch.setattr(module, "batches_from_process", lambda batches, *, pinned: ("process", pinned))
     monkeypatch.setattr(module, "prefetched", lambda items: ("thread", items))
     batches = batches_of(corpus)
     assert batches_ahead(batches, torch.device("cuda")) == ("process", True)
     assert batches_ahead(batches, torch.device("cpu"))[0] == "thread"
-    monkeypatch.setattr(module, "can_be_started", lambda: False)
+    monkeypatch.setattr(module, "can_use_process", lambda: False)
     assert batches_ahead(batches, torch.device("cuda"))[0] == "thread"
 
 

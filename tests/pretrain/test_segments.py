@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from elmokit.config import CharacterConfig, ElmoConfig, TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments
-from elmokit.pretrain.batches import made_elsewhere
+from elmokit.pretrain.batches import batches_from_process
 from elmokit.pretrain.segments import BACKWARD, FORWARD, MASKED, Pace, SegmentBatches, SegmentPosition, SegmentReader
 from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
 from support.tiny_models import tiny_checkpoint
@@ -187,7 +187,7 @@ def test_reading_continues_from_any_position(corpus):
 
 def test_another_process_makes_the_same_batches(corpus):
     batches = batches_of(corpus, parts=2, attention_window=5)
-    made = made_elsewhere(batches, pinned=False)
+    made = batches_from_process(batches, pinned=False)
     for (ours, position), (theirs, expected) in zip(islice(made, 15), batches.here(), strict=False):
         assert position == expected
         for one, other in zip(ours, theirs, strict=True):

@@ -9,7 +9,7 @@ import pytest
 from elmokit.corpus import prepare as preparing
 from elmokit.corpus.prepared import PreparedCorpus
 from elmokit.pretrain import loop
-from elmokit.pretrain.batches import made_elsewhere
+from elmokit.pretrain.batches import batches_from_process
 from elmokit.pretrain.loop import Training
 from support.training_runs import TINY, assert_same_run, stop_at, write_text
 
@@ -52,7 +52,7 @@ def test_a_run_goes_on_when_another_text_is_prepared_meanwhile(train, tmp_path, 
         return run(training)
 
     monkeypatch.setattr(Training, "run", beside)
-    monkeypatch.setattr(loop, "batches_ahead", lambda batches, device: made_elsewhere(batches, pinned=False))
+    monkeypatch.setattr(loop, "batches_ahead", lambda batches, device: batches_from_process(batches, pinned=False))
     assert train("one") == 0
     assert_same_run(tmp_path / "alone", tmp_path / "one")
     assert train.prepared == 3

@@ -2,10 +2,10 @@
 
 import pytest
 
-from support.serving import Running, serving
+from support.serving import RunningServer, serving
 
 
 @pytest.fixture(scope="module")
-def server() -> Running:
+def server() -> RunningServer:
     with serving() as running:
         yield running

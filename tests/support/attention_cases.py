@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from elmokit.ops.attention import Segments, attend, rotary, turning
+from elmokit.ops.attention import Segments, attend, rotary, rotation_factors
 from elmokit.ops.transformer import _block_on_gpu, block
 from elmokit.ops.weights import BlockWeights
 
@@ -58,7 +58,7 @@ def compiled_block_error(device: str, backend: str) -> float:
     segments = Segments([0, 20, 70, 75], [0, 1, 2])
     x = torch.randn(75, size, device=device)
     first, last, positions = segments.reach(window).to(device)
-    cos, sin = turning(*rotary(positions, size // heads, x.dtype, x.device, longest=50))
+    cos, sin = rotation_factors(*rotary(positions, size // heads, x.dtype, x.device, longest=50))
     run = torch.compile(_block_on_gpu, dynamic=False, fullgraph=True, backend=backend)
     ours = run(x, weights, first, last, window, cos, sin, 0.0)
     plain = block(x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin)

@@ -79,7 +79,7 @@ def make_stacks(cell: int, output: int, *, directions: int = 2, layers: int = 2,
     ]
 
 
-def in_8_bits(stacks: list[list[LstmWeights]]) -> list[list[Int8LstmWeights]]:
+def as_int8(stacks: list[list[LstmWeights]]) -> list[list[Int8LstmWeights]]:
     return [
         [
             Int8LstmWeights(

@@ -40,7 +40,7 @@ def send(port: int, method: str, path: str, body: bytes | None, headers: dict[st
         connection.close()
 
 
-class Running(NamedTuple):
+class RunningServer(NamedTuple):
     """A server that runs in a thread."""
 
     port: int
@@ -83,7 +83,7 @@ def slow_elmo():
 
 
 @contextmanager
-def serving(elmo: Elmo | None = None, *, load=None, wait: bool = True, **settings: Any) -> Iterator[Running]:
+def serving(elmo: Elmo | None = None, *, load=None, wait: bool = True, **settings: Any) -> Iterator[RunningServer]:
     """A server on a free port; `load` replaces what loads the model."""
     elmo = elmo or tiny_elmo()
     service = Service(load or (lambda: elmo), ServeSettings(port=0, **settings), "tiny")
@@ -102,7 +102,7 @@ def serving(elmo: Elmo | None = None, *, load=None, wait: bool = True, **setting
     thread.start()
     try:
         wait_for(lambda: server.started and (not wait or service.state != "loading"))
-        yield Running(port, elmo, service, server, thread)
+        yield RunningServer(port, elmo, service, server, thread)
     finally:
         server.should_exit = True
         thread.join(30)

@@ -30,7 +30,7 @@ _NOUNS = ["bank", "river", "dog", "bird", "house", "tree", "naïve", "日本語"
 _VERBS = ["sees", "likes", "finds", "hears"]
 
 
-class Ended(NamedTuple):
+class FinishedRun(NamedTuple):
     """How a command ended."""
 
     status: int
@@ -38,7 +38,7 @@ class Ended(NamedTuple):
     err: str
 
 
-Command = Callable[..., Ended]
+Command = Callable[..., FinishedRun]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

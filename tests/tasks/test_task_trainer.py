@@ -438,7 +438,7 @@ def test_a_network_has_its_own_weights_again():
     averages.update()
 
     def fail():
-        with averages.in_use():
+        with averages.applied():
             assert weight.tolist() == pytest.approx([10.0, 11.0])
             raise RuntimeError("stop")
 

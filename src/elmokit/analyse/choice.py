@@ -119,7 +119,7 @@ def _ranks(tokens: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 class WordJoiner:
-    """Joins the tokens of the given words, the longest word first; false if none of the words has several tokens.
+    """Joins the tokens of words that have several, the longest word first; false if there are no such words.
 
     In text that was tokenised by character, a model of characters gives the joined token the mean vector of its
     characters, so that an index can have a row for it.

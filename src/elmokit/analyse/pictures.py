@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from elmokit.analyse.clusters import principal_components
 from elmokit.analyse.index import Floats, Occurrence, OccurrenceIndex, normalised
 from elmokit.analyse.senses import Sense, Senses
-from elmokit.analyse.sentence_display import display_width, join_tokens
+from elmokit.analyse.sentence_display import join_tokens
 from elmokit.errors import ElmoError
-from elmokit.messages import counted, perplexity
+from elmokit.messages import counted, display_width, perplexity
 from elmokit.plots.style import (
     GREY,
     LEGEND,

@@ -155,7 +155,7 @@ def _context_counts(
 
 
 def _log_likelihood_ratio(counts: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How surely each word is more frequent here than elsewhere; negative if it is less frequent, [V]."""
+    """How strong the evidence is that a word is more frequent here than elsewhere; negative if less frequent, [V]."""
     here, there = max(counts.sum(), 1.0), max(others.sum(), 1.0)
     share = (counts + others + 0.5) / (here + there)
     first = counts * np.log(np.maximum(counts, 1e-9) / (here * share))

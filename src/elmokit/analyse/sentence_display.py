@@ -1,29 +1,13 @@
-"""Sentences on a terminal: the word marked, the rest cut to the width of the terminal.
-
-Our own count of columns, since wcwidth would be a dependency for one line of code.
-"""
+"""Sentences on a terminal: the word marked, the rest cut to the width of the terminal."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
-from elmokit.messages import printable
+from elmokit.messages import display_width, is_wide, printable
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _CUT = "…"
-
-
-def display_width(text: str) -> int:
-    """The number of columns that a text takes on a terminal.
-
-    >>> display_width("bank"), display_width("银行")
-    (4, 4)
-    """
-    return sum(
-        0 if unicodedata.combining(c) or unicodedata.category(c) in ("Mn", "Me", "Cf") else 1 + _is_wide(c)
-        for c in text
-    )
 
 
 def join_tokens(tokens: Sequence[str]) -> str:
@@ -34,7 +18,7 @@ def join_tokens(tokens: Sequence[str]) -> str:
     """
     parts: list[str] = []
     for token in tokens:
-        if parts and not (parts[-1] and token and _is_wide(parts[-1][-1]) and _is_wide(token[0])):
+        if parts and not (parts[-1] and token and is_wide(parts[-1][-1]) and is_wide(token[0])):
             parts.append(" ")
         parts.append(token)
     return "".join(parts)
@@ -75,7 +59,3 @@ def _cut_end(text: str, width: int) -> str:
         used += display_width(text[end])
         end += 1
     return text[:end].rstrip() + _CUT if width > 0 else ""
-
-
-def _is_wide(character: str) -> bool:
-    return unicodedata.east_asian_width(character) in ("W", "F")

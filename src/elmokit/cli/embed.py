@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from elmokit.cli.registry import command, message_with_options
 from elmokit.cli.shared import AS_IN_TRAINING, SEGMENT_HELP, SPLIT_HELP, ModelOptions, Split, is_same_file, say
 from elmokit.corpus.lines import SentenceFormat, given_words, sentence_lines
+from elmokit.corpus.worker_process import available_cores
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, duration, printable, quantity
 from elmokit.options import argument, option
@@ -40,7 +40,7 @@ _SHOWN_NUMBERS = 5
 _SHOWN_CHARACTERS = 48
 _FAILED, _INTERRUPTED = 2, 130
 _SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
-"""The progress line is renewed after the first; after the second without a sentence it says what is computed."""
+"""Times between updates of the progress line, and without a new sentence until it shows how many tokens wait."""
 
 
 @command("embed")
@@ -48,7 +48,8 @@ _SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
 class EmbedCommand(ModelOptions):
     """Turn sentences into vectors. They are shown line by line, or written to a file.
 
-    A folder of texts becomes a folder with one file of vectors for each text. The same command again does the rest.
+    A folder of texts becomes a folder with one file of vectors for each text. Run the same command again to continue
+    after a stop.
     """
 
     texts: tuple[str, ...] = argument(
@@ -73,7 +74,7 @@ class EmbedCommand(ModelOptions):
     )
     to: str | None = option(
         None,
-        "Ending of the files for a folder of texts: h5, npz, npy, parquet, jsonl, csv or txt.",
+        "Format of the files written for a folder of texts: h5, npz, npy, parquet, jsonl, csv or txt.",
         shown="h5",
         metavar="ENDING",
     )
@@ -85,7 +86,7 @@ class EmbedCommand(ModelOptions):
     )
     shard: str | None = option(
         None,
-        "Part of the files of a folder, such as 3/10, where ten machines or jobs have one part each.",
+        "Part of the files of a folder to embed, such as 3/10; ten machines or jobs then take one part each.",
         metavar="I/N",
         shown="all files",
     )
@@ -111,7 +112,7 @@ class EmbedCommand(ModelOptions):
     json: bool = option(False, "Print JSON: one line per sentence, or with --output FILE what was written.")
 
     def run(self) -> int | None:
-        """Check what can be checked at once, load the model, embed; Ctrl-C ends in a sentence and exit status 130."""
+        """Check the options, load the model and embed; Ctrl-C ends in a sentence and exit status 130."""
         from elmokit.output import check_output
         from elmokit.output.embed_lines import partial_folder
         from elmokit.text.policy import TextPolicy
@@ -299,7 +300,7 @@ class EmbedCommand(ModelOptions):
         check_folders(folder, output, ending, self.format)
         files = find_texts(folder)
         files = files if self.shard is None else select_shard(files, self.shard)
-        threads = max(1, _cores() // workers)
+        threads = max(1, available_cores() // workers)
         begun = 0.0
         with ProgressDisplay("embedding", "B", total=sum(file.size for file in files)) as display:
 
@@ -437,7 +438,7 @@ class InputSentences(Iterator[str]):
         return count + (last != b"\n")
 
     def message(self) -> str | None:
-        """What is to be said about lines that were not UTF-8."""
+        """A note about lines that were not UTF-8."""
         if self._file is None or not self._file.bad_lines:
             return None
         count = f"{self._file.bad_lines} line{'s were' if self._file.bad_lines > 1 else ' was'}"
@@ -445,9 +446,9 @@ class InputSentences(Iterator[str]):
 
 
 class EmbedProgress:
-    """Shows how many sentences are done, and of a long one for how long it has been computed.
+    """Shows the number of sentences that are done, and the time that a long sentence has taken so far.
 
-    A thread shows it: sentences come many at once, and between the first and the last of them no speed is right.
+    A thread shows it at regular times, because the sentences of a batch are all done at the same moment.
     """
 
     def __init__(self, source: InputSentences) -> None:
@@ -521,13 +522,8 @@ def _device_of(number: int, device: str | None) -> str | None:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def is_folder(text: str) -> bool:
-    """Whether a text is the name of a folder; a full stop is a text."""
+    """Whether a text names a folder; "." and ".." count as texts."""
     if text in ("", ".", ".."):
         return False
     with suppress(OSError, ValueError):
@@ -537,7 +533,7 @@ def is_folder(text: str) -> bool:
 
 def is_file(text: str) -> bool:
     """Whether a text is the name of a file."""
-    with suppress(OSError, ValueError):  # a long sentence is no name
+    with suppress(OSError, ValueError):  # a long sentence is not a valid name
         return Path(text).is_file()
     return False
 

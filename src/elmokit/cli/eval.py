@@ -20,12 +20,11 @@ from elmokit.cli.shared import (
     DeviceOption,
     ModelFileOptions,
     Split,
-    aligned,
     check_output_file,
     prepare_and_report,
 )
 from elmokit.errors import ElmoError
-from elmokit.messages import perplexity, printable
+from elmokit.messages import aligned, perplexity, printable
 from elmokit.options import argument, option
 from elmokit.progress import ProgressDisplay
 from elmokit.text.tokens import SegmenterName
@@ -155,7 +154,7 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         return results, positions
 
     def _check_outputs(self) -> None:
-        """What would fail at the end, or cost the user a file, should fail before anything is read."""
+        """Refuse outputs that would fail at the end, or overwrite a file, before anything is read."""
         from elmokit.plots.style import SUFFIXES, check_picture
 
         if self.sentences is not None and self.state != "zero":
@@ -240,7 +239,7 @@ def _type_table(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
 
 
 def _in_pieces(corpus: PreparedCorpus, pieces: CharacterPieces, folder: Path) -> PreparedCorpus:
-    """The corpus with the pieces of each token in its place; the corpus itself if every token is one piece."""
+    """The corpus with each token replaced by its pieces; the corpus itself if every token is one piece."""
     from elmokit.corpus.prepared import PreparedCorpus
 
     apart = [pieces.of(text) for text in corpus.type_texts()]

@@ -17,7 +17,7 @@ group("export", "Export a model for other programs.")
 @command("export page")
 @dataclass(frozen=True, kw_only=True)
 class ExportPageCommand(ModelFileOptions):
-    """Write the sense explorer with its demo as a folder of files. It needs no server that computes."""
+    """Write the sense explorer with its demo as a folder of files. Any file server can show it."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     output: Path = option(REQUIRED, "The folder to write, which must be new or empty.", metavar="FOLDER")

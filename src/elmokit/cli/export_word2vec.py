@@ -145,7 +145,7 @@ def _frequent(words: Sequence[str], corpus: PreparedCorpus, min_count: int) -> l
 
 
 def _is_known(elmo: Elmo, word: str) -> bool:
-    """Whether a word without context has a vector of its own, and not the one of the unknown word."""
+    """Whether the model has a vector for a word without context, other than that of the unknown word."""
     unknown = elmo.unknown_tokens()
     unknown.add([word])
     return not unknown.unknown

@@ -79,7 +79,7 @@ def _usage_message(error: Any) -> str:  # noqa: ANN401 - a usage error of click
 
 
 def _prepare_streams() -> None:
-    """Let stdout take any text, and put something in the place of a stream that the shell closed (`2>&-`)."""
+    """Let stdout take any text, and replace a stream that the shell closed (`2>&-`)."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- open till the end, as stdout is
     if sys.stderr is None:

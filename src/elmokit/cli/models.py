@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmokit.cli.registry import Command, command
-from elmokit.cli.shared import MODEL_HELP, ModelFileOptions, aligned
+from elmokit.cli.shared import MODEL_HELP, ModelFileOptions
 from elmokit.formats.bundled import FOLDER, bundled_models
+from elmokit.messages import aligned
 from elmokit.options import argument
 
 
@@ -54,7 +55,7 @@ def _softmax(path: Path) -> str:
 @command("info")
 @dataclass(frozen=True, kw_only=True)
 class InfoCommand(ModelFileOptions):
-    """Show what a model is. Its format, its sizes and what it contains."""
+    """Show what a model is: its format, its sizes and its parts."""
 
     model: str = argument(MODEL_HELP, "MODEL")
 

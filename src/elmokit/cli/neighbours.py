@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command("neighbours")
 @dataclass(frozen=True, kw_only=True)
 class NeighboursCommand(SearchOptions):
-    """Show the nearest contexts of a word. In these sentences of a text it is used most as in the sentence you give."""
+    """Show the nearest contexts of a word: the sentences of a text in which it is used most like in your sentence."""
 
     word: str = argument("The word, one of the tokens of --context.", "WORD")
     context: str = option(REQUIRED, "The sentence in which the word is used.", metavar="TEXT")
@@ -76,7 +76,7 @@ def find_word(
     ignore_case: bool = False,
     segment: PolicyName = "whitespace",
 ) -> int:
-    """The position of a word in a sentence, from 0; refused if it is not there, or there are several to choose from."""
+    """The position of a word in a sentence, from 0; refused if the word is missing or occurs several times."""
     from elmokit.analyse.index_builder import split_word_advice
 
     places = [number for number, token in enumerate(tokens) if same_word(token, word, ignore_case=ignore_case)]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elmokit.cli.registry import command, group
-from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFileOptions, aligned, check_output_file, say
-from elmokit.messages import counted
+from elmokit.cli.shared import MODEL_HELP, DeviceOption, ModelFileOptions, check_output_file, say
+from elmokit.messages import aligned, counted
 from elmokit.options import REQUIRED, argument, option
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ group("probe", "Measure what each layer of a model knows.")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCommand(ModelFileOptions, DeviceOption):
-    """What the three probes share."""
+    """The options and checks that the three probes share."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     train: Path = option(REQUIRED, "The data that the probe is trained on.", metavar="FILE")
@@ -77,7 +77,7 @@ class ProbeCommand(ModelFileOptions, DeviceOption):
 @command("probe pos")
 @dataclass(frozen=True, kw_only=True)
 class ProbePosCommand(ProbeCommand):
-    """Parts of speech: a linear tagger on each layer of MODEL (CoNLL-U or CoNLL columns)."""
+    """Train a linear tagger of parts of speech on each layer of MODEL (files: CoNLL-U or CoNLL columns)."""
 
     tag_column: str | None = option(
         None, "Column of the tags: upos, xpos or a number from 1.", metavar="COLUMN", shown="upos, or the last one"
@@ -101,7 +101,7 @@ class ProbePosCommand(ProbeCommand):
 @command("probe wsd")
 @dataclass(frozen=True, kw_only=True)
 class ProbeWsdCommand(ProbeCommand):
-    """Word senses: the nearest sense of SemCor (--train) for each word of an evaluation set (--dev)."""
+    """Find the nearest sense in SemCor (--train) for each word of an evaluation set (--dev), layer by layer."""
 
     wordnet: Path | None = option(
         None, "Folder of WordNet 3.0, for lemmas that the training text lacks.", metavar="DIR"
@@ -121,7 +121,7 @@ class ProbeWsdCommand(ProbeCommand):
 @command("probe wic")
 @dataclass(frozen=True, kw_only=True)
 class ProbeWicCommand(ProbeCommand):
-    """Word in context: does a word have the same meaning in two sentences?"""
+    """Decide whether a word has the same meaning in two sentences (WiC), layer by layer."""
 
     def run(self) -> None:
         """Print the accuracy of a threshold on each layer."""

@@ -85,7 +85,7 @@ def options_of(owner: type, shown: Callable[[], Mapping[str, str]]) -> Any:  # n
 
 
 def command_line() -> str:
-    """What the user typed, for records of it."""
+    """The command that the user typed, for reports and model cards."""
     return shlex.join(["elmo", *typed])
 
 
@@ -262,7 +262,7 @@ def _values(made: type[Command], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_with_options(error: ElmoError, made: type[Command], given: Mapping[str, Any]) -> str:
-    """The message with the option of the command in the place of each argument that the error names.
+    """The message with the command's option instead of each argument that the error names.
 
     Paths and quoted values that contain the name of an argument stay as they are. `given`: what the user typed.
     """

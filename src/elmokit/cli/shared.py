@@ -191,11 +191,3 @@ def is_same_file(path: Path, other: Path) -> bool:
 def same_word(token: str, word: str, *, ignore_case: bool) -> bool:
     """Whether a token is this word."""
     return token == word or (ignore_case and token.casefold() == word.casefold())
-
-
-def aligned(rows: Sequence[Sequence[Any]], *, right: bool = False) -> list[str]:
-    """Rows with their columns aligned and printable; with `right` all but the first column to the right."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    later = str.rjust if right else str.ljust
-    return ["  ".join([row[0].ljust(widths[0]), *map(later, row[1:], widths[1:])]).rstrip() for row in rows]

@@ -44,21 +44,23 @@ def _by_size(values: Mapping[str, object]) -> str:
 @command("train")
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(DeviceOption):
-    """Train a model on any text. Elmo.load then opens DIR. torchrun -m elmokit train ... uses several GPUs."""
+    """Train a model on any text. Elmo.load then opens DIR. For several GPUs run torchrun -m elmokit train ..."""
 
     corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS", default=())
     output: Path = option(REQUIRED, "The folder for the run and, at its end, the model.", metavar="DIR")
     vocab: Path | None = option(
-        None, "The words of the softmax, one per line.", metavar="FILE", shown="from the corpus"
+        None, "File of the words of the softmax, one per line.", metavar="FILE", shown="from the corpus"
     )
-    preset: Preset | None = option(None, "The size of the network.", shown="small")
+    preset: Preset | None = option(None, "Size of the network.", shown="small")
     recipe: RecipeName | None = option(None, "How the network is trained.", shown="modern")
     config: Path | None = option(None, "Options in a TOML file, or a bilm-tf options.json.", metavar="FILE")
     heldout: tuple[str, ...] = option((), "Text to measure perplexity on; may be repeated.", metavar="FILE")
     word_vectors: Path | None = option(
         None, "word2vec, GloVe or fastText vectors from which --input words starts.", metavar="FILE"
     )
-    init: str | None = option(None, "A model of any format whose training to continue on this text.", metavar="MODEL")
+    init: str | None = option(
+        None, "Model of any format to start from; it is trained further on this text.", metavar="MODEL"
+    )
     init_options: Path | None = option(
         None, "The options.json of --init, if it is not next to the weights.", metavar="FILE"
     )

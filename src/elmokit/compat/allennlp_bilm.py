@@ -25,7 +25,7 @@ from elmokit.model.compiling import outside_graphs
 from elmokit.model.context import State
 from elmokit.model.placement import shells
 from elmokit.model.token_encoder import TokenEncoder
-from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer
+from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, ByteIndexer, word_of_byte_ids
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,9 @@ class _ElmoCharacterEncoder(nn.Module):
             fitting = _fit(rows, self.indexer.max_characters)
             return Words(self.token_encoder(torch.cat([torch.from_numpy(ends).to(rows), fitting]), None), real, index)
         return Words(
-            self.encode_words([_spelt(row, self.indexer.begin, self.indexer.end) for row in rows.tolist()]), real, index
+            self.encode_words([_word_of(row, self.indexer.begin, self.indexer.end) for row in rows.tolist()]),
+            real,
+            index,
         )
 
     def encode_words(self, words: Sequence[str]) -> Tensor:
@@ -302,7 +304,7 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *, requ
 
 
 def _fit(rows: Tensor, max_characters: int) -> Tensor:
-    """Ids [U, W] of words as a byte model of another width reads them."""
+    """Byte ids [U, W] cut or padded to the width of the model."""
     width = rows.shape[1]
     if width == max_characters:
         return rows
@@ -317,13 +319,13 @@ def _fit(rows: Tensor, max_characters: int) -> Tensor:
     return cut
 
 
-def _spelt(row: list[int], begin: str, end: str) -> str:
+def _word_of(row: list[int], begin: str, end: str) -> str:
     """The word of a row of byte ids, for a model with an alphabet or a vocabulary of its own."""
     if SENTENCE_BEGIN + 1 in row:
         return begin
     if SENTENCE_END + 1 in row:
         return end
-    return bytes(value - 1 for value in row if 0 < value <= SENTENCE_BEGIN).decode("utf-8", "ignore")
+    return word_of_byte_ids(row)
 
 
 # AllenNLP's names of the parameters
@@ -331,7 +333,7 @@ def _spelt(row: list[int], begin: str, end: str) -> str:
 Rows = dict[str, tuple[str, ...]]
 """Their name → our parameter, or our two for a highway.
 
-Theirs is one matrix, the transform first, then what carries the input on, which is our gate with the sign changed:
+Their highway is one matrix: the transform, then the carry gate, which is our gate with the opposite sign, because
 σ(−z) = 1 − σ(z).
 """
 

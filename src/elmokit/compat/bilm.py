@@ -33,7 +33,7 @@ from elmokit.model.placement import choose_device
 from elmokit.model.scalar_mix import ScalarMix
 from elmokit.output.writers.hdf5 import create_hdf5
 from elmokit.storage.atomic import atomic_file
-from elmokit.text.chars import PADDING, SENTENCE_BEGIN, ByteIndexer
+from elmokit.text.chars import PADDING, ByteIndexer, word_of_byte_ids
 from elmokit.text.vocab import BEGIN, END
 from elmokit.text.vocab import Vocabulary as WordList
 
@@ -231,9 +231,10 @@ class BidirectionalLanguageModel:
             layers, last = self.network.contextualise(tokens, lengths, before)
             if self._carries and last is not None:
                 # The state of rows that a smaller batch did not use does not change.
-                self._carried = last if self._carried is None else last.over(self._carried)
+                self._carried = last if self._carried is None else last.with_rows_of(self._carried)
         else:
-            layers = self.elmo.layers_of([_spelt(row[1 : n - 1]) for row, n in zip(ids, lengths, strict=True)]).values
+            inside = (row[1 : n - 1].tolist() for row, n in zip(ids, lengths, strict=True))
+            layers = self.elmo.layers_of([list(map(word_of_byte_ids, words)) for words in inside]).values
         inner = (torch.arange(ids.shape[1] - 2) < (lengths - 2).unsqueeze(1)).to(layers.device)
         return {
             "lm_embeddings": (layers[:, :, 1:-1] * inner.unsqueeze(-1)).transpose(0, 1),
@@ -260,11 +261,6 @@ class BidirectionalLanguageModel:
 def _check_range(ids: Tensor, most: int, what: str, hint: str) -> None:
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
         raise ElmoError(f"{what} must be from 0 to {most}, got {int(ids.min())} to {int(ids.max())}: {hint}", "ids")
-
-
-def _spelt(rows: Tensor) -> list[str]:
-    """The words of rows of byte ids [T, M], for a model that reads something else."""
-    return [bytes(i - 1 for i in row if 0 < i <= SENTENCE_BEGIN).decode("utf-8", "ignore") for row in rows.tolist()]
 
 
 def weight_layers(

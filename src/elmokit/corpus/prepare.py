@@ -31,6 +31,7 @@ from elmokit.corpus.reading import (
     read_units,
 )
 from elmokit.corpus.report import Progress, Report
+from elmokit.corpus.worker_process import available_cores
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.storage.atomic import atomic_folder, sync
@@ -144,7 +145,7 @@ def _build(
     known = all(each.name != STANDARD_INPUT for each in inputs)
     total = sum(each.size for each in inputs) if known else None
     if workers is None:
-        workers = 1 if total is not None and total < _WORTH_WORKERS else _processors()
+        workers = 1 if total is not None and total < _WORTH_WORKERS else min(available_cores(), _MOST_WORKERS)
     chunks = chunks_of(read_units(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
     if on_progress is not None:
         on_progress(Progress(0, total, 0, 0))
@@ -154,12 +155,6 @@ def _build(
             builder.add(part)
             if on_progress is not None:
                 on_progress(Progress(read, total, builder.report.sentences, builder.report.tokens))
-
-
-def _processors() -> int:
-    """The number that this process may use, which in a container or a batch job is smaller than that of the machine."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, _MOST_WORKERS)
 
 
 def _open_complete(folder: Path, fingerprint: str | None) -> PreparedCorpus | None:

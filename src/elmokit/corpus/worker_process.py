@@ -1,4 +1,4 @@
-"""A second Python process that runs one function of ours and exchanges pickled messages with this one.
+"""A second Python process that runs one function and exchanges pickled messages with this one.
 
 Unlike a process of `multiprocessing`, it never imports the caller's main module, so a script without a main guard can
 use it, and torch is not imported. Its input ends when the parent process dies, and then it exits.
@@ -16,6 +16,11 @@ from contextlib import suppress
 from typing import IO, Any
 
 from elmokit.errors import ElmoError
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use; a container or a batch job has fewer than its machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerProcess:

@@ -160,7 +160,7 @@ class Checkpoint:
 
 
 def check_plain(value: Tensor, name: str, where: str) -> None:
-    """Refuse a tensor that is not a model's: whole numbers, complex, packed, sparse, or without memory of its own."""
+    """Refuse a tensor that no model has: whole numbers, complex, packed, sparse, or without its own memory."""
     plain = value.layout is torch.strided and not value.is_nested and not value.is_meta and value.dtype in _FLOATS
     if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ElmoError(f"{where}: {name} must be a plain tensor of floats, all of them in the file, got {value.dtype}")

@@ -199,7 +199,7 @@ def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
 
 
 def _load(source: Source, name: str, *, int8: bool = False, change: _Change = dict) -> dict[str, Tensor]:
-    """The tensors of a file, each changed as it is read, so that one of them at a time is in memory unchanged."""
+    """The tensors of a file, each converted as it is read, so that memory has one unconverted tensor at a time."""
     found: dict[str, Tensor] = {}
     for key, value in _each(source, name):
         if key != "step" and not (int8 and key.endswith(VALUES) and value.dtype == torch.int8):

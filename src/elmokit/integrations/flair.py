@@ -78,7 +78,7 @@ class ElmoTokenEmbeddings(TokenEmbeddings):  # type: ignore[misc]  # flair may n
         return sentences
 
     def to_params(self) -> dict[str, Any]:
-        """What a saved tagger has of these embeddings."""
+        """The values that a saved tagger stores for these embeddings."""
         params = {"layer": self.layer, "save_model": self.save_model, "name": self.name}
         if self.save_model:
             with tempfile.TemporaryDirectory() as folder:

@@ -223,7 +223,7 @@ Cut = tuple[int, int, int, int]
 
 
 def _pieces_of(length: int, most: int, reach: int) -> list[Cut]:
-    """Cuts of a text of so many tokens; a piece has at most `most`, and `reach` more than is used on either side."""
+    """The pieces of a text of `length` tokens: each has at most `most`, and `reach` unused ones on either side."""
     if length <= most:
         return [(0, length, 0, length)]
     used = most - 2 * reach

@@ -110,7 +110,7 @@ def _in_float32(elmo: Elmo) -> Elmo:
 
 
 def _metadata(elmo: Elmo, dtype: Dtype) -> dict[str, Any]:
-    """What a reader needs besides the network; `words` only where a table is read by them."""
+    """The facts that a reader needs besides the network; `words` only for a model with a word table."""
     mix = elmo.mixes[0]
     assert isinstance(mix, ScalarMix)
     about: dict[str, Any] = {

@@ -16,7 +16,7 @@ REASON = "elmokit runs kernels of its own between torch.compile's graphs: leave 
 
 
 def outside_graphs(function: Callable[P, Result]) -> Callable[P, Result]:
-    """The same function, which torch.compile calls as it is, between two graphs of the module around it.
+    """The same function, which torch.compile does not compile but calls between two graphs of the module around it.
 
     `torch.compiler.disable` does that, but it imports the compiler, which takes seconds. So nothing happens until
     somebody else has imported it.

@@ -44,8 +44,8 @@ class State:
             *(torch.cat([s, s.new_zeros(*s.shape[:2], batch - rows, s.shape[3])], dim=2) for s in (self.h, self.c))
         )
 
-    def over(self, older: State) -> State:
-        """These rows, followed by the older state's rows beyond them."""
+    def with_rows_of(self, older: State) -> State:
+        """These rows, then the further rows of an older state of a larger batch."""
         rows = self.h.shape[2]
         older = older.like(self.h)
         return State(torch.cat([self.h, older.h[:, :, rows:]], dim=2), torch.cat([self.c, older.c[:, :, rows:]], dim=2))

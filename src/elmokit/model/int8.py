@@ -37,7 +37,7 @@ class Int8Weight(nn.Module):
         self._known: tuple[Int8Matrix, tuple[int, ...]] | None = None
 
     def matrix(self) -> Int8Matrix:
-        """The same object as long as its values do not change, so that what is made from it can be cached with it."""
+        """The matrix: the same object until its values change, so that its packed forms can be cached."""
         tensors = tuple(part for part in self._buffers.values() if part is not None)  # attributes take longer
         known, now = self._known, tuple(map(version, tensors))
         if known is None or known[1] != now or not all(map(is_, known[0].tensors(), tensors)):

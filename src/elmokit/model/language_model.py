@@ -36,7 +36,7 @@ _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 class LmHead(nn.Module):
-    """What the context encoder gives for predictions [N, S] → log-probabilities over V words."""
+    """The softmax: vectors from the context encoder [N, S] → log-probabilities over V words."""
 
     def __init__(self, n_words: int, size: int) -> None:
         super().__init__()

@@ -79,11 +79,13 @@ def shells() -> Iterator[None]:
 
     Drawing them there would make torch import its compiler, which takes a second and 100 MB.
     """
-    with torch.device("meta"), _NoDraws():
+    with torch.device("meta"), _WithoutInitialisation():
         yield
 
 
-class _NoDraws(TorchFunctionMode):
+class _WithoutInitialisation(TorchFunctionMode):
+    """Leaves tensors as they are where a module would draw initial weights."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],

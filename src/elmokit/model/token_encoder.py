@@ -1,4 +1,4 @@
-"""What a token is before any context: its word row, its characters, or both, projected to P numbers.
+"""The vector of a token without context: from its row in a word table, its characters or both, of P numbers.
 
 The character part is convolutions over the characters, the maximum over positions, and highway layers.
 """

@@ -68,7 +68,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(ContextEncoder):
-    """Token vectors → blocks → layers that are normed, so that each has the same weight in a new mix."""
+    """Token vectors → blocks → normalised layers, so that each has the same weight in a new mix."""
 
     config: TransformerConfig
     predicts_masked = True
@@ -116,7 +116,7 @@ class TransformerEncoder(ContextEncoder):
         dropout: float = 0.0,
         head: HeadWeights | None = None,
     ) -> Tensor:
-        """x [N, P] → [len(outputs), N, P]: the normed vectors after these numbers of blocks, and what a head reads."""
+        """x [N, P] → [len(outputs), N, P]: the normalised vectors after these blocks, and what the softmax reads."""
         window = self.config.window
         return transformer(
             x, segments, self.block_weights(), window=window, outputs=outputs, dropout=dropout, head=head
@@ -128,7 +128,7 @@ class TransformerEncoder(ContextEncoder):
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        flat = Flat(tokens, lengths)
+        flat = FlatBatch(tokens, lengths)
         return ContextOutput(flat.padded(self._layers(flat.tokens, flat.segments(), None, dropout)), None)
 
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
@@ -161,7 +161,7 @@ class TransformerEncoder(ContextEncoder):
         """What the softmax reads at each token: two passes, in which a token sees one side only."""
         if state is not None:
             raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
-        flat = Flat(tokens, lengths)
+        flat = FlatBatch(tokens, lengths)
         forward, backward = (
             flat.padded(self.softmax_input(self.top(flat.tokens, flat.segments(WAYS[name])), name).unsqueeze(0))[0]
             for name in ("next", "previous")
@@ -171,20 +171,20 @@ class TransformerEncoder(ContextEncoder):
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
         """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
         masked = masked.to(tokens.device)
-        flat = Flat(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
+        flat = FlatBatch(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
         top = flat.padded(self.top(flat.tokens, flat.segments()).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
-        """x [N, P] → the normed vectors after the last block [N, P], as training reads text."""
+        """x [N, P] → the normalised vectors after the last block [N, P], as training reads text."""
         return self.run(x, segments, [self.config.n_blocks], dropout)[0]
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
-        """top [N, P], normed → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
+        """top [N, P], normalised → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
         return softmax_input(top, self._head(word))
 
     def token_layer(self, tokens: Tensor) -> Tensor:
-        """The token layer as the user gets it: normed, like every layer."""
+        """The token layer as the user gets it: normalised, like every layer."""
         return norm(tokens)
 
     def explain(self, tokens: Tensor) -> str:
@@ -193,7 +193,7 @@ class TransformerEncoder(ContextEncoder):
         return f"{choice.path}: {choice.why}"
 
 
-class Flat:
+class FlatBatch:
     """A batch without its padding, tokens [N, P] of the sentences one after the other; `padded` restores it."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:

@@ -122,7 +122,7 @@ class TypeCache:
             return CachedWords(known.table, rows)
 
     def after_fork(self) -> None:
-        """In a child process no other thread can finish what it began: a table half filled, a lock not released."""
+        """Start empty in a child process, where the threads that filled the table or had its lock no longer exist."""
         if self._lock.locked():
             self._lock, self._known = threading.Lock(), None
 
@@ -210,7 +210,7 @@ def _numpy_copies(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Weights:
-    """What vectors were computed from: equal for the same weights, not changed since, in the same dtype."""
+    """The weights that vectors were computed from; equal if they are the same, unchanged and in the same dtype."""
 
     marks: tuple[object, ...]
     tensors: list[Tensor] = field(compare=False)

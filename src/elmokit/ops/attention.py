@@ -73,7 +73,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> 
     if list(segments.ways) == [BOTH] and segments.starts[1] == q.shape[2] <= min(window + 1, _QUERIES):
         return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)  # one short sentence: nothing to cut or join
     parts = []
-    # One split of all: the gradient of a slice is as large as the whole, so those of many slices would take as many
+    # One split for all, because the gradient of a slice is as large as the whole tensor: many slices would take many
     # times as long.
     sizes = [stop - start for start, stop in pairwise([*segments.starts, q.shape[2]])]
     cut = zip(*(torch.split(part, sizes, dim=2) for part in (q, k, v)), strict=True)
@@ -103,7 +103,7 @@ def _mask(before: int, queries: int, keys: int, window: int, way: int, device: t
 def rotary(
     positions: Tensor, size: int, dtype: torch.dtype, device: torch.device, *, longest: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """positions [N], all below `longest` → the cosines and sines [N, size / 2] that turn vectors of `size` numbers."""
+    """positions [N], all below `longest` → the cosines and sines [N, size / 2] that rotate vectors of `size`."""
     if longest is None:
         longest = int(positions.max()) + 1 if len(positions) else 1
     # The tables double in length, so that few are made.
@@ -119,24 +119,24 @@ def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> 
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def segment_turns(segments: Segments, size: int) -> Tensor:
-    """Complex numbers [N, size / 2] of length √size at the angles of all tokens' places, on the CPU."""
-    turns = _turns(1 << max(segments.longest - 1, 0).bit_length(), size)
-    return turns[: segments.starts[1]] if len(segments.ways) == 1 else turns[segments.positions]
+def segment_rotations(segments: Segments, size: int) -> Tensor:
+    """The rotation of each token as complex numbers [N, size / 2] of length √size, on the CPU."""
+    rotations = _rotations(1 << max(segments.longest - 1, 0).bit_length(), size)
+    return rotations[: segments.starts[1]] if len(segments.ways) == 1 else rotations[segments.positions]
 
 
 @cache
-def _turns(count: int, size: int) -> Tensor:
+def _rotations(count: int, size: int) -> Tensor:
     cos, sin = _angles(count, size, torch.float64, torch.device("cpu"))
     return (torch.complex(cos, sin) * math.sqrt(size)).to(torch.complex64)
 
 
-def turning(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosines and sines [N, E / 2] of positions as `turn` takes them, [N, 1, E]."""
+def rotation_factors(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines [N, E / 2] of positions as `rotate` takes them, [N, 1, E]."""
     return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, H, E] → vectors of length √E, turned by their position: products then depend on distances only."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, H, E] → vectors of length √E, rotated by their position: products then depend on distances only."""
     y = torch.rms_norm(x, x.shape[-1:])
     return (y * cos + y.roll(y.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

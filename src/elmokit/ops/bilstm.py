@@ -139,7 +139,7 @@ def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> PathChoice:
 
 
 def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None) -> bool:
-    """Whether torch would record what is done with these."""
+    """Whether torch would record operations on these tensors for gradients."""
     if not torch.is_grad_enabled():
         return False
     weights = (m for layers in stacks for w in layers for m in (w.input, w.recurrent, w.bias, w.projection))

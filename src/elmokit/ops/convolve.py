@@ -1,6 +1,6 @@
 """The largest product of each filter over the positions of a word, with a backward pass of its own.
 
-Only one position of each filter has a gradient: the forward pass keeps which one, and not the products themselves.
+Only one position of each filter has a gradient: the forward pass stores its number, and not the products themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.linear import linear
 
 LARGEST_WINDOW = 256
-"""Numbers of a window that the kernels take."""
+"""The largest number of values in a window that the kernels support."""
 
 
 def convolve(characters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -31,8 +31,8 @@ def convolve(characters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def convolve_together(characters: Tensor, filters: Sequence[tuple[Tensor, Tensor]], lengths: Tensor) -> Tensor:
     """`convolve` for filters of several widths, (weight, bias) each, joined → [U, F], as one product over all of them.
 
-    All filters look at the windows of the widest, filled up with zero weights. After a word's `lengths` [U] its
-    characters are padding, all the same.
+    All filters get the width of the widest, filled up with zero weights. After the `lengths` [U] of a word, all its
+    characters are the same padding.
     """
     sizes = tuple((weight.shape[2], len(weight)) for weight, _ in filters)
     widest = max(width for width, _ in sizes)
@@ -61,7 +61,7 @@ def _widths(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
 
 
 def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in autocast's dtype, where it is on."""
+    """The same in the dtype of autocast, if that is on."""
     device = characters.device.type
     if not torch.is_autocast_enabled(device):
         return characters, weight, bias
@@ -72,7 +72,7 @@ def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tens
 class _Convolve(torch.autograd.Function):
     """Convolution and maximum as one node of the graph.
 
-    `outside` lists (first filter, filter after the last, position): from that position on they look at no window.
+    `outside` lists (first filter, filter after the last, position): from that position on, these filters do not count.
     """
 
     @staticmethod
@@ -116,7 +116,7 @@ _flats = WeakTensorKeyDictionary()
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """weight [count, c, width] → [count, c·width], the same tensor each time: what is made of it can be cached."""
+    """weight [count, c, width] → [count, c·width], the same tensor each time, so that its packed form can be cached."""
     found: Tensor | None = _flats.get(weight)  # type: ignore[no-untyped-call]
     if found is None or found.data_ptr() != weight.data_ptr() or found.dtype != weight.dtype:
         found = weight.detach().flatten(1)

@@ -1,4 +1,4 @@
-"""An int8 matrix: whole numbers from −127 to 127, and what one of them is worth in each row."""
+"""An int8 matrix: whole numbers from −127 to 127, and the scale of each row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Int8Matrix:
     """values · scales · columns: each row (an output) has a scale, and each column (an input) may have a factor.
 
     A product multiplies its inputs by the factors before they are rounded to int8. Where a few inputs are very large,
-    training makes their columns small: with the sizes of the columns as factors, such inputs no longer round the others
-    away.
+    training makes their columns small. With the sizes of the columns as factors, such inputs do not make the rounding
+    too coarse for the others.
     """
 
     values: Tensor  # int8 [O, K]
@@ -45,7 +45,7 @@ class Int8Matrix:
         return weight if self.columns is None else weight * self.columns
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it consists of."""
+        """The tensors of the matrix."""
         return (self.values, self.scales) if self.columns is None else (self.values, self.scales, self.columns)
 
 

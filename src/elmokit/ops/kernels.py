@@ -1,4 +1,4 @@
-"""Whether the package's own GPU kernels serve a device; what they do not serve is computed with torch's operations."""
+"""Whether the package's own GPU kernels can run on a device; otherwise torch's operations compute everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AutogradContext = Any
 
 
 def serve(device: torch.device) -> bool:
-    """Kernels serve CUDA devices, where Triton is installed (torch brings it on Linux)."""
+    """Whether the kernels can run on a device: CUDA, with Triton installed (torch brings it on Linux)."""
     return device.type == "cuda" and _triton_is_installed()
 
 

@@ -1,8 +1,8 @@
 """A matrix product whose rows do not depend on their neighbours.
 
-CPU libraries choose another order of summation for one row than for thirty, or for the last rows of a batch, so the
-same word could get different last digits in different company, and an LSTM over a long sentence makes last digits
-grow. Rows filled up to a multiple of 4 and at least 16 columns keep every row on the same path: the result is the
+CPU libraries sum in another order for one row than for thirty, or for the last rows of a batch. So the same word could
+get other last digits in another batch, and an LSTM over a long sentence makes such differences grow. If the number of
+rows is a multiple of 4 and there are at least 16 columns, every row is computed in the same way: the result is the
 same, bit for bit, alone and in any batch. `docs/determinism.md` says where this was measured.
 """
 
@@ -22,22 +22,22 @@ from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.weights import BlockStack, BlockWeights
 
 ROWS = 4
-"""Rows come in multiples of this many."""
+"""The number of rows is a multiple of this."""
 LEAST_COLUMNS = 16
 """Narrower products treat the rows of one tile differently."""
 GATE_COLUMNS = 32
-"""Gates of heads come in multiples of this many, the rest is filling."""
+"""The number of columns for the gates of heads is a multiple of this; the rest is padding."""
 LEAST_NUMBERS = 10_000
 """Smaller matrices are not worth another copy."""
 _dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
-_half_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_float16_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _reordered_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_half_stacks: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_half_product = torch.ops.quantized.linear_dynamic_fp16.default
+_float16_stacks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_linear_dynamic_fp16 = torch.ops.quantized.linear_dynamic_fp16.default
 
 
 def filled(rows: int) -> int:
-    """The number of rows that `rows` rows are computed as."""
+    """The number of rows with the padding that `linear` adds."""
     return -(-rows // ROWS) * ROWS
 
 
@@ -49,8 +49,8 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
         weight = dense(weight)
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
-    if (halves := _halves(x, weight)) is not None:
-        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, halves)
+    if (packed := _float16_matrix(x, weight)) is not None:
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
         return y if bias is None else y + bias
     rows, columns = x.shape[0], weight.shape[0]
     if rows % ROWS:
@@ -62,10 +62,10 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
     return F.linear(x, weight, bias)[:rows]
 
 
-def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
-    """`linear` with a matrix that is used again and again: torch's products get a copy in the order they read it in.
+def linear_with_copy(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
+    """`linear` for a matrix that is used often: oneDNN gets a copy in the order in which it reads it.
 
-    They are about a fifth faster with it, for as much memory again.
+    That makes a product about a fifth faster, and takes the memory of a second matrix.
     """
     if bias is not None or x.device.type != "cpu" or can_be_compiled(x, weight):
         return linear(x, weight, bias)
@@ -73,7 +73,7 @@ def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = N
         weight = dense(weight)
     if (
         not _is_plain_product(x, weight)
-        or _halves(x, weight) is not None
+        or _float16_matrix(x, weight) is not None
         or (reordered := _cached(_reordered_matrices, weight, _reordered)) is None
     ):
         return linear(x, weight)
@@ -84,10 +84,10 @@ def linear_again(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = N
     return y[:rows]
 
 
-class HalfBlock(NamedTuple):
-    """The matrices of a block, packed as torch's float16 products read them: those treat every row by itself.
+class Float16Block(NamedTuple):
+    """The matrices of a block, packed for torch's float16 products, which compute every row by itself.
 
-    Numbers of a query or key that are turned together, E / 2 apart in a block's weights, are neighbours here.
+    The two numbers of a query or key that are rotated together, E / 2 apart in a block's weights, are neighbours here.
     """
 
     qkv_gates: object  # [3P + G, P]: queries, keys and values, then the gates of the heads with their bias
@@ -96,25 +96,25 @@ class HalfBlock(NamedTuple):
     down: object  # [P, I]
 
 
-def half_product(x: Tensor, packed: object) -> Tensor:
-    """x [N, K] · weightᵀ [K, O] → [N, O] with a matrix of a `HalfBlock`; no row has to be filled up."""
-    y: Tensor = _half_product(x, packed)
+def float16_product(x: Tensor, packed: object) -> Tensor:
+    """x [N, K] · weightᵀ [K, O] → [N, O] with a matrix of a `Float16Block`; no rows are added."""
+    y: Tensor = _linear_dynamic_fp16(x, packed)
     return y
 
 
-def half_blocks(stack: BlockStack) -> Sequence[HalfBlock] | None:
-    """A stack's matrices for `half_product`, packed again only where they have changed; None where they do not fit."""
+def float16_blocks(stack: BlockStack) -> Sequence[Float16Block] | None:
+    """A stack's matrices for `float16_product`, packed again only if they have changed; None if they do not fit."""
     tensors = stack.tensors
     state = (*map(id, tensors), *map(_state, tensors))
-    known = _half_stacks.get(tensors[0])  # type: ignore[no-untyped-call]
+    known = _float16_stacks.get(tensors[0])  # type: ignore[no-untyped-call]
     if known is None or known[0] != state:
-        blocks = [_half_block(weights) for weights in stack]
-        known = _half_stacks[tensors[0]] = state, None if any(each is None for each in blocks) else blocks
-    found: Sequence[HalfBlock] | None = known[1]
+        blocks = [_packed_block(weights) for weights in stack]
+        known = _float16_stacks[tensors[0]] = state, None if any(each is None for each in blocks) else blocks
+    found: Sequence[Float16Block] | None = known[1]
     return found
 
 
-def _half_block(weights: BlockWeights) -> HalfBlock | None:
+def _packed_block(weights: BlockWeights) -> Float16Block | None:
     qkv, out, up, down = weights[:4]
     if isinstance(qkv, Int8Matrix) or any(isinstance(matrix, Int8Matrix) for matrix in (out, up, down)):
         return None
@@ -124,12 +124,12 @@ def _half_block(weights: BlockWeights) -> HalfBlock | None:
     together = torch.cat([qk, qkv[2 * size :].detach(), gates])
     bias = F.pad(weights.gate_bias.detach().float(), (len(qkv), missing))
     matrices = ((together, bias), (out, None), (up, None), (down, None))
-    packed = [_packed_halves(matrix, bias) for matrix, bias in matrices if isinstance(matrix, Tensor)]
-    return None if any(each is None for each in packed) else HalfBlock(*packed)
+    packed = [_packed_float16(matrix, bias) for matrix, bias in matrices if isinstance(matrix, Tensor)]
+    return None if any(each is None for each in packed) else Float16Block(*packed)
 
 
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
-    """Whether the compiled kernels can take a product of x, which has rows, with these."""
+    """Whether the compiled kernels can compute a product of x with these."""
     if x.device.type != "cpu" or not len(x):
         return False
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, *weights)):
@@ -138,27 +138,27 @@ def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
 
 
 def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
-    """The compiled product; for int8, x in two parts.
+    """The compiled product; for int8, x is rounded twice.
 
-    A word's characters make a few large numbers and many small ones, of which one part alone leaves too little: the
-    worst cosine of a token to float32 was 0.990 with it, and is 0.996 with two.
+    The characters of a word give a few large numbers and many small ones, which rounding once would lose: the worst
+    cosine of a token to float32 was 0.990 then, and is 0.996 with the second rounding of the remainder.
     """
     from elmokit.ops.native.linear import linear_native
 
     return linear_native(x, weight, bias, twice=True)
 
 
-def _halves(x: Tensor, weight: Tensor) -> object | None:
-    """The weight as torch's float16 products read it; None where they would change the numbers or do not exist.
+def _float16_matrix(x: Tensor, weight: Tensor) -> object | None:
+    """The weight packed for torch's float16 products; None if they would change the numbers or do not exist.
 
-    They read half as much memory, widen each number to float32 on its way and treat every row by itself. Models are
-    mostly stored in float16, so that no number changes.
+    They read half as much memory, convert each number to float32 and compute every row by itself. Most models are
+    stored in float16, so that no number changes.
     """
-    return _cached(_half_matrices, weight, _packed_halves) if _is_plain_product(x, weight) else None
+    return _cached(_float16_matrices, weight, _packed_float16) if _is_plain_product(x, weight) else None
 
 
 def _is_plain_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is one of float32 and without gradients, of rows with a matrix that is worth another copy."""
+    """Whether a product is in float32, without gradients, and with a matrix that is large enough for another copy."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not len(x) or weight.numel() < LEAST_NUMBERS:
         return False
     return not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
@@ -177,7 +177,7 @@ def _cached(
 
 
 def _reordered(weight: Tensor) -> object | None:
-    """The weight in the order in which oneDNN reads it; None where this build of torch has no such products."""
+    """The weight in the order in which oneDNN reads it; None if this build of torch has no such products."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
@@ -188,7 +188,7 @@ def _reordered(weight: Tensor) -> object | None:
     return found
 
 
-def _packed_halves(weight: Tensor, bias: Tensor | None = None) -> object | None:
+def _packed_float16(weight: Tensor, bias: Tensor | None = None) -> object | None:
     weight = weight.detach()
     if weight.dtype != torch.float32 or not torch.equal(weight.half().float(), weight):
         return None
@@ -208,5 +208,5 @@ def dense(matrix: Int8Matrix) -> Tensor:
 
 
 def _state(tensor: Tensor) -> tuple[int, int | None]:
-    """What changes with the numbers of a tensor, as far as torch counts changes."""
+    """A value that changes when the numbers of a tensor change, as far as torch counts that."""
     return tensor.data_ptr(), None if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""Triton where it is installed; elsewhere None, so that modules of kernels can be imported but not run.
+"""Triton if it is installed, otherwise None, so that modules with kernels can be imported anywhere.
 
 Importing this imports Triton: code that may run without a GPU asks `elmokit.ops.kernels` first.
 """

@@ -1,4 +1,4 @@
-"""What all LSTM layers of all directions give."""
+"""The result of all LSTM layers in all directions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class BiLstmOutput:
-    """The outputs of every layer, and where each sentence's last token left the states."""
+    """The outputs of every layer, and the states after the last token of each sentence."""
 
     layers: list[Tensor]  # L tensors [B, T, D·P], directions side by side; 0 past a sentence's end
     h: Tensor  # [D, L, B, P]
     c: Tensor  # [D, L, B, H]
-    room: Tensor | None = None  # [L + 1, B, T, D·P], where one was made: the layers, and before them a free place
+    room: Tensor | None = None
+    """[L + 1, B, T, D·P]: the memory of the layers, after free space for the token layer."""

@@ -78,7 +78,7 @@ def transformer_reference(
     outputs: Sequence[int],
     head: HeadWeights | None = None,
 ) -> Tensor:
-    """One sentence x [T, P] → [len(outputs), T, P]: normed, after these blocks, 0 for the input.
+    """One sentence x [T, P] → [len(outputs), T, P]: normalised, after these blocks; 0 is the input.
 
     `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it. With a
     head, what the softmax reads is one more layer.
@@ -90,35 +90,35 @@ def transformer_reference(
     seen = (ahead.abs() <= window) & (ahead <= 0 if way == 1 else ahead >= 0 if way == 2 else ahead == ahead)
     angles = torch.arange(time).to(x)[:, None] / 10_000.0 ** (torch.arange(half).to(x) / half)  # [T, E/2]
 
-    def normed(x: Tensor) -> Tensor:
+    def norm(x: Tensor) -> Tensor:
         return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 
     def gelu(x: Tensor) -> Tensor:
         return x * (1 + torch.erf(x / 2**0.5)) / 2
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         a, b = (x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()).chunk(2, dim=-1)
         return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
 
-    x = normed(x)
+    x = norm(x)
     found = [x]
     for weights in blocks:
         qkv, out, up, down = (m.dense() if isinstance(m, Int8Matrix) else m for m in weights[:4])
-        y = normed(x)
+        y = norm(x)
         q, k, v = (y @ part.T for part in qkv.chunk(3))
         attended = []
         for number, part in enumerate(torch.arange(size).chunk(heads)):
-            scores = turned(q[:, part]) @ turned(k[:, part]).T / (2 * half) ** 0.5
+            scores = rotated(q[:, part]) @ rotated(k[:, part]).T / (2 * half) ** 0.5
             mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, part]
             gate = (y @ weights.gate_weight[number] + weights.gate_bias[number]).sigmoid()
             attended.append(mixed * gate[:, None])
-        x = x + normed(torch.cat(attended, dim=-1)) @ out.T
-        values, gates = (normed(x) @ up.T).chunk(2, dim=-1)
-        x = x + normed(values * gelu(gates)) @ down.T
-        found.append(normed(x))
+        x = x + norm(torch.cat(attended, dim=-1)) @ out.T
+        values, gates = (norm(x) @ up.T).chunk(2, dim=-1)
+        x = x + norm(values * gelu(gates)) @ down.T
+        found.append(norm(x))
     layers = [found[number] for number in outputs]
     if head is not None:
         weight = head.weight.dense() if isinstance(head.weight, Int8Matrix) else head.weight
-        read = normed(gelu(found[-1] @ weight.T + head.bias)) * (size / len(weight)) ** 0.5
+        read = norm(gelu(found[-1] @ weight.T + head.bias)) * (size / len(weight)) ** 0.5
         layers.append(torch.cat([read, read.new_zeros(time, size - len(weight))], dim=-1))
     return torch.stack(layers)

@@ -41,7 +41,7 @@ def block_dense(x: Tensor, seen: Tensor, weights: BlockWeights) -> Tensor:
     heads = *x.shape[:2], weights.n_heads, -1
     y = _norm(x)
     q, k, v = (part.reshape(heads).transpose(1, 2) for part in F.linear(y, qkv).chunk(3, dim=-1))  # [B, H, T, E]
-    scores = _turned(q) @ _turned(k).transpose(-1, -2) / q.shape[-1] ** 0.5  # [B, H, T, T]
+    scores = _rotated(q) @ _rotated(k).transpose(-1, -2) / q.shape[-1] ** 0.5  # [B, H, T, T]
     mixed = scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1) @ v
     gates = F.linear(y, weights.gate_weight, weights.gate_bias).sigmoid()  # [B, T, H]
     attended = (mixed.transpose(1, 2) * gates.unsqueeze(-1)).flatten(2)
@@ -53,7 +53,7 @@ def block_dense(x: Tensor, seen: Tensor, weights: BlockWeights) -> Tensor:
 def transformer_dense(
     x: Tensor, inside: Tensor, blocks: Sequence[BlockWeights], *, window: int, every: int
 ) -> list[Tensor]:
-    """x [B, T, P], inside [B, T] → the normed layers [B, T, P] before the blocks and after each `every` of them."""
+    """x [B, T, P], inside [B, T] → normalised layers [B, T, P]: before the blocks and after each `every` of them."""
     place = torch.arange(x.shape[1], device=x.device)
     near = (place[None, :] - place[:, None]).abs() <= window
     # A padded token sees all, since a softmax of nothing is not a number.
@@ -68,7 +68,7 @@ def transformer_dense(
 
 
 def prediction_dense(x: Tensor, head: HeadWeights) -> Tensor:
-    """x [B, T, P], normed after the last block → `elmokit.ops.transformer.prediction` [B, T, P]."""
+    """x [B, T, P], normalised after the last block → `elmokit.ops.transformer.prediction` [B, T, P]."""
     found = _norm(F.gelu(F.linear(x, cast(Tensor, head.weight), head.bias)))
     more = x.shape[-1] - found.shape[-1]
     return F.pad(found * (x.shape[-1] / found.shape[-1]) ** 0.5, (0, more))
@@ -78,7 +78,7 @@ def _norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
-def _turned(x: Tensor) -> Tensor:
+def _rotated(x: Tensor) -> Tensor:
     """Queries or keys [B, H, T, E] with their positions."""
     half = x.shape[-1] // 2
     speeds = 10_000.0 ** (torch.arange(half, device=x.device).to(x) / half)

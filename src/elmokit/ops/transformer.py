@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elmokit.ops import kernels, native
-from elmokit.ops.attention import Segments, attend, rotary, segment_turns, turn, turning
+from elmokit.ops.attention import Segments, attend, rotary, rotate, rotation_factors, segment_rotations
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.linear import HalfBlock, filled, half_blocks, half_product, linear, linear_again
+from elmokit.ops.linear import Float16Block, filled, float16_blocks, float16_product, linear, linear_with_copy
 from elmokit.ops.native import transformer as compiled
 from elmokit.ops.paths import PathChoice, forced_choice
 from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
 _VECTOR = 16
-"""Floats that the widest instructions take together."""
+"""Floats in the widest vector register."""
 _ONE_THREAD = 32_768
 """Numbers that torch's elementwise operations leave to one thread."""
 EPSILON = torch.finfo(torch.float32).eps
@@ -48,48 +48,48 @@ def block(
     sin: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each normed before and inside."""
+    """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each with a norm before it and inside."""
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
-    qkv = linear_again(y, weights.qkv).view(rows, 3 * heads, size // heads)
-    q, k = turn(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
+    qkv = linear_with_copy(y, weights.qkv).view(rows, 3 * heads, size // heads)
+    q, k = rotate(qkv[:, : 2 * heads], cos, sin).chunk(2, dim=1)
     seen = attention(q, k, qkv[:, 2 * heads :])
-    seen = seen * sigmoid(linear_again(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
-    x = x + _drop(linear_again(norm(seen.reshape(rows, size)), weights.out), dropout)
-    values, gates = linear_again(norm(x), weights.up).chunk(2, dim=-1)
-    return x + _drop(linear_again(norm(values * gelu(gates)), weights.down), dropout)
+    seen = seen * sigmoid(linear_with_copy(y, weights.gate_weight, weights.gate_bias)).unsqueeze(-1)
+    x = x + _drop(linear_with_copy(norm(seen.reshape(rows, size)), weights.out), dropout)
+    values, gates = linear_with_copy(norm(x), weights.up).chunk(2, dim=-1)
+    return x + _drop(linear_with_copy(norm(values * gelu(gates)), weights.down), dropout)
 
 
-def half_block(x: Tensor, weights: HalfBlock, heads: int, attention: Attention, turns: Tensor) -> Tensor:
-    """`block` in fewer of torch's operations, each of which takes longer to begin than a short sentence to compute.
+def float16_block(x: Tensor, weights: Float16Block, heads: int, attention: Attention, rotations: Tensor) -> Tensor:
+    """`block` with float16 products, in few operations of torch: to start one takes longer than a short sentence.
 
-    turns [N, 1, E / 2] are those of `segment_turns`. Every operation rounds each number by itself, or sums along a row,
-    so a sentence has the same vectors in any batch.
+    rotations [N, 1, E / 2] are those of `segment_rotations`. Every operation rounds each number by itself, or sums
+    along a row, so a sentence has the same vectors in any batch.
     """
     rows, width = x.shape
     size = width // heads
-    found = half_product(norm(x), weights.qkv_gates)
+    found = float16_product(norm(x), weights.qkv_gates)
     qk = found[:, : 2 * width].view(rows, 2 * heads, size)
     lengths = (qk * qk).sum(dim=-1, keepdim=True).add_(size * EPSILON).sqrt_()
     pairs = torch.view_as_complex((qk / lengths).view(rows, 2 * heads, size // 2, 2))
-    q, k = torch.view_as_real(turn_pairs(pairs, turns)).view(rows, 2, heads, size).unbind(1)
+    q, k = torch.view_as_real(rotate_pairs(pairs, rotations)).view(rows, 2, heads, size).unbind(1)
     seen = attention(q, k, found[:, 2 * width : 3 * width].view(rows, heads, size))
     seen = seen.mul_(sigmoid(found[:, 3 * width :])[:, :heads].unsqueeze(-1))
-    x = half_product(norm(seen.reshape(rows, width)), weights.out).add_(x)
-    values, gates = half_product(norm(x), weights.up).chunk(2, dim=-1)
-    return half_product(norm(gelu(gates).mul_(values)), weights.down).add_(x)
+    x = float16_product(norm(seen.reshape(rows, width)), weights.out).add_(x)
+    values, gates = float16_product(norm(x), weights.up).chunk(2, dim=-1)
+    return float16_product(norm(gelu(gates).mul_(values)), weights.down).add_(x)
 
 
-def turn_pairs(pairs: Tensor, turns: Tensor) -> Tensor:
-    """pairs [N, 2H, E / 2] · turns [N, 1, E / 2], complex, with so few rows at a time that one thread has whole rows.
+def rotate_pairs(pairs: Tensor, rotations: Tensor) -> Tensor:
+    """pairs [N, 2H, E / 2] · rotations [N, 1, E / 2], complex, in parts of so few rows that one thread computes each.
 
-    A complex number rounds otherwise at the end of a thread's part than in a vector of several.
+    At the end of a thread's share, a complex number is rounded in another way than inside it.
     """
     rows = max(1, _ONE_THREAD // pairs[0].numel())
     if len(pairs) <= rows:
-        return pairs * turns
-    return torch.cat([pairs[at : at + rows] * turns[at : at + rows] for at in range(0, len(pairs), rows)])
+        return pairs * rotations
+    return torch.cat([pairs[at : at + rows] * rotations[at : at + rows] for at in range(0, len(pairs), rows)])
 
 
 def _drop(x: Tensor, dropout: float) -> Tensor:
@@ -106,7 +106,7 @@ def transformer(
     dropout: float = 0.0,
     head: HeadWeights | None = None,
 ) -> Tensor:
-    """x [N, P] → [len(outputs), N, P]: the normed numbers after so many blocks, 0 for the input.
+    """x [N, P] → [len(outputs), N, P]: the numbers after each of these blocks, normalised; 0 is the input.
 
     With a head, one more follows: its `prediction` from the numbers after the last block.
     """
@@ -142,7 +142,7 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Path
 
 
 def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights], head: HeadWeights | None = None) -> bool:
-    """Whether torch would record what is done with these."""
+    """Whether torch would record operations on these tensors for gradients."""
     if not torch.is_grad_enabled():
         return False
     given = (x, *(m for b in blocks for m in b), *(head or ()))
@@ -150,12 +150,12 @@ def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights], head: HeadWeights 
 
 
 def softmax_input(x: Tensor, head: HeadWeights) -> Tensor:
-    """x [N, P], normed after the last block → what the softmax reads [N, S], normed."""
+    """x [N, P], normalised after the last block → what the softmax reads [N, S], normalised."""
     return norm(gelu(linear(x, head.weight, head.bias)))
 
 
 def prediction(x: Tensor, head: HeadWeights) -> Tensor:
-    """x [N, P], normed after the last block → `softmax_input` as a layer [N, P]: as long, with zeros at the end."""
+    """x [N, P], normalised after the last block → `softmax_input` as a layer [N, P]: scaled, and filled up by zeros."""
     found, size = softmax_input(x, head), x.shape[1]
     return F.pad(found * math.sqrt(size / found.shape[1]), (0, size - found.shape[1]))
 
@@ -170,8 +170,8 @@ def transformer_packed(
     dropout: float = 0.0,
 ) -> Tensor:
     """`transformer` with torch's operations."""
-    if (halves := _half_blocks(x, blocks)) is not None:
-        return _transformer_halves(x, segments, halves, blocks[0].n_heads, window, outputs)
+    if (packed := _float16_blocks(x, blocks)) is not None:
+        return _transformer_float16(x, segments, packed, blocks[0].n_heads, window, outputs)
     rows = len(x)
     if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
@@ -185,24 +185,24 @@ def transformer_packed(
     return torch.stack([found[number][:rows] for number in outputs])
 
 
-def _half_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Sequence[HalfBlock] | None:
-    """The blocks for torch's float16 products; None where they would change the numbers, or others are faster."""
+def _float16_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Sequence[Float16Block] | None:
+    """The blocks for torch's float16 products; None if those would change the numbers, or are not the fastest."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or not len(x) or needs_gradient(x, blocks):
         return None
     if not blocks or native.reason_against(x.dtype, int8=False) is None:
         return None
-    return half_blocks(blocks if isinstance(blocks, BlockStack) else BlockStack(blocks))
+    return float16_blocks(blocks if isinstance(blocks, BlockStack) else BlockStack(blocks))
 
 
-def _transformer_halves(
-    x: Tensor, segments: Segments, blocks: Sequence[HalfBlock], heads: int, window: int, outputs: Sequence[int]
+def _transformer_float16(
+    x: Tensor, segments: Segments, blocks: Sequence[Float16Block], heads: int, window: int, outputs: Sequence[int]
 ) -> Tensor:
     """`transformer_packed` with float16 products and without gradients."""
-    turns = segment_turns(segments, x.shape[1] // heads).unsqueeze(1)
+    rotations = segment_rotations(segments, x.shape[1] // heads).unsqueeze(1)
     x = norm(x)
     found = {0: x}
     for number, weights in enumerate(blocks, start=1):
-        x = half_block(x, weights, heads, lambda q, k, v: attend(q, k, v, segments, window), turns)
+        x = float16_block(x, weights, heads, lambda q, k, v: attend(q, k, v, segments, window), rotations)
         if number in outputs:
             found[number] = norm(x)
     return torch.stack([found[number] for number in outputs])
@@ -211,17 +211,17 @@ def _transformer_halves(
 def _stepper(
     x: Tensor, segments: Segments, n_heads: int, window: int
 ) -> Callable[[Tensor, BlockWeights, float], Tensor]:
-    """What takes x through one block, with the attention of these segments."""
+    """A function that computes one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
     if not kernels.serve(x.device):
         places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
-        cos, sin = turning(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
+        cos, sin = rotation_factors(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
             x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )
     given = segments.on_gpu
     first, last, positions = segments.reach(window).to(x.device) if given is None else given
-    cos, sin = turning(*rotary(positions, size, x.dtype, x.device, longest=segments.longest))
+    cos, sin = rotation_factors(*rotary(positions, size, x.dtype, x.device, longest=segments.longest))
     # Batches that come with it are those of training, all of one size: they are worth compiling for.
     run = _block_on_gpu if given is None or not torch.is_grad_enabled() else _compiled_block
     return lambda x, weights, dropout: run(x, weights, first, last, window, cos, sin, dropout)
@@ -269,11 +269,11 @@ _compiled_block = _CompiledBlock()
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x [N, I] → x Φ(x). On the CPU in a way that gives a number the same last digit wherever it is in a tensor.
+    """x [N, I] → x Φ(x). On the CPU, a number gets the same last digit wherever it is in a tensor.
 
-    torch rounds what does not fill a vector another way, and so do the ends of what it gives to a thread. Its oneDNN
-    takes rows that follow each other, and rounds otherwise too: half of a wider tensor's columns is copied, because a
-    single row of it would already follow itself.
+    torch rounds numbers that do not fill a vector register in another way, and so the numbers at the end of a thread's
+    share. oneDNN, which torch calls for contiguous rows, rounds in yet another way. So some columns of a wider tensor
+    are copied first: otherwise a single row would count as contiguous, and several would not.
     """
     if x.device.type != "cpu":
         return F.gelu(x)
@@ -282,7 +282,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """x [N, C] → 1 / (1 + exp(−x)), like `gelu` the same anywhere in a tensor."""
+    """x [N, C] → 1 / (1 + exp(−x)), the same digits anywhere in a tensor, as in `gelu`."""
     if x.device.type != "cpu":
         return torch.sigmoid(x)
     return (torch.exp(-x) + 1).reciprocal() if x.shape[1] % (2 * _VECTOR) else _by_rows(torch.sigmoid, x)

@@ -80,7 +80,7 @@ class HeadWeights(NamedTuple):
 
 
 class BlockStack(tuple[BlockWeights, ...]):
-    """All blocks of an encoder; what is computed from them is computed once."""
+    """All blocks of an encoder, with properties that are computed once."""
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -95,7 +95,7 @@ class BlockStack(tuple[BlockWeights, ...]):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is added to the forget gate, and where cells and outputs are cut off; the same in both directions."""
+    """The forget bias and the clips of a layer, which are the same in both directions."""
 
     forget_bias: float
     cell_clip: float | None

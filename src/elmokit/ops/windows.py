@@ -92,8 +92,8 @@ class _Windows(torch.autograd.Function):
 class _Buffers:
     """What a window's forward pass leaves for its backward pass.
 
-    They are used again for the next window of the shape: to get this much memory again from the system, page by page,
-    takes as long as half of the computation.
+    The next window of the same shape uses them again: to get so much memory from the system, page by page, takes half
+    as long as the computation.
     """
 
     def __init__(self, like: Tensor, time: int, output: int) -> None:

@@ -99,7 +99,7 @@ class TextFile:
 
 @dataclass
 class FolderSummary:
-    """What a run over a folder did."""
+    """The result of a run over a folder."""
 
     files: int = 0
     """Files that this run has written."""
@@ -359,7 +359,7 @@ class _FolderRun:
         self._next_file(worker)
 
     def _replace(self, worker: _FileWorker, error: BaseException) -> None:
-        """Go on with a new process if one was killed at a file; any other error ends the run."""
+        """Continue with a new process if one was killed at a file; any other error ends the run."""
         if worker.file is None or not isinstance(error, ElmoError):
             raise error
         self._workers.pop(worker.number).process.close()
@@ -461,7 +461,7 @@ def serve_files(load: Callable[[Any], tuple[Path, Mapping[str, Any], EmbedFile]]
 
 
 def _exit_with(parent: int) -> None:
-    """End this process when its parent has died; what is on the disk is whole at any moment."""
+    """End this process when its parent has died; the files on the disk are complete at any moment."""
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)
     os._exit(1)

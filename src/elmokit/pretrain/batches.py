@@ -1,9 +1,10 @@
 """Batches of tensors, made by a thread or a process while the network works on those before.
 
 The batches of a run are a function of the position, so they are the same wherever and whenever they are made. For a GPU
-a process of its own makes them: two threads of one Python take turns many times per batch, and the thread that issues
-the GPU's work has to wait each time. `torch.utils.data.DataLoader` takes 1.3 ms of this process per update where ours
-takes 0.3 ms (8,192 tokens, before pinning), and its worker forks a process with a GPU or imports the main module.
+they are made in a process of their own: two threads of one Python process take turns many times per batch, and the
+thread that launches the GPU's work would wait each time. `torch.utils.data.DataLoader` takes 1.3 ms of this process per
+update where ours takes 0.3 ms (8,192 tokens, before pinning). Its worker also forks a process that uses a GPU, or
+imports the main module.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def batches_ahead(batches: Batches, device: torch.device) -> Generator[UpdateBat
     """
     if device.type != "cuda":
         return prefetched(batches.here())
-    return made_elsewhere(batches, pinned=True) if can_be_started() else prefetched(_pinned(batches, device))
+    return batches_from_process(batches, pinned=True) if can_use_process() else prefetched(_pinned(batches, device))
 
 
 def _pinned(batches: Batches, device: torch.device) -> Iterator[UpdateBatches]:
@@ -174,18 +175,18 @@ def prefetched(items: Iterator[T]) -> Generator[T, None, None]:
         sys.setswitchinterval(switch)
 
 
-def can_be_started() -> bool:
-    """Whether `made_elsewhere` works here: it needs Linux's memory without a name, and a Python executable.
+def can_use_process() -> bool:
+    """Whether `batches_from_process` works here: it needs Linux's anonymous files, and a Python executable.
 
-    The executable of a program that was packed into one file is that program.
+    In a program that was packed into one file, the executable is the program and not Python.
     """
     return hasattr(os, "memfd_create") and bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
-def made_elsewhere(batches: Batches, *, pinned: bool) -> Generator[UpdateBatches]:
-    """The same as `batches.here()`, made by a process in memory that both have; its error is raised here, in its place.
+def batches_from_process(batches: Batches, *, pinned: bool) -> Generator[UpdateBatches]:
+    """The same as `batches.here()`, made by another process in shared memory; its error is raised here, in its place.
 
-    With `pinned`, in memory that a GPU can copy from while the program continues.
+    With `pinned`, the batches are in memory that a GPU can copy from while the program continues.
     """
     import torch
 
@@ -216,7 +217,7 @@ def made_elsewhere(batches: Batches, *, pinned: bool) -> Generator[UpdateBatches
 
 
 def serve() -> None:
-    """Run as the process: send where each update's batches are in the memory, or the error."""
+    """Run as the other process: send the place of each update's batches in the shared memory, or the error."""
     parent = ParentProcess()
     with suppress(BrokenPipeError):
         try:
@@ -235,7 +236,7 @@ def serve() -> None:
 
 
 class _Slots:
-    """Places for batches in a memory that grows: a batch too large for its slot gets a larger one after the others."""
+    """Slots for batches in shared memory that grows: a batch too large for its slot gets a larger one at the end."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._size = memory, 0

@@ -122,11 +122,11 @@ class RunFolder:
             lock.release()
 
     def write_request(self, values: dict[str, Any]) -> None:
-        """Store what the run was asked to do."""
+        """Store the request of the run."""
         write_text(self.folder / "run.json", json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def read_request(self) -> dict[str, Any]:
-        """What the run was asked to do."""
+        """The request of the run."""
         path = self.folder / "run.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

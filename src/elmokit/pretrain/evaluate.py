@@ -89,7 +89,7 @@ def evaluate(
     With "carry" the text is read in `ROWS` parts next to each other, each of which starts from zero.
     """
     masks, sums = network.bilm.context.predicts_masked, dict[int, NDArray[np.float64]]()
-    first, second = _halves(on_progress) if masks else (on_progress, None)
+    first, second = _two_passes(on_progress) if masks else (on_progress, None)
     for found in scored(network, types, sentences, first, state=state, processes=processes):
         numbers, inverse = np.unique(found.parts, return_inverse=True)
         columns = [*found.losses, np.ones(len(inverse))]
@@ -101,8 +101,8 @@ def evaluate(
     return replace(result, masked=masked_perplexity(network, types, sentences, processes, second)) if masks else result
 
 
-def _halves(on_progress: OnProgress | None) -> tuple[OnProgress | None, OnProgress | None]:
-    """What two readings of a text report to."""
+def _two_passes(on_progress: OnProgress | None) -> tuple[OnProgress | None, OnProgress | None]:
+    """The progress functions of two passes over a text, of which each is half of the work."""
     if on_progress is None:
         return None, None
     return (lambda share: on_progress(share / 2)), (lambda share: on_progress((1 + share) / 2))

@@ -159,7 +159,7 @@ class Training:
         return done >= 1 or done - evaluated >= 1 / often
 
     def _evaluations(self, done: float) -> int:
-        """How often the held-out text is read in the run: so that it takes a small part of the time."""
+        """How often the held-out text is read in the run, so that it takes a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
         progress, n_steps = self.progress, self.objective.n_steps

@@ -120,7 +120,7 @@ def _initialise_characters(char_cnn: CharCnn) -> None:
 
 @torch.no_grad()
 def start_from_frequencies(head: LmHead, vocab: Vocabulary, corpus: PreparedCorpus) -> None:
-    """Let a new softmax start with each word as likely as it is frequent in the corpus."""
+    """Set the bias of a new softmax so that each word is as likely as it is frequent in the corpus."""
     counts = np.ones(len(vocab))
     np.add.at(counts, np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types), corpus.counts)
     # Each boundary is predicted in one direction only.

@@ -83,7 +83,7 @@ class Objective(ABC):
         """What an update reads, in words."""
 
     def facts(self) -> dict[str, str]:
-        """What the model card says about the reading, besides that."""
+        """Further facts about the reading for the model card."""
         return {}
 
     def tokens_before(self) -> int:
@@ -171,7 +171,7 @@ class WindowObjective(Objective):
         return f"{self.rows} rows x {self.recipe.window} tokens per update"
 
     def facts(self) -> dict[str, str]:
-        """What the model card says about the reading, besides that."""
+        """Further facts about the reading for the model card."""
         return {"state": f"{self.recipe.reset:.0%} of the sentences started from a zero state in training"}
 
 
@@ -230,7 +230,7 @@ class SegmentObjective(Objective):
         return done >= self.recipe.until or (bool(minutes) and self.processes.agree(seconds) >= 60 * minutes)
 
     def merit(self, result: HeldOut) -> float:
-        """The geometric mean of masked words and of forward and backward; one alone where only that is learnt."""
+        """The geometric mean of the masked perplexity and that of both directions, as far as both are trained."""
         causal = parse_range("causal", self.recipe.causal)[1]
         if causal == 1 or result.masked is None:
             return result.mean
@@ -278,7 +278,7 @@ class SegmentObjective(Objective):
         return f"{self.pace.update:,} tokens per update{later}"
 
     def facts(self) -> dict[str, str]:
-        """What the model card says about the reading, besides that."""
+        """Further facts about the reading for the model card."""
         shares = {name: parse_range(name, getattr(self.recipe, name)) for name in ("causal", "mask")}
         causal, mask = (" → ".join(f"{share:.1%}" for share in shares[name]) for name in shares)
         return {

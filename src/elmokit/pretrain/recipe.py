@@ -43,26 +43,26 @@ class Recipe:
     input: Literal["chars", "words"] = option(
         "chars", "What the model reads of a token: its characters, or its row in a word table."
     )
-    context: str = option("lstm", "The context encoder.")
-    cell_size: int = lstm_option(1024, "Numbers in the memory cell of each LSTM (H).", least=1)
+    context: str = option("lstm", "Kind of context encoder: lstm, transformer, or one added with register_context.")
+    cell_size: int = lstm_option(1024, "Size of the memory cell of each LSTM (H).", least=1)
     output_size: int = lstm_option(
-        128, "Numbers in the output of each LSTM (P); a vector has two directions of them.", least=1
+        128, "Size of the output of each LSTM (P); a vector has one for each direction.", least=1
     )
-    layers: int = lstm_option(2, "LSTM layers in each direction.", least=1)
+    layers: int = lstm_option(2, "Number of LSTM layers in each direction.", least=1)
     size: int = transformer_option(384, "Numbers per token in every layer of a transformer (P).", least=2)
-    blocks: int = transformer_option(8, "Blocks of a transformer.", least=1)
-    heads: int = transformer_option(6, "Attention heads in each block.", least=1)
+    blocks: int = transformer_option(8, "Number of blocks of a transformer.", least=1)
+    heads: int = transformer_option(6, "Number of attention heads in each block.", least=1)
     inner_size: int = transformer_option(960, "Numbers per token in the feed-forward part.", least=1)
     attention_window: int = transformer_option(64, "Words that a word sees on each side in one block.", least=1)
     softmax_size: int = transformer_option(256, "Numbers per token that the softmax reads.", least=1)
     every: int = transformer_option(2, "Blocks between two layers of the model's output.", least=1)
     prediction_layer: bool = transformer_option(
-        False, "Give what the softmax reads about a word as one more layer, the last."
+        False, "Add a last layer to the output: what the softmax reads to predict the word itself."
     )
     filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
     character_size: int = option(16, "Numbers per character.", least=1)
-    max_characters: int = option(50, "Bytes of a word that are read, with two markers.", least=3)
-    highways: int = option(1, "Highway layers after the convolutions.", least=0)
+    max_characters: int = option(50, "Number of bytes of a word that are read, two markers included.", least=3)
+    highways: int = option(1, "Number of highway layers after the convolutions.", least=0)
     activation: Literal["relu", "tanh"] = option("relu", "Activation after each convolution.")
     word_size: int = option(0, "Numbers per word with --input words; 0: as many as the context encoder reads.", least=0)
     cell_clip: float = lstm_option(3.0, "Limit for the memory cells; 0: none.", least=0)
@@ -78,9 +78,9 @@ class Recipe:
     split: Literal["none", "line", "paragraph"] = option(
         "none", "Split raw text into sentences: every line, or every paragraph between blank lines."
     )
-    max_tokens: int = option(1000, "Tokens above which a sentence is left out, and counted.", least=1)
-    vocab_size: int = option(50_000, "Words in the softmax without --vocab.", least=4)
-    min_count: int = option(2, "Times such a word must occur.", least=1)
+    max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)
+    vocab_size: int = option(50_000, "Number of words in the softmax without --vocab.", least=4)
+    min_count: int = option(2, "Number of times a word must occur to be in the softmax without --vocab.", least=1)
     heldout_fraction: float = option(
         0.01, "Share of the sentences held out without --heldout, at most 10,000.", least=0, most=0.5
     )
@@ -98,7 +98,9 @@ class Recipe:
         "Tokens per process and batch; 0: by the size of the text, 512 to 4,096 on a CPU, up to 65,536 on a GPU.",
         least=0,
     )
-    segment_tokens: int = transformer_option(256, "Most tokens in a segment, with its two boundaries.", least=3)
+    segment_tokens: int = transformer_option(
+        256, "Largest number of tokens in a segment, its two boundaries included.", least=3
+    )
     join: float = transformer_option(
         0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1
     )
@@ -111,7 +113,7 @@ class Recipe:
     grow: float = transformer_option(
         0.5, "Share of the run after which an update reads twice as many tokens; 1: never.", least=0, most=1
     )
-    accumulate: int = option(1, "Batches per update.", least=1)
+    accumulate: int = option(1, "Number of batches per update.", least=1)
     reset: float = lstm_option(1.0, "Share of the sentences that start from a zero state.", least=0, most=1)
     dropout: float = option(
         0.1, "Dropout on each LSTM layer's input and the top output, or in each transformer block.", least=0, most=0.99
@@ -119,7 +121,7 @@ class Recipe:
     loss: Literal["auto", "full", "sampled"] = option(
         "auto", "Softmax over all words or over a sample; auto samples large vocabularies on a CPU."
     )
-    negatives: int = option(8192, "Words in the sample of the sampled softmax.", least=1)
+    negatives: int = option(8192, "Number of words in the sample of the sampled softmax.", least=1)
     optimizer: Literal["adam", "muon", "adagrad"] = option(
         "adam", "The optimiser; muon: orthogonal steps for matrices, Adam for tables and biases."
     )
@@ -135,31 +137,38 @@ class Recipe:
     clip_norm: float = option(0.5, "Limit for the norm of all gradients together; 0: none.", least=0)
     unigram_bias: bool = option(True, "Start a new softmax from the words' frequencies, not from equal chances.")
     scale_by_window: bool = lstm_option(False, "Multiply the loss by the window, as bilm-tf does.")
-    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "Dtype to compute in; auto: bfloat16 on a GPU.")
+    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "dtype to compute in; auto: bfloat16 on a GPU.")
     seed: int = option(1, "Seed of all random numbers.", least=0, most=2**63 - 1)
 
     # How long, and what is stored.
-    tokens: float = option(0.0, "Tokens after which to stop.", least=0)
-    epochs: float = option(0.0, "Passes over the text after which to stop [10 without any other length].", least=0)
-    steps: int = option(0, "Updates after which to stop.", least=0)
+    tokens: float = option(0.0, "Tokens after which to stop; 0: no limit.", least=0)
+    epochs: float = option(
+        0.0, "Passes over the text after which to stop; 0: no limit, or 10 if no other length is given.", least=0
+    )
+    steps: int = option(0, "Updates after which to stop; 0: no limit.", least=0)
     minutes: float = option(
         0.0,
-        "Minutes after which to stop; without another length an LSTM's schedules follow the clock, a transformer's "
-        "never do, and --resume continues the run.",
+        "Minutes after which to stop; 0: no limit. Without another length, an LSTM's schedules follow the clock; a "
+        "transformer's never do. --resume continues the run.",
         least=0,
     )
     done: float = transformer_option(
-        0.0, "Share of the run that the model of --init has done: the schedules continue there.", least=0, most=0.999
+        0.0,
+        "Share of the run that the model of --init has already done; the schedules continue from there.",
+        least=0,
+        most=0.999,
     )
     until: float = transformer_option(
         1.0, "Share of the run at which to stop; --resume continues it, on this machine or another.", least=0, most=1
     )
     eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
-    patience: int = option(0, "Held-out perplexities without a better one after which to stop; 0: never.", least=0)
+    patience: int = option(
+        0, "Stop after this number of held-out perplexities without a better one; 0: never.", least=0
+    )
     log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
     checkpoint_every: int = option(0, "Updates between checkpoints; 0: one at each evaluation.", least=0)
-    checkpoint_minutes: float = option(2.0, "Most minutes between checkpoints; 0: no limit.", least=0)
-    keep: int = option(2, "Checkpoints to store besides the best.", least=1)
+    checkpoint_minutes: float = option(2.0, "Longest time between checkpoints in minutes; 0: no limit.", least=0)
+    keep: int = option(2, "Number of checkpoints to store besides the best.", least=1)
 
     def __post_init__(self) -> None:
         for name in ("mask", "causal"):  # a TOML file may have a number

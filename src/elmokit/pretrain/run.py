@@ -117,14 +117,14 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
 
 
 def _device(asked: str | None, processes: Processes) -> str | None:
-    """A GPU of its own for each process of a machine."""
+    """The device of this process: each process of a machine gets its own GPU."""
     if asked not in (None, "cuda") or not torch.cuda.is_available():
         return asked
     return f"cuda:{processes.local_rank % torch.cuda.device_count()}"
 
 
 def _describe(training: Training, say: Say) -> None:
-    """Say what was chosen."""
+    """Report what was chosen."""
     recipe, network = training.recipe, training.updates.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
     softmax = f"sampled softmax ({recipe.negatives:,} of " if training.updates.sampled else "full softmax ("
@@ -214,7 +214,7 @@ def _export(
 
 
 def _machine(device: torch.device, processes: int) -> str:
-    """What a run ran on, for its card."""
+    """The machine of a run, for its model card."""
     cpu = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     many = f", {processes} processes" if processes > 1 else ""
@@ -229,7 +229,7 @@ def _facts(
     heldout: PreparedCorpus | None,
     measured: Mapping[str, Any] | None,
 ) -> dict[str, str]:
-    """What the model card says of the training."""
+    """The facts about the training for the model card."""
     recipe, progress = training.recipe, training.progress
     sources = ", ".join(Path(source).name or source for source in request.corpus)
     epochs = progress.predictions / max(1, training.data.sentences.n_predictions)

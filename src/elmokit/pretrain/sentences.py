@@ -145,8 +145,8 @@ class TypeTable:
     def _distinct(self, inputs: Ints) -> tuple[Ints, Ints]:
         """Inputs of any shape → their distinct types [U] and, in the inputs' shape, which of them each is.
 
-        By way of a table over all types: a batch has too many tokens to sort each time. One thread at a time: a run
-        makes its next windows while those of its held-out sentences are made.
+        It uses a table over all types, because a batch has too many tokens to sort. A lock lets in one thread at a
+        time: a run makes its next windows while it makes those of held-out sentences.
         """
         flat = inputs.ravel()
         numbers = np.arange(len(flat))

@@ -342,7 +342,7 @@ class Batcher:
 
 
 def _result_or_refusal(function: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """What a function returns; a refusal is its result, not a failure of the model."""
+    """The result of a function; a refusal is a result too, not a failure of the model."""
     try:
         return function()
     except RequestError as error:

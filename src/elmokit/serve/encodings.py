@@ -42,7 +42,7 @@ _BYTES_PER_NUMBER = {"float": 16, "base64": 10, "json": 16, "npz": 8, "arrow": 8
 
 
 def answer_bytes(numbers: int, encoding: str) -> int:
-    """The memory that an answer with so many numbers needs at most, about."""
+    """About the most memory that an answer with this number of values needs."""
     return numbers * _BYTES_PER_NUMBER[encoding]
 
 

@@ -196,7 +196,7 @@ class Endpoint:
         return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
 
     async def _discard_body(self, receive: Receive) -> None:
-        """Read a part of a body that nobody needs: a client that still sends would not see the answer."""
+        """Read and drop a part of the body, because a client that still sends would not see the answer."""
         left = _MOST_DISCARDED * self.service.settings.body_bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):

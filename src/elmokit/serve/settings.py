@@ -18,7 +18,7 @@ class ServeSettings:
     """How the server listens, what it accepts and when it refuses."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every network of this machine.", metavar="HOST")
-    port: int = option(8080, "Port to listen on; 0 is any free one.", least=0, most=65535)
+    port: int = option(8080, "Port to listen on; 0 is any free one.", least=0, most=65535, shown="8080")
     layer: str | None = option(
         None,
         "Layer of the vectors if a request names none: mix, top or a number from 0.",
@@ -41,18 +41,18 @@ class ServeSettings:
     max_body: float = option(8, "Size of a request in megabytes.", least=0.001)
     max_memory: float = option(
         1024,
-        "Megabytes of all requests and answers in work; above it, status 429. One request may take a quarter of it.",
+        "Megabytes for all requests and answers in work; more get status 429. One request may take a quarter.",
         least=1,
     )
     max_wait: float = option(
-        30, "Seconds after which a request is refused that has no answer yet; a large one has more time.", least=0.1
+        30, "Seconds after which a request without an answer is refused; a large request has more time.", least=0.1
     )
     drain: float = option(30, "Seconds to finish accepted requests after SIGTERM.", least=0)
     api_key: str | None = option(
         None, "Key that clients send as Authorization: Bearer KEY.", metavar="KEY", shown="ELMOKIT_API_KEY, or none"
     )
     allow_host: tuple[str, ...] = option(
-        (), "Further name by which clients may call a server on loopback; may be repeated.", metavar="NAME"
+        (), "Further host name by which clients may call a server on loopback; may be repeated.", metavar="NAME"
     )
     cors: tuple[str, ...] = option(
         (), "Origin of web pages that may use the server; may be repeated.", metavar="ORIGIN"

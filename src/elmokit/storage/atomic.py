@@ -190,7 +190,7 @@ def _replace_folder(temporary: Path, folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name in the folder of `path` that nobody can guess; `cache.remove_leftovers` recognises it."""
+    """A hidden, random name in the folder of `path`; `cache.remove_leftovers` recognises it."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 

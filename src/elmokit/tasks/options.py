@@ -64,7 +64,7 @@ class TaskOptions:
             raise ElmoError("elmo_output and fine_tune need ELMo vectors, but elmo is none", "elmo_output", "fine_tune")
 
     def unused(self) -> dict[str, str]:
-        """The options that every task has and that change nothing next to the others, and what each is for."""
+        """The options of every task that have no effect with the values of the others, and what each is for."""
         uses = (
             (self.elmo != "none", "ELMo vectors, and elmo is none", ("elmo_output", "elmo_dropout")),
             (self.elmo == "mix", "a mix of the layers, elmo mix", ("mix_layer_norm", "mix_penalty")),

@@ -187,7 +187,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
 
     @classmethod
     def unused(cls, options: TaskOptions) -> dict[str, str]:
-        """The options that change nothing next to the others, and what each is for."""
+        """The options that have no effect with the values of the others, and what each is for."""
         unused = super().unused(options)
         if options.alignment:
             unused["pooling"] = "classify, and for pair without alignment"

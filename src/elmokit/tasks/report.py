@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import MissingExtraError
-from elmokit.messages import quantity
+from elmokit.messages import aligned, quantity
 from elmokit.plots.style import BLUE, DARK, GREY, LEGEND, drawable, drawing, open_panel, require_matplotlib, shortened
 from elmokit.storage.atomic import update_folder, write_text
-from elmokit.tasks.scores import UNTYPED, TaskScores, display_width, padded
+from elmokit.tasks.scores import UNTYPED, TaskScores
 
 Mix = tuple[Sequence[float], float]
 """The softmax weights of the layers, and γ."""
@@ -72,12 +72,7 @@ def write_report(folder: Path, report: TaskReport) -> str | None:
 
 def comparison_table(comparison: Sequence[tuple[str, TaskScores]]) -> list[str]:
     """Models next to each other, as lines to print; the first is compared with each of the others."""
-    rows = _comparison_rows(comparison)
-    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
-    return [
-        padded(name, widths[0]) + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        for name, *cells in rows
-    ]
+    return aligned(_comparison_rows(comparison), right=True)
 
 
 def _pictures(report: TaskReport) -> Iterable[tuple[str, Callable[[Path], None]]]:

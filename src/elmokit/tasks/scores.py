@@ -6,7 +6,6 @@ import than a small model takes to be scored.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
+from elmokit.messages import display_width, padded
 
 Confusion = tuple[tuple[int, ...], ...]
 """How often each class (row) was predicted as each class (column)."""
@@ -144,13 +144,3 @@ def check_lengths(gold: int, predicted: int) -> None:
     """Refuse to score nothing, or answers to other examples."""
     if gold != predicted or not gold:
         raise ElmoError(f"scores need as many predictions as gold answers and at least one, got {predicted} for {gold}")
-
-
-def display_width(text: str) -> int:
-    """How wide a terminal shows a text; a Chinese character takes two columns."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def padded(text: str, width: int) -> str:
-    """The text with spaces up to that width."""
-    return text + " " * (width - display_width(text))

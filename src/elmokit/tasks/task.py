@@ -213,7 +213,7 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
     @classmethod
     def unused(cls, options: TaskOptions) -> dict[str, str]:
-        """The options that change nothing in this task next to the others, and what each is for."""
+        """The options that have no effect with the values of the others, and what each is for."""
         readers = {
             item.name: " and ".join(name for name in _registered if item.name in task_named(name).own_options)
             for item in fields(options)

@@ -182,8 +182,8 @@ class WeightAverages:
         torch._foreach_lerp_(self._averages, self._weights, 1 - memory)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """The network has the averages as its weights, and its own again afterwards."""
+    def applied(self) -> Iterator[None]:
+        """Inside the block, the network has the averages as its weights."""
         own = [weight.clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._averages)
         try:
@@ -279,7 +279,7 @@ class _Trainer:
 
     def _score(self) -> TaskScores:
         examples, inputs = self.dev
-        with self.averages.in_use():
+        with self.averages.applied():
             answers = self.model.answer(examples, inputs)
         return self.task.score(examples, answers)
 

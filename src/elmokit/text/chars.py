@@ -57,6 +57,15 @@ def byte_ids(token: str, max_characters: int) -> list[int]:
     return [value + 1 for value in raw] + [PADDING + 1] * (max_characters - len(raw))
 
 
+def word_of_byte_ids(ids: Sequence[int]) -> str:
+    """The word of a row of byte ids, the inverse of `byte_ids`; empty for a boundary.
+
+    >>> word_of_byte_ids(byte_ids("bank", 50))
+    'bank'
+    """
+    return bytes(value - 1 for value in ids if 0 < value <= SENTENCE_BEGIN).decode("utf-8", "ignore")
+
+
 def _cut_bytes(token: str, most: int) -> bytes:
     """The first bytes of a token."""
     # A character has at least one byte, so cutting the string first is exact and fast for huge tokens, unless there

@@ -61,7 +61,7 @@ def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], 
             raise ElmoError(
                 f"the input must be UTF-8 text, plain or in .gz, .xz, .bz2 or .zst, got {kind} in {name}: {remedy}"
             )
-    whole = stack.enter_context(io.BufferedReader(_Rejoined(head, raw, on_bytes), 1 << 18))
+    whole = stack.enter_context(io.BufferedReader(_RejoinedStream(head, raw, on_bytes), 1 << 18))
     for start, opener in _PACKED:
         if start.match(head):
             return stack.enter_context(opener(whole))
@@ -92,7 +92,7 @@ def _raw(source: str | Path, stack: ExitStack) -> IO[bytes]:
     return stack.enter_context(file)
 
 
-class _Rejoined(io.RawIOBase):
+class _RejoinedStream(io.RawIOBase):
     """A stream whose first bytes were read already; a pipe cannot be rewound."""
 
     def __init__(self, head: bytes, rest: IO[bytes], on_bytes: Callable[[int], None] | None) -> None:

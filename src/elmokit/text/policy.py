@@ -1,4 +1,4 @@
-"""The text policy of a model: how strings become tokens, the same in Python, on the command line and in every adapter.
+"""The text policy of a model: how strings become tokens, in Python, on the command line and in every adapter.
 
 A string is tokenised as the model's training text was; a list of tokens is taken as it is. A model of characters also
 takes whole words: each is read character by character (`CharacterPieces`).

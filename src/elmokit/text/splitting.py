@@ -126,7 +126,7 @@ def _narrow_ends(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _is_abbreviation(text: str, start: int, period: int, end: int, following: str, opener: bool) -> bool:
-    """Whether the full stop at `period` belongs to the word before it and the sentence continues."""
+    """Whether the full stop at `period` belongs to the word before it, so that the sentence continues."""
     if text[max(start, period - 1) : period] in (")", "]", "}", '"', "”", "’", "»"):
         return False
     found = _WORD_BEFORE.search(text, max(start, period - 40), period)

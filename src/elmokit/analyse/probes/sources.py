@@ -1,4 +1,4 @@
-"""What a probe examines: the layers of an Elmo, or any other vectors to compare with them."""
+"""The vectors that a probe examines: the layers of an Elmo, or others to compare with them."""
 
 from __future__ import annotations
 

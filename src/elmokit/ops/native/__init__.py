@@ -1,7 +1,7 @@
 """Kernels in C, compiled for the machine that runs them.
 
-`reason_against` and `description` are what the dispatcher asks; `bilstm`, `characters` and `linear` hold what is then
-called.
+The dispatcher asks `reason_against` and `description`, and then calls a function of `bilstm`, `transformer`,
+`characters` or `linear`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elmokit.ops.native.binding import library
 from elmokit.ops.native.build import BuildError
-from elmokit.ops.native.packed import fit_halves
+from elmokit.ops.native.packed import float16_is_exact
 from elmokit.ops.weights import AnyLstmWeights
 
 
@@ -29,12 +29,12 @@ def reason_against(dtype: torch.dtype, *, int8: bool) -> str | None:
 
 
 def description(stacks: Sequence[Sequence[AnyLstmWeights]] = ()) -> str:
-    """What was compiled, for which instructions, and how the weights lie."""
+    """What was compiled, for which instructions, and in which dtype the weights are."""
     kernels = library()
     what = f"kernels compiled for this CPU, {kernels.instructions().decode()}"
     if kernels.note is not None:
         what += f", {kernels.note}"
     recurrent = [weights.recurrent for layers in stacks for weights in layers]
-    if recurrent and all(isinstance(matrix, Tensor) and fit_halves(kernels, matrix) for matrix in recurrent):
-        what += "; weights lie in 16 bits, which hold them exactly"
+    if recurrent and all(isinstance(matrix, Tensor) and float16_is_exact(kernels, matrix) for matrix in recurrent):
+        what += "; weights in float16, which stores them exactly"
     return what

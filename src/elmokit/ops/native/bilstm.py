@@ -21,11 +21,11 @@ from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 LEAST_PRODUCTS = 1_000_000
 """Fewer in a layer's recurrence are not worth a second thread."""
 LEAST_STEP_PRODUCTS = 300_000
-"""Products a step that are worth another thread for the same direction, which has to be waited for at every step."""
+"""Products per step that are worth another thread for the same direction: every step ends with a barrier."""
 FEW_ROWS = 8
-"""Sentences a step; with no more of them the weights' way from memory is what takes the time."""
+"""Sentences per step; with at most this many, reading the weights from memory takes most of the time."""
 CACHED_BYTES = 32 << 20
-"""Weights that the caches of most machines hold."""
+"""Bytes of weights that fit into the caches of most machines."""
 
 
 def bilstm_native(
@@ -81,9 +81,9 @@ def bilstm_native(
 
 
 class _BilstmPlan:
-    """The weights of all layers as the library takes them.
+    """The weights of all layers in the structures of the compiled library.
 
-    It trusts every size and address it is given, so nothing may reach it that does not fit.
+    The library trusts every size and address, so `check` must refuse everything that does not fit.
     """
 
     def __init__(self, kernels: Library, stacks: Sequence[Sequence[AnyLstmWeights]]) -> None:
@@ -151,7 +151,7 @@ _plans = TensorCache[_BilstmPlan]()
 
 
 def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], tuple[object, ...]]:
-    """All tensors of the layers, and what else makes them what they are."""
+    """All tensors of the layers, and the facts besides them on which a plan depends."""
     tensors: list[Tensor] = []
     facts: list[object] = []
     for layers in stacks:
@@ -168,10 +168,10 @@ def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], 
 
 
 def _threads(tokens: int, steps: int, weights: int, bytes_each: int, directions: int) -> tuple[int, bool]:
-    """How many threads, and whether each direction has its own, where a layer's recurrence has so many weights.
+    """The number of threads, and whether each direction has its own, for a layer with this number of weights.
 
-    Few rows wait for the weights to come from memory. Then all threads take one direction after the other: half the
-    weights at a time, of which the caches hold the larger part from step to step.
+    With few rows, the time goes into reading the weights from memory. Then all threads compute one direction after the
+    other: the weights of one direction stay in the caches from step to step, those of both would not.
     """
     most = most_threads()
     if tokens * weights < LEAST_PRODUCTS:

@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it: its structures, its functions, and whether it is there at all."""
+"""The compiled library in Python: its structures and functions, and the reason if there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elmokit.ops.native.build import BuildError, CompiledLibrary, load
 from elmokit.ops.native.cores import pool_functions
 
 SWITCH = "ELMOKIT_NATIVE"
-"""The environment variable that turns the kernels off where it is 0."""
+"""The environment variable that turns the kernels off with the value 0."""
 
 
 class Matrix(Structure):
@@ -178,7 +178,7 @@ class Transformer(Structure):
 
 
 class Library:
-    """The functions, typed; calling one lets other Python threads run."""
+    """The functions of the compiled library with their types; other Python threads run while one is called."""
 
     def __init__(self, compiled: CompiledLibrary) -> None:
         self.note = compiled.note
@@ -188,7 +188,7 @@ class Library:
         self.free = _typed(loaded.elmokit_free, None, c_void_p)
         self.panel_bytes = _typed(loaded.elmokit_panel_bytes, c_int64, POINTER(Matrix), c_int64)
         self.table_items = _typed(loaded.elmokit_table_items, c_int64, POINTER(Matrix))
-        self.fit_halves = _typed(loaded.elmokit_fit_halves, c_int, c_void_p, c_int64)
+        self.float16_is_exact = _typed(loaded.elmokit_float16_is_exact, c_int, c_void_p, c_int64)
         self.pack = _typed(loaded.elmokit_pack, None, POINTER(Matrix), c_void_p, c_void_p, c_int64)
         self.sample = _typed(loaded.elmokit_sample, c_uint64, POINTER(c_void_p), POINTER(c_int64), c_int64)
         self.bilstm = _typed(loaded.elmokit_bilstm, c_int, POINTER(BiLstm))
@@ -202,7 +202,7 @@ class Library:
 
 
 def library() -> Library:
-    """The library; raises BuildError where there is none."""
+    """The compiled library; raises BuildError if there is none."""
     if os.environ.get(SWITCH) == "0":
         raise BuildError(f"{SWITCH} is 0")
     found = _attempt()
@@ -216,10 +216,10 @@ _forked = False
 
 
 def _after_fork() -> None:
-    """What a child needs to go on: its parent's OpenMP threads are not there, and whoever waits for them hangs.
+    """Prepare a child process, which does not have the OpenMP threads of its parent: to wait for them would hang.
 
-    Kernels start threads of their own in a child. Torch would wait once its threads, which the kernels wake, have been
-    at work, so it gets along without them; a lock that another thread held is never let go of.
+    In a child, the kernels start their own threads. Torch gets one thread, because it would wait for OpenMP threads
+    that the kernels have used before. The lock is new, because another thread of the parent may have held it.
     """
     global _lock, _forked
     _lock, _forked = threading.Lock(), True

@@ -1,7 +1,7 @@
 """The C sources in the folder source, compiled once for this machine and cached.
 
-What is loaded runs with all rights of this user, so a cached library counts only if nobody else could have written it
-or its folder, and if it is whole: its last bytes are a checksum. Otherwise each process compiles one for itself.
+A library runs with all rights of this user. So a cached one is loaded only if no other user could have written it or
+its folder, and if the checksum in its last bytes is right. Otherwise each process compiles its own.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "source"
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 MACHINES = (("-march=native",), ("-mcpu=native",), ())
-"""Options that let a compiler use all that this CPU has; the first that it accepts is taken."""
+"""Options that let a compiler use all instructions of this CPU; the first that it accepts is taken."""
 SECONDS = 120
-"""A compiler that takes longer hangs."""
+"""Time limit for the compiler."""
 _ALONE = "for this process alone"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _LARGEST = 1 << 26
-"""Bytes of a cached library that are read; real ones are far smaller."""
+"""The most bytes of a cached library that are read; real ones are far smaller."""
 
 
 class BuildError(Exception):
-    """There is no library for this machine; the message says why in a sentence without an end."""
+    """There is no library for this machine; the message is the reason, without a full stop."""
 
 
 def find_compiler() -> list[str]:
@@ -63,16 +63,16 @@ def find_compiler() -> list[str]:
 
 @dataclass(frozen=True)
 class CompiledLibrary:
-    """The functions of the C sources, and how they came here."""
+    """The functions of the C sources, and a note on where they are cached."""
 
     functions: ctypes.CDLL
     note: str | None = None
-    """Where they are instead of the usual place in the cache, and why; None where they are there."""
+    """Where the library is instead of the usual place in the cache, and why; None if it is there."""
 
 
 def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]] = MACHINES) -> CompiledLibrary:
     """The library for this machine, compiled if it is not cached."""
-    if os.name == "nt":  # its threads and its memory are others
+    if os.name == "nt":  # threads and memory work in another way there
         raise BuildError("they are not made for Windows")
     command = list(compiler or find_compiler())
     name = f"{_fingerprint(command, machines)}.so"
@@ -100,9 +100,9 @@ def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]
 
 
 def _open_cache() -> tuple[int | None, str | None]:
-    """The descriptor of the folder of compiled libraries, None where none can be trusted, and a note for a person.
+    """The descriptor of the folder of compiled libraries, None if none can be trusted; and a note for the user.
 
-    Where users share a cache, the first of them has the usual folder and each of the others one with a number.
+    If users share a cache, the first of them has the usual folder, and each of the others one with a user id.
     """
     folder = cache_folder() / "native"
     try:
@@ -119,7 +119,7 @@ def _open_cache() -> tuple[int | None, str | None]:
 
 
 def _read(cache: int, name: str) -> bytes | None:
-    """A cached library; None where there is none that is whole and of this user or root."""
+    """A cached library; None if there is none that is complete and belongs to this user or root."""
     try:
         with open(open_file(name, dir_fd=cache, private=True), "rb") as file:  # noqa: PTH123 - a descriptor
             data = file.read(_LARGEST)
@@ -131,7 +131,7 @@ def _read(cache: int, name: str) -> bytes | None:
 
 
 def _store(cache: int, name: str, library: bytes) -> None:
-    """Cache a library; of processes that do so at once, any one may win, for all have the same."""
+    """Cache a library; if several processes do so at once, any may win, because all have the same one."""
     temporary = f".{name}.{secrets.token_hex(8)}.tmp"
     fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=cache)
     try:
@@ -152,7 +152,7 @@ def _loaded(library: bytes, name: str) -> ctypes.CDLL:
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(library)
-            # The descriptor stays open: a loaded library is known by this path, which must not get another meaning.
+            # The descriptor stays open: a loaded library is known by this path, which must not name another file later.
             return ctypes.CDLL(f"/proc/self/fd/{fd}")
         except OSError:
             os.close(fd)
@@ -177,7 +177,7 @@ def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
     log.info("compiling the kernels for this CPU with %s", " ".join(command))
     with _private_folder() as folder:
         target = folder / "library.so"
-        # The compiler's own temporary files go there too, and Python as its launcher finds no modules in this folder.
+        # The compiler's temporary files go there too. If Python starts it, no module is imported from that folder.
         environment = {**os.environ, "TMPDIR": str(folder), "PYTHONSAFEPATH": "1"}
         failure = ""
         for machine in machines:
@@ -202,7 +202,7 @@ def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
 
 
 def _fingerprint(command: list[str], machines: Sequence[Sequence[str]]) -> str:
-    """What the compiled library depends on: the sources, the flags, the compiler and the CPU."""
+    """A digest of what the compiled library depends on: the sources, the flags, the compiler and the CPU."""
     found = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         found.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -222,7 +222,7 @@ def _fingerprint(command: list[str], machines: Sequence[Sequence[str]]) -> str:
 
 
 def _cpu() -> str:
-    """The CPU's name and what it can do, as far as the system tells."""
+    """The name of the CPU and its features, as far as the system says."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:

@@ -18,7 +18,7 @@ from elmokit.ops.native.packed import check_place, packed
 from elmokit.ops.native.tensor_cache import TensorCache
 
 LEAST_PRODUCTS = 5_000_000
-"""Products that are worth another thread, which may have to be woken."""
+"""Products that are worth another thread, even if it has to be woken first."""
 FEW_WORDS = 4
 """Words per thread; with fewer, all threads share the matrices instead of the words."""
 
@@ -28,7 +28,7 @@ Affine = tuple[Tensor | Int8Matrix, Tensor]
 
 @dataclass(frozen=True)
 class CharacterWeights:
-    """The numbers of the character part; its highways and its projection are all float32 or all int8."""
+    """The weights of the character part; its highways and its projection are all float32 or all int8."""
 
     table: Tensor  # [symbols, c]
     padding: int  # the row of the table that fills words up
@@ -49,7 +49,7 @@ class CharacterWeights:
             yield from (*matrix.tensors(), bias) if isinstance(matrix, Int8Matrix) else (matrix, bias)
 
     def check(self) -> None:
-        """The library trusts every size and address it is given, so nothing may reach it that does not fit."""
+        """Refuse weights that do not fit: the library trusts every size and address."""
         if self.table.dtype != torch.float32 or not self.table.is_cpu:
             kind = f"{self.table.dtype} on {self.table.device}"
             raise ElmoError(f"the compiled kernels take float32 on the CPU, got {kind}")
@@ -86,7 +86,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = Fa
     if not ids.is_cpu or longest < plan.widest:
         place = f"{longest} on {ids.device}"
         raise ElmoError(f"words on the CPU must have at least the {plan.widest} characters of a filter, got {place}")
-    # By numpy, in this thread: those of torch would stay awake, on cores that the kernels need.
+    # numpy copies in this thread. The threads of torch would stay awake, on cores that the kernels need.
     numbers = np.ascontiguousarray(ids.numpy(), np.int64)
     y = torch.empty(words, plan.size, dtype=torch.float32)
     threads = min(most_threads(), max(1, words * (plan.products + plan.window_sums * longest) // LEAST_PRODUCTS))
@@ -102,7 +102,7 @@ def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = Fa
 
 
 class _CharactersPlan:
-    """The weights as the library takes them."""
+    """The weights in the structures of the compiled library."""
 
     def __init__(self, kernels: Library, weights: CharacterWeights) -> None:
         weights.check()

@@ -20,7 +20,7 @@ LEAST_PRODUCTS = 1_000_000
 def linear_native(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None, *, twice: bool = False) -> Tensor:
     """x [N, K] · weightᵀ [K, O] + bias [O] → [N, O], float32 on the CPU, without gradients.
 
-    An int8 matrix is multiplied with x as int8, and with `twice` also with what that leaves over, as int8 too.
+    For an int8 matrix, x is rounded to int8; with `twice`, the remainder is rounded and multiplied too.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu":
         raise ElmoError(f"the compiled kernels take float32 on the CPU, got {x.dtype} on {x.device}")

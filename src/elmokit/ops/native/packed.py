@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import sys
 import weakref
 from collections.abc import Sequence
 
@@ -12,16 +14,19 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import Library, Matrix
-from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.memory import let_go
+from elmokit.ops.native.cores import mapped_files, most_threads
 from elmokit.ops.native.tensor_cache import TensorCache
 
 MOST_INT8_INPUTS = 65536
-"""More products of 8-bit numbers may not fit in a 32-bit sum."""
+"""The sum of more int8 products may not fit in 32 bits."""
+PAGE_OUT = 21
+"""Linux's advice to drop pages from memory; unchanged pages of a file are read again when they are needed."""
+LEAST_RELEASED = 1 << 20
+"""Bytes of the smallest tensor whose pages are released."""
 
 
 class PackedMemory:
-    """Memory of the library's own, large enough for some matrices, which follow each other in large pages."""
+    """Memory of the compiled library for some matrices, one after the other, in large pages if possible."""
 
     def __init__(self, kernels: Library, size: int) -> None:
         address: int | None = kernels.allocate(size)
@@ -31,7 +36,7 @@ class PackedMemory:
         self._free, self._end = address, address + size
 
     def take(self, size: int) -> int:
-        """The address of so many bytes, at the beginning of a cache line."""
+        """The address of the next `size` bytes, at the beginning of a cache line."""
         address = self._free
         self._free += -(-size // 64) * 64
         assert self._free <= self._end
@@ -41,7 +46,7 @@ class PackedMemory:
 def packed_bytes(
     kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, repeated: Sequence[int] = ()
 ) -> int:
-    """Bytes of a packed matrix, at most: where they are fewer, the rest of its memory is never touched."""
+    """The largest number of bytes that a packed matrix takes; memory that it does not need is never touched."""
     inputs, int8 = weight.shape[1:].numel() + len(repeated), isinstance(weight, Int8Matrix)
     matrix = Matrix(outputs=weight.shape[0], inputs=inputs, gates=gates, parts=parts + bool(repeated))
     tables = 8 * kernels.table_items(ctypes.byref(matrix))
@@ -52,8 +57,8 @@ def packed_bytes(
 class PackedMatrix:
     """The panels of one matrix.
 
-    Inputs of int8 come in parts, each with a scale of its own. What the rounding of `repeated` ones leaves over is one
-    more part, with their columns once more; their numbers rise, and the other parts must have the same size.
+    int8 inputs come in `parts` of the same size, each with its own scale. The inputs in `repeated`, in rising order,
+    are rounded twice: the remainder of the first rounding is one more part, for which their columns are stored again.
     """
 
     def __init__(
@@ -70,10 +75,10 @@ class PackedMatrix:
         self.int8 = isinstance(weight, Int8Matrix)
         outputs, inputs = weight.shape[0], weight.shape[1:].numel()
         if self.int8 and inputs > MOST_INT8_INPUTS:
-            raise ElmoError(f"a matrix of 8 bits may have {MOST_INT8_INPUTS} inputs at most, got {inputs}: use float32")
+            raise ElmoError(f"an int8 matrix may have {MOST_INT8_INPUTS} inputs at most, got {inputs}: use float32")
         values, scales = values_and_scales(weight)
         values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
-        half = not self.int8 and fit_halves(kernels, values)
+        half = not self.int8 and float16_is_exact(kernels, values)
         self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half, parts=parts)
         pointer = ctypes.byref(self.matrix)
         size = packed_bytes(kernels, weight, gates=gates, parts=parts, repeated=repeated)
@@ -94,7 +99,7 @@ class PackedMatrix:
         scales = None if scales is None else scales.detach().float().contiguous()
         threads = most_threads() if values.numel() > 1 << 18 else 1
         self.library.pack(pointer, values.data_ptr(), None if scales is None else scales.data_ptr(), threads)
-        let_go(values)
+        release_pages(values)
 
 
 _packed_matrices = TensorCache[PackedMatrix]()
@@ -105,8 +110,8 @@ def packed(
 ) -> PackedMatrix:
     """The panels of weight [O, …], packed again only where it has changed.
 
-    Its rows are so many gates of cells; inputs of int8 come in so many parts, each with a scale of its own. `factors`
-    says whether the product multiplies by the factors of columns.
+    Its rows are those of `gates` gates; int8 inputs come in `parts`, each with its own scale. `factors` says whether
+    the product multiplies by the factors of columns.
     """
     if isinstance(weight, Int8Matrix) and weight.columns is not None:
         if not factors:
@@ -120,20 +125,35 @@ def packed(
     )
 
 
-def fit_halves(kernels: Library, values: Tensor) -> bool:
-    """Whether 16 bits hold all numbers exactly, and this machine widens those on their way into a product."""
+def float16_is_exact(kernels: Library, values: Tensor) -> bool:
+    """Whether float16 stores all numbers exactly, and the kernels can read float16 on this machine."""
     check_place(values)
     values = values.detach().float().contiguous()
-    return bool(kernels.fit_halves(values.data_ptr(), values.numel()))
+    return bool(kernels.float16_is_exact(values.data_ptr(), values.numel()))
 
 
 def values_and_scales(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
-    """A matrix's numbers, and their scales where they are of 8 bits."""
+    """A matrix's numbers, and their scales if it is int8."""
     return (weight.values, weight.scales) if isinstance(weight, Int8Matrix) else (weight, None)
 
 
 def check_place(*weights: Tensor | None) -> None:
-    """Refuse weights whose address is none of the CPU's."""
+    """Refuse weights that are not on the CPU."""
     for weight in weights:
         if weight is not None and not weight.is_cpu:
             raise ElmoError(f"inputs on the CPU need weights on the CPU, got some on {weight.device}: move all of them")
+
+
+def release_pages(values: Tensor) -> None:
+    """Drop a large tensor that is mapped from a file from memory; the file is read again when it is needed."""
+    if sys.platform != "linux" or values.nbytes < LEAST_RELEASED or not values.is_contiguous():
+        return
+    start = -(-values.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (values.data_ptr() + values.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if is_mapped_file(start, stop):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), PAGE_OUT)
+
+
+def is_mapped_file(start: int, stop: int) -> bool:
+    """Whether one mapping of a file contains these addresses; other memory would be written to the swap."""
+    return any(first <= start and stop <= last and not path.startswith("/dev/") for first, last, path in mapped_files())

@@ -1,7 +1,7 @@
 """Objects made from tensors, cached as long as the tensors exist and made again if one of them has changed.
 
-Changed is: moved, written to in place, or, where torch keeps no count of that (`.data`, inference mode), given other
-numbers at the places that are looked at.
+A tensor has changed if it was moved or written to in place. torch counts writes, except those through `.data` and in
+inference mode; to find those, some of the numbers are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class _Entry(Generic[Made]):
-    """What was made, and from what."""
+    """An object, and a description of the tensors that it was made from."""
 
     made: Made
     marks: list[list[object]]
@@ -31,7 +31,7 @@ class _Entry(Generic[Made]):
     references: list[weakref.ref[Tensor]]
 
     def sampled(self, kernels: Library) -> int:
-        """Another number if the memory has other values at the places that are looked at."""
+        """A digest of some of the numbers, which differs if they have changed."""
         number: int = kernels.sample(self.addresses, self.sizes, len(self.references))
         return number
 
@@ -47,7 +47,7 @@ class TensorCache(Generic[Made]):
         return len(self._entries)
 
     def of(self, kernels: Library, tensors: Sequence[Tensor], facts: object, make: Callable[[], Made]) -> Made:
-        """What `make` makes of these tensors and, beside them, these facts."""
+        """The object that `make` returns for these tensors and facts, from the cache if they have not changed."""
         key = (facts, id(kernels), *map(id, tensors))
         marks = _marks(tensors)
         found = self._entries.get(key)
@@ -60,7 +60,7 @@ class TensorCache(Generic[Made]):
         sample: int = kernels.sample(addresses, sizes, count)
 
         def forget(_: weakref.ref[Tensor]) -> None:
-            if self._entries.get(key) is entry:  # the numbers may be other tensors' by now
+            if self._entries.get(key) is entry:  # the ids may belong to other tensors by now
                 del self._entries[key]
 
         references = [weakref.ref(tensor, forget) for tensor in tensors]
@@ -69,7 +69,7 @@ class TensorCache(Generic[Made]):
 
 
 def _marks(tensors: Sequence[Tensor]) -> list[list[object]]:
-    """What differs where torch knows that the numbers do: one list for each property, which is faster to make."""
+    """Values that differ if torch knows of a change; one list per property, which is faster to build."""
     try:
         versions: list[object] = [tensor._version for tensor in tensors]
     except RuntimeError:  # a tensor of inference mode has none

@@ -22,21 +22,21 @@ from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
 LEAST_PRODUCTS = 1_000_000
-"""Fewer in a block are not worth another thread."""
+"""Fewer products in a block are not worth another thread."""
 FEW_TOKENS = 96
 """Tokens per thread; with fewer, all threads share the matrices instead of the tokens."""
 MANY_TOKENS = 2048
-"""Tokens that one sees; with more, each thread by itself would need too much memory."""
+"""Tokens that a token sees; with more, each thread for itself would need too much memory."""
 MOST_PARTS = 4
-"""Scales of an int8 row that goes into `out` or `down`: some heads, and some products with gelu, have much larger
-numbers than the others."""
+"""Scales of an int8 input row of `out` or `down`: some heads, and some products with gelu, have much larger numbers
+than the others."""
 SMALL_COLUMN = 0.5
 """A column of `out` that is smaller than this times the median belongs to a head with large, almost constant numbers:
-what their rounding leaves over is an input too."""
+those are rounded twice."""
 MOST_REPEATED = 256
 """Such columns, at most (MOST_REPEATS of source/matrix.h)."""
 MOST_LANES = 16
-"""Numbers of the widest vectors."""
+"""Numbers in the widest vector register."""
 MOST_HEAD_SIZE = 4096
 """Scores grow with the square root of a head's size; e to a larger one may not be a float."""
 
@@ -106,9 +106,9 @@ def transformer_native(
 
 
 class _TransformerPlan:
-    """The weights of all blocks as the library takes them.
+    """The weights of all blocks in the structures of the compiled library.
 
-    It trusts every size and address it is given, so nothing may reach it that does not fit.
+    The library trusts every size and address, so `check` must refuse everything that does not fit.
     """
 
     def __init__(self, kernels: Library, blocks: Sequence[BlockWeights]) -> None:
@@ -142,7 +142,7 @@ class _TransformerPlan:
             )
 
     def _fit(self, weights: BlockWeights) -> bool:
-        """Whether a block has the sizes and the kind of weights that the first one asks for."""
+        """Whether a block has the same sizes and the same kind of weights as the first one."""
         size, inner = self.size, self.inner
         assert size is not None  # there is a block
         matrices = (weights.qkv, weights.out, weights.up, weights.down)
@@ -178,7 +178,7 @@ class _TransformerPlan:
 
 
 class _HeadPlan:
-    """A head as the library takes it."""
+    """The weights of a head in the structures of the compiled library."""
 
     def __init__(self, kernels: Library, head: HeadWeights, plan: _TransformerPlan) -> None:
         outputs, inputs = head.weight.shape
@@ -197,7 +197,7 @@ def _part_count(inputs: int) -> int:
 
 
 def _repeated(matrix: Tensor | Int8Matrix, parts: int) -> list[int]:
-    """The small columns of a matrix, if they fit into one more part."""
+    """The small columns of a matrix, whose inputs are rounded twice; none if they do not fit into one more part."""
     if not isinstance(matrix, Int8Matrix) or matrix.columns is None or len(matrix.columns) % (4 * parts):
         return []
     found: list[int] = (matrix.columns < SMALL_COLUMN * matrix.columns.median()).nonzero()[:, 0].tolist()

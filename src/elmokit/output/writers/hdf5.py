@@ -217,7 +217,7 @@ def _read_sentence_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], V
         yield words, dataset[()].astype(np.float32, copy=False)
 
 
-class _NeverFails(io.FileIO):
+class _ErrorCollectingFile(io.FileIO):
     """A file whose writes always seem to succeed."""
 
     failure: OSError | None = None
@@ -284,7 +284,7 @@ def _held_interrupt() -> Iterator[Callable[[], None]]:
 @contextmanager
 def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
     """A new HDF5 file, and check(), which raises the error of earlier writes; call it after each batch."""
-    with _held_interrupt() as raise_held, _NeverFails(path) as raw:
+    with _held_interrupt() as raise_held, _ErrorCollectingFile(path) as raw:
 
         def check() -> None:
             if raw.failure is not None:

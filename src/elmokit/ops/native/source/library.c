@@ -50,8 +50,8 @@ int64_t elmokit_panel_bytes(const struct matrix *m, int64_t int8) {
     return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (m->half ? 2 : 4);
 }
 
-/* Whether all numbers are the same after a way through 16 bits, and the machine widens those itself. */
-int elmokit_fit_halves(const float *numbers, int64_t count) {
+/* Whether float16 stores all numbers exactly, and the machine itself converts it to float32. */
+int elmokit_float16_is_exact(const float *numbers, int64_t count) {
     int same = HALVES;
     for (int64_t start = 0; same && start < count; start += 1024)
         for (int64_t i = start; i < smaller(start + 1024, count); i++) {

@@ -1,9 +1,9 @@
 /* Weight matrices cut into panels of WIDTH outputs, and the products of rows with a panel.
 
-   A panel of floats is [K][GATES][LANES]; one of 8 bits [K/4][GATES][LANES][4]. In a matrix of 4 gates the four vectors
+   A panel of floats is [K][GATES][LANES]; one of int8 [K/4][GATES][LANES][4]. In a matrix of 4 gates the four vectors
    of a panel are the four gates of the same LANES cells; with 2 gates they are first the one, then the other gate of
    2 · LANES cells; in a plain one they are WIDTH outputs that follow each other.
-   Floats that 16 bits hold exactly lie in 16 bits and are widened on their way into the product: half the memory to
+   Weights that float16 stores exactly are stored in float16 and converted to float32 in the product: half the memory to
    read, and the same result to the last bit.
    Every sum runs over K in the same order whatever the number of rows, so a row's result does not depend on others. */
 
@@ -16,15 +16,15 @@
 
 struct matrix {
     const void *panels;
-    const float *scales;    /* 8 bits: [panels][WIDTH], what one unit of an output is worth */
-    const int32_t *offsets; /* 8 bits: [parts][panels][WIDTH], what the sums start from */
-    const float *columns;   /* 8 bits: [inputs], what inputs are multiplied by before they are rounded, or NULL */
-    const int32_t *repeated; /* 8 bits: [repeats], which inputs come again as their remainders */
-    int64_t outputs, inputs; /* inputs: those that come again included */
+    const float *scales;    /* int8: [panels][WIDTH], the scale of each output */
+    const int32_t *offsets; /* int8: [parts][panels][WIDTH], what the sums start from */
+    const float *columns;   /* int8: [inputs], what inputs are multiplied by before they are rounded, or NULL */
+    const int32_t *repeated; /* int8: [repeats], the inputs whose remainders are inputs too */
+    int64_t outputs, inputs; /* inputs: remainders included */
     int64_t gates; /* 1, 2 or GATES */
-    int64_t half;  /* whether its floats lie in 16 bits */
-    int64_t parts; /* 8 bits: the inputs come in so many parts, each with a sum of its own */
-    int64_t repeats; /* 8 bits: inputs at the end that are remainders; they are one part */
+    int64_t half;  /* whether its floats are stored in float16 */
+    int64_t parts; /* int8: number of parts of the inputs, each with its own sum */
+    int64_t repeats; /* int8: number of inputs at the end that are remainders; they are one part */
 };
 
 #define MOST_REPEATS 256
@@ -43,7 +43,7 @@ INLINE int64_t part_size(const struct matrix *m) {
     return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs - m->repeats, 4 * parts);
 }
 
-/* Activations of 8 bits come in rows of a multiple of 4. */
+/* int8 activations come in rows of a multiple of 4. */
 INLINE int64_t groups_of_4(int64_t inputs) { return ceiling(inputs, 4); }
 INLINE int64_t padded(int64_t n) { return ceiling(n, 64) * 64; }
 
@@ -273,7 +273,7 @@ static void float_product(
     }
 }
 
-/* sums [n][WIDTH] = rows [n][K] · panel, rows and weights of 8 bits: of one part of the inputs; in whole numbers, or in
+/* sums [n][WIDTH] = rows [n][K] · panel, int8 rows and weights: of one part of the inputs; in whole numbers, or in
    float32 where there are units. */
 static void int8_part_product(
     const struct matrix *m, int64_t part, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel,

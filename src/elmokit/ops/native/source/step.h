@@ -146,7 +146,7 @@ INLINE void update_cells(
     }
 }
 
-/* The recurrent products and the cells of `count` rows from `start`, whose input products lie at `token`. */
+/* The recurrent products and the cells of `count` rows from `start`, whose input products are at `token`. */
 static void step_cells(const struct place *p, int64_t step, int64_t start, int64_t count, int64_t token) {
     struct buffers *buffers = p->buffers;
     const struct matrix *m = &p->layer->recurrent;

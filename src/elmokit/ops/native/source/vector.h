@@ -48,7 +48,7 @@ INLINE floats all(float value) {
 #endif
 }
 
-/* Where the machine widens numbers of 16 bits itself: each of them, also the smallest, is a float32 exactly. */
+/* Whether the machine itself converts float16 to float32; every float16, also the smallest, is exact in float32. */
 #if LANES > 4 && defined(__F16C__) || defined(__aarch64__)
 #define HALVES 1
 #else
@@ -67,7 +67,7 @@ INLINE floats widened(const uint16_t *from) {
 #endif
 }
 
-/* The nearest number of 16 bits, and what it is in float32. */
+/* The nearest float16, and its value in float32. */
 INLINE uint16_t narrowed(float value, float *back) {
     uint16_t half = 0;
 #if LANES > 4 && HALVES

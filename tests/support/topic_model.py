@@ -15,8 +15,8 @@ TOPICS = ("river", "money", "stage")
 SIZE = 16
 
 
-class StandIn:
-    """As much of an `Elmo` as an index asks for; counts the sentences that it encodes."""
+class TopicModel:
+    """The part of `Elmo` that an index uses; counts the sentences that it encodes."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.where, self.boundaries, self.state = "stand-in", False, "zero"

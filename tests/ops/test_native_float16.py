@@ -1,4 +1,4 @@
-"""Weights that 16 bits hold exactly: read so by the compiled kernels, with the results of float32 to the last bit."""
+"""Weights that float16 stores exactly: the compiled kernels read them as float16, with the bits of float32."""
 
 from dataclasses import replace
 
@@ -12,14 +12,15 @@ from elmokit.ops.native import packed as native_packed
 from elmokit.ops.native.bilstm import bilstm_native
 from elmokit.ops.native.binding import library
 from elmokit.ops.native.linear import linear_native
-from elmokit.ops.native.packed import fit_halves, packed
+from elmokit.ops.native.packed import float16_is_exact, packed
 from elmokit.ops.native.tensor_cache import TensorCache
 from support.native_cases import assert_equal, assert_near, draw, make_inputs, make_stacks, needs_kernels, use_threads
 
 pytestmark = [
     needs_kernels,
     pytest.mark.skipif(
-        not needs_kernels.args[0] and not fit_halves(library(), torch.ones(1)), reason="this CPU does not widen 16 bits"
+        not needs_kernels.args[0] and not float16_is_exact(library(), torch.ones(1)),
+        reason="this CPU does not convert float16",
     ),
 ]
 
@@ -34,7 +35,7 @@ def in_float32(monkeypatch):
     """From here on all weights are packed in float32."""
 
     def begin():
-        monkeypatch.setattr(library(), "fit_halves", lambda address, count: 0)
+        monkeypatch.setattr(library(), "float16_is_exact", lambda address, count: 0)
         monkeypatch.setattr(native_packed, "_packed_matrices", TensorCache())
         monkeypatch.setattr(native_bilstm, "_plans", TensorCache())
 
@@ -42,7 +43,7 @@ def in_float32(monkeypatch):
 
 
 def halved(stacks):
-    """The same numbers as 16 bits hold them, some of them below 16 bits' normal range."""
+    """The same numbers in float16, some of them below its normal range."""
 
     def rounded(weight):
         if weight is None:
@@ -100,7 +101,7 @@ def test_products_with_one_matrix(rows, inputs, outputs, in_float32):
     [
         (0.0, True),
         (-0.0, True),
-        (2.0**-24, True),  # the smallest of 16 bits
+        (2.0**-24, True),  # the smallest of float16
         (-(2.0**-14) + 2.0**-24, True),
         (65504.0, True),
         (float("inf"), True),
@@ -116,7 +117,7 @@ def test_one_number_decides(value, fits):
     weight = draw(40, 70, seed=1).half().float()
     weight[33, 68] = value
     x = torch.ones(2, 70)
-    assert fit_halves(library(), weight) == fits
+    assert float16_is_exact(library(), weight) == fits
     assert packed(library(), weight).matrix.half == fits
     torch.testing.assert_close(linear_native(x, weight, None), x @ weight.T, rtol=1e-5, atol=1e-4, equal_nan=True)
 
@@ -146,6 +147,6 @@ def test_it_is_half_the_memory():
 
 def test_it_is_said():
     stacks = make_stacks(13, 6)
-    assert "16 bits" not in native.description()
-    assert "16 bits" not in native.description(stacks)
-    assert native.description(halved(stacks)).endswith("; weights lie in 16 bits, which hold them exactly")
+    assert "float16" not in native.description()
+    assert "float16" not in native.description(stacks)
+    assert "weights in float16" in native.description(halved(stacks))
