@@ -5,6 +5,7 @@
 # make test-clients the server against clients that others have written, in an environment of its own
 # make test-integrations  the adapters for spaCy, transformers and others, in an environment of its own
 # make test-flair   the adapter for Flair, which needs older libraries than the others
+# make test-triton  the GPU's kernels without a GPU, in an environment of its own
 # make coverage     the tests of make test with coverage, which has a floor in pyproject.toml
 # make docs         the documentation site in site/
 # make wheel        a wheel in dist/, installed in a clean environment, with the demo run there
@@ -19,13 +20,14 @@ WHEEL := .venv-wheel
 BROWSER := .venv-browser
 INTEGRATIONS := .venv-integrations
 FLAIR := .venv-flair
+TRITON := .venv-triton
 EXTRAS := chinese,parquet,train,plot,tasks,zstd,hub,serve
 ADAPTERS := spacy,transformers,sentence-transformers,langchain,llama-index,gensim,datasets,ray,onnx
 # Every environment is installed with these versions, which are known to work together.
 INSTALL := -m pip install --quiet --constraint constraints.txt
 WHEEL_LIMIT_MB := 95
 
-.PHONY: demo test test-slow test-browser test-clients test-integrations test-flair coverage lint format docs wheel clean
+.PHONY: demo test test-slow test-browser test-clients test-integrations test-flair test-triton coverage lint format docs wheel clean
 
 demo: $(BASE)
 	$(BIN)/python examples/demo.py
@@ -47,6 +49,9 @@ test-integrations: $(INTEGRATIONS)/.ready
 
 test-flair: $(FLAIR)/.ready
 	ELMOKIT_INTEGRATIONS=flair $(FLAIR)/bin/pytest tests/integrations -o filterwarnings=default
+
+test-triton: $(TRITON)/.ready
+	$(TRITON)/bin/pytest tests/ops -k interpreter
 
 coverage: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=term
@@ -119,5 +124,13 @@ $(FLAIR)/.ready: pyproject.toml constraints.txt
 	$(FLAIR)/bin/python -m pip install --quiet --constraint $(FLAIR)/constraints.txt --editable '.[flair]' --group test
 	@touch $@
 
+# Triton's interpreter needs no GPU. That of 3.9.0 refuses some masks.
+$(TRITON)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python $(INSTALL) --upgrade 'pip>=25.1'
+	$(TRITON)/bin/python $(INSTALL) --editable . --group test
+	$(TRITON)/bin/python $(INSTALL) triton==3.7.1
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(BROWSER) $(INTEGRATIONS) $(FLAIR) $(WHEEL) dist site
+	rm -rf $(VENV) $(DOCS) $(CLIENTS) $(BROWSER) $(INTEGRATIONS) $(FLAIR) $(TRITON) $(WHEEL) dist site

@@ -17,7 +17,7 @@ from elmokit.compat.allennlp import batch_to_ids
 from elmokit.config import LstmConfig, TransformerConfig
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import lstm_reference, transformer_reference
-from elmokit.ops.traceable import lstm_scan, transformer_dense
+from elmokit.ops.traceable import _turned, lstm_scan, transformer_dense
 from elmokit.ops.weights import LstmWeights
 from support.doc_pages import run_page
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, transformer_config, word_config
@@ -192,6 +192,21 @@ def test_an_exported_transformer_has_the_same_layers_and_gradients_for_other_sha
             context=TransformerConfig(12, 2, n_heads=3, inner_size=10, window=2, softmax_size=6, prediction_layer=True)
         )
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_an_exported_transformer_in_half_precision_has_exact_angles(dtype):
+    """In a long sentence: bfloat16 has no whole numbers between 256 and 258."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 500, 64, generator=generator)
+    found = _turned(x.to(dtype)).double()
+    assert (found - _turned(x.to(dtype).double())).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+def test_an_export_takes_ids_of_another_device_than_the_weights():
+    config = transformer_config()
+    bilm = BiLM(config).to("meta")
+    assert exported(bilm, some_ids(config, 2, 5))(some_ids(config, 3, 8)).device.type == "meta"
 
 
 def test_an_exported_lstm_has_the_same_layers_for_other_shapes():

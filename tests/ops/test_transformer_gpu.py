@@ -9,7 +9,8 @@ from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.paths import forced
 from elmokit.ops.transformer import choose, transformer
-from support.transformer_cases import CASES, exact, moved, random_blocks, random_tokens, segments_of
+from elmokit.ops.weights import HeadWeights
+from support.transformer_cases import CASES, exact, moved, random_blocks, random_head, random_tokens, segments_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -147,6 +148,22 @@ def test_autocast_changes_nothing():
         with torch.autocast("cuda", torch.bfloat16):
             cast = transformer(x, Segments.of(lengths), blocks, window=4, outputs=[2])
     torch.testing.assert_close(cast, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("outputs", [(0, 2), (2,), ()], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_prediction_is_one_more_layer(dtype, outputs, autocast):
+    lengths, ways, window = CASES["lengths around a tile"]
+    x, blocks, head = random_tokens(lengths), random_blocks(), random_head()
+    expected = exact(x, lengths, ways, blocks, window=window, outputs=outputs, head=head)
+    there, given = moved(blocks, "cuda", dtype), x.to("cuda", dtype)
+    head_there, segments = HeadWeights(*(part.to("cuda", dtype) for part in head)), segments_of(lengths, ways)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        for _ in range(3):
+            found = transformer(given, segments, there, window=window, outputs=outputs, head=head_there)
+            assert found.dtype == dtype
+            close(found, expected, TOLERANCE[dtype])
 
 
 def test_threads_on_their_own_streams_get_their_own_results():

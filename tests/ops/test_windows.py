@@ -10,6 +10,7 @@ from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.weights import LstmWeights
 from elmokit.ops.windows import lstm_windows
 from support.training_cases import KEEPS, SHAPES, window_case, window_results
+from support.triton_interpreter import needs_triton, run_interpreted
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -124,6 +125,12 @@ def test_nothing_of_a_window_outlives_it(clip):
         assert saved() is None
     finally:
         gc.enable()
+
+
+@needs_triton
+def test_the_kernels_in_the_interpreter():
+    """With those of inference, of the softmax and of the characters."""
+    run_interpreted("kernel_cases.py")
 
 
 def test_inputs_written_over_before_the_backward_pass_are_noticed():

@@ -1,7 +1,7 @@
 """Attention inside segments: cases, and the largest errors of the Triton kernels against the plain reference.
 
 As a program it runs the kernels in Triton's interpreter, on a machine without a GPU:
-    TRITON_INTERPRET=1 python tests/attention_cases.py
+    TRITON_INTERPRET=1 python tests/support/attention_cases.py
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """Transformer blocks of random weights over ragged segments, and the kernels' errors against the equations.
 
 As a program it runs the kernels in Triton's interpreter, on a machine without a GPU:
-    TRITON_INTERPRET=1 python tests/transformer_cases.py
+    TRITON_INTERPRET=1 python tests/support/transformer_cases.py
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from elmokit.ops.attention import BACKWARD, BOTH, FORWARD, Segments
+from elmokit.ops.paths import forced
 from elmokit.ops.reference import transformer_reference
-from elmokit.ops.weights import BlockWeights
+from elmokit.ops.transformer import transformer
+from elmokit.ops.weights import BlockWeights, HeadWeights
 
 
 def random_blocks(count=2, size=24, heads=3, inner=20, dtype=torch.float64, seed=0) -> list[BlockWeights]:
@@ -25,6 +28,12 @@ def random_blocks(count=2, size=24, heads=3, inner=20, dtype=torch.float64, seed
     ]
 
 
+def random_head(outputs=10, size=24, dtype=torch.float64) -> HeadWeights:
+    generator = torch.Generator().manual_seed(2)
+    shapes = (outputs, size), (outputs,)
+    return HeadWeights(*(torch.randn(shape, generator=generator, dtype=dtype) / size**0.5 for shape in shapes))
+
+
 def random_tokens(lengths, size=24, dtype=torch.float64) -> Tensor:
     return torch.randn(sum(lengths), size, generator=torch.Generator().manual_seed(1), dtype=dtype) * 3 + 1
 
@@ -33,10 +42,10 @@ def segments_of(lengths, ways) -> Segments:
     return Segments(list(accumulate(lengths, initial=0)), ways)
 
 
-def exact(x: Tensor, lengths, ways, blocks, *, window: int, outputs) -> Tensor:
+def exact(x: Tensor, lengths, ways, blocks, *, window: int, outputs, head=None) -> Tensor:
     """The equations, segment after segment, in the dtype of x."""
     parts = [
-        transformer_reference(part, blocks, window=window, way=way, outputs=outputs)
+        transformer_reference(part, blocks, window=window, way=way, outputs=outputs, head=head)
         for part, way in zip(x.split(lengths), ways, strict=True)
         if len(part)
     ]
@@ -72,6 +81,19 @@ def _interpreted(dtype: torch.dtype, case: str, size: int, heads: int, inner: in
     return float((found.double() - want).abs().max())
 
 
+def _interpreted_prediction(case: str, outputs: tuple[int, ...]) -> float:
+    """The largest error of all layers with the prediction, which autocast does not change either."""
+    lengths, ways, window = CASES[case]
+    x, blocks, head = random_tokens(lengths), random_blocks(), random_head()
+    given, there = x.float(), moved(blocks, "cpu", torch.float32)
+    with torch.no_grad(), forced("cuda"), torch.autocast("cpu", torch.bfloat16):
+        segments, head_there = segments_of(lengths, ways), HeadWeights(*(part.float() for part in head))
+        found = transformer(given, segments, there, window=window, outputs=outputs, head=head_there)
+    assert found.dtype == torch.float32
+    want = exact(x, lengths, ways, blocks, window=window, outputs=outputs, head=head)
+    return float((found.double() - want).abs().max())
+
+
 if __name__ == "__main__":
     for name in CASES:
         error = _interpreted(torch.float32, name, 24, 3, 20)
@@ -79,3 +101,10 @@ if __name__ == "__main__":
     # The interpreter multiplies tiles of bfloat16 as if they were whole numbers; float16 goes the same way.
     error = _interpreted(torch.float16, "longer than the window", 80, 2, 50)
     assert error < 4e-2, error
+    # As much of CUDA as a batch needs that is not recorded.
+    torch.cuda.device = lambda device: nullcontext()
+    torch.cuda.is_current_stream_capturing = lambda: False
+    Tensor.pin_memory = lambda tensor: tensor
+    for numbers in ((0, 1, 2), (2, 0), ()):
+        error = _interpreted_prediction("longer than the window", numbers)
+        assert error < 1e-4, (numbers, error)

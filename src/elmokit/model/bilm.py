@@ -110,6 +110,8 @@ class BiLM(nn.Module):
             raise ElmoError("torch.export needs a network in floats: load the model with dtype='float32'")
         if state is not None or return_state or (self.training and self.dropout):
             raise ElmoError("torch.export records a BiLM without state and without the dropout of pre-training")
+        ids, words = (None if part is None else part.to(self.device) for part in (ids, words))
+        given = given.to(self.device)
         real = (given != 0).any(dim=-1) if given.dim() == 3 else given != 0  # [B, T]
         if lengths is not None:
             real = torch.arange(given.shape[1], device=given.device) < lengths.to(given.device).unsqueeze(1)

@@ -79,9 +79,11 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Queries or keys [B, H, T, E] with their positions."""
-    half = x.shape[-1] // 2
-    speeds = 10_000.0 ** (torch.arange(half, device=x.device).to(x) / half)
-    angles = torch.arange(x.shape[-2], device=x.device).to(x)[:, None] / speeds  # [T, E/2]
-    a, b = (x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()).chunk(2, dim=-1)
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+    """Queries or keys [B, H, T, E] with their positions; their angles are float32 at least, whatever x is."""
+    half, real = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    speeds = 10_000.0 ** (torch.arange(half, dtype=real, device=x.device) / half)
+    angles = torch.arange(x.shape[-2], dtype=real, device=x.device)[:, None] / speeds  # [T, E/2]
+    y = x.to(real)
+    a, b = (y / (y.square().mean(-1, keepdim=True) + torch.finfo(real).eps).sqrt()).chunk(2, dim=-1)
+    rotated = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+    return rotated.to(x.dtype)

@@ -113,13 +113,18 @@ def transformer(
     choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks, head))
     if choice.path == "native":
         return compiled.transformer_native(x, segments, blocks, window=window, outputs=outputs, head=head)
-    if head is not None:
-        found = transformer(x, segments, blocks, window=window, outputs=[*outputs, len(blocks)], dropout=dropout)
-        return torch.cat([found[:-1], prediction(found[-1], head).unsqueeze(0)])
     if choice.path == "cuda" and x.numel():
         from elmokit.ops.gpu.transformer import transformer_cuda
 
-        return transformer_cuda(x, segments, blocks, window=window, outputs=outputs)
+        wanted = outputs if head is None else [*outputs, len(blocks)]
+        found = transformer_cuda(x, segments, blocks, window=window, outputs=wanted)
+        if head is not None:
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # as the blocks are computed
+                found[-1] = prediction(found[-1], HeadWeights(*(part.to(x.dtype) for part in head.tensors())))
+        return found
+    if head is not None:
+        found = transformer(x, segments, blocks, window=window, outputs=[*outputs, len(blocks)], dropout=dropout)
+        return torch.cat([found[:-1], prediction(found[-1], head).unsqueeze(0)])
     return transformer_packed(x, segments, blocks, window=window, outputs=outputs, dropout=dropout)
 
 

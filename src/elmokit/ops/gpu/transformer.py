@@ -61,7 +61,7 @@ def transformer_cuda(
     x: Tensor, segments: Segments, blocks: Sequence[BlockWeights], *, window: int, outputs: Sequence[int]
 ) -> Tensor:
     """`elmokit.ops.transformer.transformer` with the kernels; x has at least one token."""
-    with torch.cuda.device(x.device), torch.no_grad(), torch.autocast("cuda", enabled=False):
+    with torch.cuda.device(x.device), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         model, outputs = packed_blocks(blocks, x.dtype), tuple(outputs)
         window = min(window, FURTHEST)
         count, size = len(x), bucket(len(x))
