@@ -132,6 +132,14 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(model_folder, command):
     assert result.stderr == b"elmo: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_a_lost_stderr_changes_neither_the_work_nor_the_status(tmp_path, model_folder):
+    result = shell(f"elmo embed 'the bank' --model {model_folder} --output {tmp_path / 'v.h5'} 2>/dev/full")
+    assert result.returncode == 0
+    assert [tokens for tokens, _ in read_vectors(tmp_path / "v.h5")] == [["the", "bank"]]
+    assert shell("elmo info nowhere 2>/dev/full").returncode == 2
+
+
 def test_a_stdout_that_is_not_utf8(model_folder):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = elmo("embed", "the élan", "--model", model_folder, env=environment)

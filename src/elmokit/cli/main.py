@@ -84,6 +84,19 @@ def _prepare_streams() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        raw = io.BufferedWriter(_Stderr(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+class _Stderr(io.FileIO):
+    """Standard error that takes everything: a lost terminal, pipe or log changes neither the work nor the status."""
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - a buffer
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _stdout_fails() -> bool:
