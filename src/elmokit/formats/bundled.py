@@ -35,7 +35,9 @@ def resolved(path: str | Path) -> str | Path:
 
     Anything that exists as a path is that path; anything else is returned as it is.
     """
-    if isinstance(path, Path) or (not path.startswith(SCHEME) and _exists(path)):
+    if not isinstance(path, str | os.PathLike):
+        raise ElmoError(f"a model must be named by a path or a name, got {path!r}: is a variable unset?")
+    if not isinstance(path, str) or (not path.startswith(SCHEME) and _exists(path)):
         return path
     if path in bundled_models():
         return FOLDER / path
