@@ -1,6 +1,7 @@
 """`elmo` itself: help, versions, mistakes, streams that are closed or full."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_a_mistake_is_one_sentence_and_status_2(
     assert err.count("\n") == 1
     assert message in err
     assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing may be left behind"
+
+
+def test_ctrl_c_while_the_commands_are_imported(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["elmokit.cli.main"], "import_module", interrupted)
+    assert call(capsys, "models") == (130, "", "elmo: interrupted\n")
 
 
 def test_closed_streams(tmp_path, model_folder):

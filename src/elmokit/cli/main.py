@@ -25,8 +25,6 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
     _prepare_streams()
-    for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
-        import_module(f"elmokit.cli.{module.name}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("elmo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -36,6 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     typed[:] = map(str, arguments)
     level = logging.getLogger().level
     try:
+        for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
+            import_module(f"elmokit.cli.{module.name}")
         status = application(_elmo)(arguments, prog_name="elmo", standalone_mode=False)
         sys.stdout.flush()  # an error must show here, not while Python exits
     except ElmoError as error:
