@@ -123,6 +123,19 @@ def test_ctrl_c_while_the_commands_are_imported(capsys, monkeypatch):
     assert call(capsys, "models") == (130, "", "elmo: interrupted\n")
 
 
+def test_a_cache_that_cannot_be_looked_into(capsys, monkeypatch, tmp_path, model_folder, text_file):
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / ("x" * 300)))  # such a name has an error of its own
+    status, out, err = call(capsys, "senses", "bank", "--model", model_folder, "--corpus", text_file)
+    assert (status, out) == (2, "")
+    assert err.startswith("elmo: ")
+    assert "File name too long" in err
+    (tmp_path / "a.tsv").write_text("a\tthe bank\nb\ta river\n" * 9)
+    files = [tmp_path / "a.tsv", "--model", model_folder, "--output", tmp_path / "out"]
+    status, _, err = call(capsys, "task", "train", "classify", *files)
+    assert status == 2
+    assert "File name too long" in err
+
+
 def test_closed_streams(tmp_path, model_folder):
     for dash in ("", "--input -", "-"):
         result = shell(f"elmo embed {dash} --model {model_folder} <&-")
