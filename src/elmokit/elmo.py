@@ -89,6 +89,7 @@ class Elmo(nn.Module):
         """Build the network from a checkpoint; `Elmo.load` reads one and documents the arguments."""
         super().__init__()
         check_value("state", state, Literal["zero", "carry"])
+        check_value("trainable", trainable, bool)
         check_value("dropout", dropout, float, {"least": 0, "below": 1})
         if mixes is not None:
             check_value("mixes", mixes, int, {"least": 1})

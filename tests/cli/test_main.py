@@ -1,6 +1,7 @@
 """`elmo` itself: help, versions, mistakes, streams that are closed or full."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,27 @@ def test_a_mistake_is_one_sentence_and_status_2(
     assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing may be left behind"
 
 
+def test_ctrl_c_while_the_commands_are_imported(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["elmokit.cli.main"], "import_module", interrupted)
+    assert call(capsys, "models") == (130, "", "elmo: interrupted\n")
+
+
+def test_a_cache_that_cannot_be_looked_into(capsys, monkeypatch, tmp_path, model_folder, text_file):
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / ("x" * 300)))  # such a name has an error of its own
+    status, out, err = call(capsys, "senses", "bank", "--model", model_folder, "--corpus", text_file)
+    assert (status, out) == (2, "")
+    assert err.startswith("elmo: ")
+    assert "File name too long" in err
+    (tmp_path / "a.tsv").write_text("a\tthe bank\nb\ta river\n" * 9)
+    files = [tmp_path / "a.tsv", "--model", model_folder, "--output", tmp_path / "out"]
+    status, _, err = call(capsys, "task", "train", "classify", *files)
+    assert status == 2
+    assert "File name too long" in err
+
+
 def test_closed_streams(tmp_path, model_folder):
     for dash in ("", "--input -", "-"):
         result = shell(f"elmo embed {dash} --model {model_folder} <&-")
@@ -130,6 +152,14 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(model_folder, command):
     result = shell(f"elmo {command.format(model=model_folder)} >/dev/full")
     assert result.returncode == 2
     assert result.stderr == b"elmo: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_a_lost_stderr_changes_neither_the_work_nor_the_status(tmp_path, model_folder):
+    result = shell(f"elmo embed 'the bank' --model {model_folder} --output {tmp_path / 'v.h5'} 2>/dev/full")
+    assert result.returncode == 0
+    assert [tokens for tokens, _ in read_vectors(tmp_path / "v.h5")] == [["the", "bank"]]
+    assert shell("elmo info nowhere 2>/dev/full").returncode == 2
 
 
 def test_a_stdout_that_is_not_utf8(model_folder):

@@ -33,6 +33,13 @@ def test_clusters_with_examples(asked, capsys, tmp_path) -> None:
     assert (tmp_path / "bank.svg").stat().st_size > 1000
 
 
+def test_a_cluster_without_typical_words(asked, capsys, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("the bank of the\nof a bank\n" * 10, encoding="utf-8")
+    replace(asked, clusters=2).run()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith("10 occurrences") for line in lines) == 2
+
+
 def test_the_same_every_time(asked, capsys) -> None:
     outputs = set()
     for _ in range(2):

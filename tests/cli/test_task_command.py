@@ -293,6 +293,17 @@ def test_spreadsheets_compute_no_prediction(call, place, tmp_path):
         assert read_tagged(path)[0].tokens == ("=A1", "Ann")
 
 
+def test_predictions_never_replace_the_file_that_is_read(call, place, tmp_path):
+    examples = tmp_path / "a.tsv"
+    examples.write_bytes((place / "classify-dev.tsv").read_bytes())
+    (tmp_path / "b.tsv").symlink_to(examples)
+    for output in ("a.tsv", "b.tsv"):
+        status, out, err = call("predict", place / "classify-model", "--input", examples, "--output", tmp_path / output)
+        assert (status, out) == (2, "")
+        assert f"got {tmp_path / output}" in err
+    assert examples.read_bytes() == (place / "classify-dev.tsv").read_bytes()
+
+
 def predicted(call, place, model, file, output):
     status, out, err = call("predict", place / model, "--input", place / file, "--output", output)
     assert (status, out, err) == (0, "", "")
@@ -481,7 +492,7 @@ def test_a_kind_that_there_is_not(call, place):
         ("classify-model", ["--input", "missing.tsv"], "missing.tsv does not exist"),
         ("classify-model", ["a", "--output", "{here}/a.xml"], "output must end in .jsonl, .tsv for a classify model"),
         ("classify-model", ["a", "--output", "{here}/a.conll"], "output must end in .jsonl, .tsv for a classify model"),
-        ("classify-model", ["a", "--output", "{here}/no/a.tsv"], "cannot be written: No such file or directory"),
+        ("classify-model", ["a", "--output", "{here}/no/a.tsv"], "a folder that exists"),
         ("classify-model", ["--input", "{place}/tag.conll"], "the suffix tells the format"),
         ("classify-model", ["--input", "{place}/pair.tsv"], "no column with a usual name for the text"),
         ("pair-model", ["one text"], "are given as FIRST SECOND FIRST SECOND …, got 1"),

@@ -7,7 +7,7 @@ import pytest
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.load import detect
+from elmokit.formats.load import detect, read_checkpoint
 from support.model_files import (
     make_bilm,
     make_manylangs,
@@ -125,3 +125,9 @@ def test_a_path_as_text_and_with_a_slash(bilm, monkeypatch):
     monkeypatch.chdir(bilm)
     assert detect(".").format.name == "bilm"
     assert detect("weights.hdf5").format.name == "bilm"
+
+
+@pytest.mark.parametrize("path", [None, 3, b"model"])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(ElmoError, match=repr(path)):
+        read_checkpoint(path)

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,17 @@ def test_a_new_folder_takes_the_place_of_nothing_but_an_empty_one(tmp_path):
         assert names(tmp_path / name) == ["last"]
         with pytest.raises(ElmoError, match="is not empty"), new_folder(tmp_path / name, "last"):
             pass
+
+
+def test_a_new_folder_leaves_what_another_process_has_put_there(tmp_path):
+    with ExitStack() as stack:
+        stack.enter_context(new_folder(tmp_path / "model", "last"))
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "theirs").touch()
+        with pytest.raises(ElmoError, match="model cannot be written"):
+            stack.close()
+    assert names(tmp_path) == ["model"]
+    assert names(tmp_path / "model") == ["theirs"]
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

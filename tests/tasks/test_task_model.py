@@ -87,10 +87,12 @@ def test_what_a_pair_model_takes_and_gives(model_of):
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("classify", 5, "predict takes a text or a list of them, got 5"),
+        ("classify", 5, "predict takes a text or a list of them, got int"),
         ("classify", [5], "a text is a string or a list of tokens"),
         ("classify", [[1, 2]], "a text is a string or a list of tokens"),
         ("tag", None, "predict takes a text"),
+        ("classify", {"text": ["a good film"]}, "got dict"),
+        ("classify", [{"text": "a good film"}], "got dict"),
         ("pair", "one text", "takes a tuple of 2 texts, got 'o'"),
         ("pair", ["one text", "another"], "takes a tuple of 2 texts, got 'one text'"),
         ("pair", ("a", "b", "c"), "takes a tuple of 2 texts"),

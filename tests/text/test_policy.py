@@ -1,6 +1,7 @@
 import doctest
 import logging
 
+import numpy as np
 import pytest
 from hypothesis import given
 from tests.text.test_tokens import ANY_TEXT
@@ -65,6 +66,23 @@ def test_a_model_that_says_does_not_warn(segment, caplog):
     TextPolicy().override(segment).split("A bank.")
     TextPolicy().tokens_of(["A", "bank."])
     assert not caplog.records
+
+
+class _Frame:
+    """A data frame, whose iterator gives the names of its columns."""
+
+    columns = ("text", "label")
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize("value", [None, 3, {"text": ["A bank."]}, _Frame(), np.array("A bank."), b"A bank."])
+def test_what_is_no_list_of_texts_is_refused(value):
+    with pytest.raises(ElmoError, match=type(value).__name__):
+        TextPolicy("english").sentences_of(value)
+    with pytest.raises(ElmoError, match=type(value).__name__):
+        TextPolicy("english").sentences_of([value])
 
 
 def test_padded_rows_are_cut():

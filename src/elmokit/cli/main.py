@@ -26,18 +26,18 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
     _prepare_streams()
-    for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
-        import_module(f"elmokit.cli.{module.name}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("elmo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    load_extensions()
     # Whichever click typer brings: its usage errors derive from these.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     typed[:] = map(str, arguments)
     level = logging.getLogger().level
     try:
+        for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
+            import_module(f"elmokit.cli.{module.name}")
+        load_extensions()
         status = application(_elmo)(arguments, prog_name="elmo", standalone_mode=False)
         sys.stdout.flush()  # an error must show here, not while Python exits
     except ElmoError as error:
@@ -86,6 +86,19 @@ def _prepare_streams() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        raw = io.BufferedWriter(_Stderr(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+class _Stderr(io.FileIO):
+    """Standard error that takes everything: a lost terminal, pipe or log changes neither the work nor the status."""
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - a buffer
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _stdout_fails() -> bool:

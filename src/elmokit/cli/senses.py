@@ -69,8 +69,8 @@ def _print(senses: Senses) -> None:
     print(f"{printable(senses.word)}: {found}" + (f" (silhouette {senses.silhouette:.2f})" if count > 1 else ""))
     for number, sense in enumerate(senses.senses, 1):
         print()
-        words = printable(", ".join(sense.typical))
-        print(f"{number}  {sense.size / total:.0%}, {counted(sense.size, 'occurrence')}: {words}")
+        words = f": {printable(', '.join(sense.typical))}" if sense.typical else ""
+        print(f"{number}  {sense.size / total:.0%}, {counted(sense.size, 'occurrence')}{words}")
         for example in sense.examples:
             columns = None if width is None else width - 3
             print(f"   {mark_token(example.tokens, example.position, width=columns, bold=width is not None)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elmokit import __version__
 from elmokit.cli.registry import Command, command, command_line, group, options_of
-from elmokit.cli.shared import JSON_HELP, SEGMENT_HELP, DeviceOption, ModelOptions, say
+from elmokit.cli.shared import JSON_HELP, SEGMENT_HELP, DeviceOption, ModelOptions, check_output_file, say
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted, printable
 from elmokit.options import REQUIRED, argument, option, shown_value
@@ -229,6 +229,8 @@ class TaskPredictCommand(InputColumns, DeviceOption):
                 f"json prints to the screen, got output {output}: leave one of the two out", "json", "output"
             )
         _refuse_missing(self.input)
+        if output is not None:
+            check_output_file("output", output, (self.input,))
         model = load(self.folder, device=self.device)
         task = model.task
         if output is not None and output.suffix not in task.suffixes:

@@ -83,7 +83,9 @@ def prepare(
         raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder", "folder")
     shared = (cache_folder() / "corpora" if folder is None else Path(folder)).expanduser().resolve()
     target = shared / (fingerprint or secrets.token_hex(16))
-    if corpus := _open_complete(target, fingerprint):
+    with corpus_errors(target):  # the cache may be another user's, who lets nobody look into it
+        corpus = _open_complete(target, fingerprint)
+    if corpus:
         return corpus
     with folder_lock(target, _BUSY, corpus_errors) as lock:
         if corpus := _open_complete(target, fingerprint):  # another process has built it while this one waited

@@ -35,9 +35,9 @@ def resolved(path: str | Path) -> str | Path:
 
     Anything that exists as a path is that path; anything else is returned as it is.
     """
-    if not isinstance(path, str | Path):
-        raise ElmoError(f"a model is given by its path or its name, got {path!r}")
-    if isinstance(path, Path) or (not path.startswith(SCHEME) and _exists(path)):
+    if not isinstance(path, str | os.PathLike):
+        raise ElmoError(f"a model is given by its path or its name, got {path!r}: is a variable unset?")
+    if not isinstance(path, str) or (not path.startswith(SCHEME) and _exists(path)):
         return path
     if path in bundled_models():
         return FOLDER / path

@@ -127,7 +127,7 @@ def new_folder(folder: Path, last: str) -> Iterator[Path]:
             yield staging
             _sync_all(staging)
         return
-    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, nullcontext) as temporary:
+    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, nullcontext, new=True) as temporary:
         yield temporary
         _sync_all(temporary)
 
@@ -156,9 +156,10 @@ def read_description(path: Path, format: str, version: int, what: str, advice: s
 
 
 @contextmanager
-def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Iterator[Path]:
+def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False, new: bool = False) -> Iterator[Path]:
     """A temporary folder next to `folder` that replaces it once the block, which flushes its files, has ended.
 
+    With `new` a folder that another process has filled in the meantime stays, which is an error.
     `errors` turns those that are not the block's own into messages. What killed writers of the folder left is removed
     (`cache.remove_leftovers`).
     """
@@ -170,7 +171,11 @@ def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False) -> Itera
     try:
         yield temporary
         with errors(folder):
-            _replace_folder(temporary, folder)
+            if new:
+                temporary.rename(folder)
+                sync(folder.parent)
+            else:
+                _replace_folder(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

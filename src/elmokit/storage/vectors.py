@@ -193,7 +193,9 @@ class VectorStore:
 
     def _look(self, search: _KeySearch) -> None:
         """Look in the files that have not been searched."""
-        for path in sorted({*self._open, *self.folder.glob(_FILES)} - search.searched):
+        with _ERRORS(self.folder):  # it may be another user's, who lets nobody look into it
+            files = {*self._open, *self.folder.glob(_FILES)}
+        for path in sorted(files - search.searched):
             search.searched.add(path)
             block = self._block(path)
             if block is not None and search.look_in(block):

@@ -31,7 +31,7 @@ from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.reading import Segment, Tokens
 from elmokit.tasks.scores import TaskScores
 from elmokit.tasks.task import Answer, AnyTask, Example, task_named
-from elmokit.text.policy import TextPolicy
+from elmokit.text.policy import TextPolicy, check_texts
 
 FORMAT, VERSION = "elmokit-task", 1
 LAST = "task.json"
@@ -71,8 +71,7 @@ class TaskModel:
         split already are passed as a tuple of strings, or as a list of lists for many. A text without words has no
         tags, and the label that the model gives when it knows nothing.
         """
-        if not isinstance(texts, Iterable):
-            raise ElmoError(f"predict takes a text or a list of them, got {texts!r}")
+        check_texts(texts, "predict takes a text or a list of them")
         if isinstance(texts, tuple) or (isinstance(texts, str) and len(self.task.sides) == 1):
             return next(self.stream([self.example(texts)]))
         return list(self.stream(self.example(text) for text in texts))
@@ -118,9 +117,10 @@ class TaskModel:
         """A string split as the training texts were; tokens as they are."""
         if isinstance(text, str):
             return tuple(self.text_policy.split(text))
-        tokens = tuple(text) if isinstance(text, Iterable) else (text,)
+        check_texts(text, rule := "a text is a string or a list of tokens")
+        tokens = tuple(text)
         if not all(isinstance(token, str) for token in tokens):
-            raise ElmoError(f"a text is a string or a list of tokens, got {text!r}")
+            raise ElmoError(f"{rule}, got {text!r}")
         return tokens
 
 

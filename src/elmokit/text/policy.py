@@ -91,9 +91,7 @@ class TextPolicy:
         """The tokens of a sentence: a string is split, a list of tokens is taken as it is."""
         if isinstance(sentence, str):
             return self.split(sentence)
-        _refuse_bytes(sentence)
-        if not isinstance(sentence, Iterable):
-            raise ElmoError(f"a sentence must be a string or a list of tokens, got {type(sentence).__name__}")
+        check_texts(sentence, "a sentence must be a string or a list of tokens")
         tokens = list(sentence)
         if wrong := [token for token in tokens if not isinstance(token, str)]:
             _refuse_bytes(wrong[0])
@@ -104,9 +102,7 @@ class TextPolicy:
         """The tokens of any number of sentences; one string is one sentence."""
         if isinstance(sentences, str):
             return [self.split(sentences)]
-        _refuse_bytes(sentences)
-        if not isinstance(sentences, Iterable):
-            raise ElmoError(f"sentences must be a list of strings or of token lists, got {type(sentences).__name__}")
+        check_texts(sentences, "sentences must be a list of strings or of token lists")
         return [self.tokens_of(sentence) for sentence in sentences]
 
     def _look(self, text: str) -> None:
@@ -126,6 +122,16 @@ class TextPolicy:
 
 
 _SHOWN = 20
+
+
+def check_texts(value: object, rule: str) -> None:
+    """Refuse what is no list: bytes would be read as numbers, a dict or a data frame as the names of its columns."""
+    _refuse_bytes(value)
+    kind = type(value).__name__
+    if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
+        raise ElmoError(f"{rule}, got {kind}")
+    if isinstance(value, Mapping) or hasattr(value, "columns"):
+        raise ElmoError(f"{rule}, got {kind}: choose one of its columns or values")
 
 
 def _refuse_bytes(value: object) -> None:
