@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from elmokit import ElmoError
-from elmokit.encode import WINDOW_BATCHES, batches, encode_stream, run_halving
+from elmokit.encode import WINDOW_BATCHES, encode_stream, run_halving
+from elmokit.layers import batches
 from support.exactness import assert_same
 from support.tiny_models import tiny_config
 

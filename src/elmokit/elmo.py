@@ -17,23 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import OneLayer
-from elmokit.encode import (
-    ElmoOutput,
-    Layer,
-    Layers,
-    Pool,
-    Vectors,
-    arrays,
-    check_batch_tokens,
-    check_layer,
-    encode_stream,
-)
+from elmokit.encode import ElmoOutput, Layers, arrays, check_batch_tokens, encode_stream
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, name_of
 from elmokit.formats.checkpoint import Checkpoint, Fingerprint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT
 from elmokit.formats.save import SoftmaxDtype, StoredDtype, write_checkpoint
+from elmokit.layers import Layer, Pool, Vectors, check_layer
 from elmokit.model.compiling import is_exporting, outside_graphs
 from elmokit.model.context import State
 from elmokit.model.language_model import LanguageModel, LogProbs, Perplexity, head_shell, score

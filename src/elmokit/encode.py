@@ -21,12 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
-from elmokit.layers import Layer as Layer
-from elmokit.layers import Pool as Pool
-from elmokit.layers import Vectors as Vectors
-from elmokit.layers import batches as batches
-from elmokit.layers import check_layer as check_layer
-from elmokit.layers import pool_tokens as pool_tokens
+from elmokit.layers import Layer, Pool, Vectors, batches, pool_tokens
 from elmokit.model.context import padded
 from elmokit.model.placement import moved
 from elmokit.model.scalar_mix import ScalarMix

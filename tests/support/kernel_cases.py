@@ -13,7 +13,7 @@ import torch
 from elmokit.ops import kernels, softmax_loss
 from elmokit.ops.convolve import convolve, convolve_together
 from elmokit.ops.gpu import bilstm as gpu
-from elmokit.ops.gpu.packed import Packed
+from elmokit.ops.gpu.packed import PackedModel
 from elmokit.ops.reference import lstm_windows_reference
 from elmokit.ops.windows import lstm_windows
 from support.bilstm_cases import bilstm_case, bilstm_reference
@@ -70,7 +70,7 @@ def bilstm_error(dtype: torch.dtype, batch: int, time: int) -> float:
     x, lengths, stacks, h, c = bilstm_case(batch, time, 74, 20)
     plan = gpu.Plan.of(lengths, batch, time)
     given = (part.to(dtype) for part in (h, c))
-    found = gpu.run_steps(Packed(stacks, dtype), x.to(dtype), plan, plan.counts, *given, skip=True)
+    found = gpu.run_steps(PackedModel(stacks, dtype), x.to(dtype), plan, plan.counts, *given, skip=True)
     exact = bilstm_reference(x, lengths, stacks, h, c, skip_connections=True)
     return error([*found.layers, found.h, found.c], [*exact.layers, exact.h, exact.c])
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elmokit.elmo import Elmo
-    from elmokit.encode import Layer
+    from elmokit.layers import Layer
     from elmokit.output import Summary
     from elmokit.output.embed_folder import EmbedFile, FileProgress, FolderProgress, FolderSummary
     from elmokit.text.vocab import UnknownTokens

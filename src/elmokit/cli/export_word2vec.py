@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from elmokit.corpus.prepared import PreparedCorpus
     from elmokit.elmo import Elmo
-    from elmokit.encode import Layer, Vectors
+    from elmokit.layers import Layer, Vectors
 
 group("export", "Export a model for other programs.")
 
@@ -72,7 +72,7 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
         """Choose the words, compute their vectors and write the file."""
         from elmokit.cli.embed import parse_layer
         from elmokit.elmo import Elmo
-        from elmokit.encode import check_layer
+        from elmokit.layers import check_layer
         from elmokit.text.word_vectors import can_be_written, write_word2vec
 
         if (binary := _BINARY.get(self.output.suffix.lower())) is None:

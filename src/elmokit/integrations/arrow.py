@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool, Vectors, check_layer
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
+from elmokit.layers import Layer, Pool, Vectors, check_layer
 from elmokit.options import check_value
 from elmokit.output.sentence_vectors import without_surrogates
 from elmokit.text.tokens import SegmenterName

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool, Vectors
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
+from elmokit.layers import Layer, Pool, Vectors
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, check_layer
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.integrations.models import check_stateless, open_model
+from elmokit.layers import Layer, check_layer
 
 try:
     import flair

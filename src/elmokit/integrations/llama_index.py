@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from elmokit.encode import Layer, Pool
 from elmokit.errors import MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.integrations.models import PooledTexts
+from elmokit.layers import Layer, Pool
 from elmokit.text.tokens import SegmenterName
 
 try:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool, check_layer
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, resolved
+from elmokit.layers import Layer, Pool, check_layer
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
 

@@ -13,10 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.integrations.arrow import EmbedBatch
+from elmokit.layers import Layer, Pool
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
 

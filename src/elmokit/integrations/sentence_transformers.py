@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool, check_layer
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
+from elmokit.layers import Layer, Pool, check_layer
 from elmokit.model.scalar_mix import ScalarMix
 from elmokit.options import check_value
 

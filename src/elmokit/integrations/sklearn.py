@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Layer, Pool
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.integrations.models import check_stateless, forget_models, open_model
+from elmokit.layers import Layer, Pool
 from elmokit.options import check_value
 from elmokit.storage.cache import key_of
 from elmokit.storage.vectors import RecentVectors, VectorBlock, VectorStore

@@ -16,9 +16,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from elmokit.elmo import Elmo
-from elmokit.encode import Vectors, pool_tokens
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
+from elmokit.layers import Vectors, pool_tokens
 from elmokit.options import check_value
 
 try:

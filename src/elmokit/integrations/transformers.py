@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from elmokit.config import ElmoConfig
 from elmokit.elmo import Elmo
-from elmokit.encode import Layers, check_layer
+from elmokit.encode import Layers
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
+from elmokit.layers import check_layer
 from elmokit.model.bilm import BiLM, file_name, lengths_of
 from elmokit.model.scalar_mix import ScalarMix
 from elmokit.text.chars import ByteIndexer, Ids, Indexer, SymbolIndexer, SymbolTable, WordIndexer, byte_ids

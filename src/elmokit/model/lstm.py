@@ -112,10 +112,10 @@ class LstmEncoder(ContextEncoder):
             dropout=dropout,
         )
         first = self.token_layer(tokens)
-        if found.room is None or first.shape != found.room.shape[1:]:
+        if found.buffer is None or first.shape != found.buffer.shape[1:]:
             layers = torch.stack([first, *found.layers])
         else:
-            layers = found.room
+            layers = found.buffer
             layers[0] = first
         return ContextOutput(layers, State(found.h, found.c))
 

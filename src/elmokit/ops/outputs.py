@@ -14,5 +14,5 @@ class BiLstmOutput:
     layers: list[Tensor]  # L tensors [B, T, D·P], directions side by side; 0 past a sentence's end
     h: Tensor  # [D, L, B, P]
     c: Tensor  # [D, L, B, H]
-    room: Tensor | None = None
+    buffer: Tensor | None = None
     """[L + 1, B, T, D·P]: the memory of the layers, after free space for the token layer."""

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
+from elmokit.encode import BATCH_TOKENS, GPU_BATCH_TOKENS
+from elmokit.layers import batches
 from elmokit.model.language_model import masked_losses, score
 from elmokit.model.placement import moved
 from elmokit.pretrain.distributed import Processes

@@ -190,7 +190,9 @@ def _finish(
     end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
     if training.stopping.signal:
         end = f"stopped at {training.share:.2%} of the run"
-    say(f"{end}: {progress.step:,} updates in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}")
+    say(
+        f"{end}: {counted(progress.step, 'update')} in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}"
+    )
 
 
 def _export(

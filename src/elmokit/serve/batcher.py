@@ -29,7 +29,7 @@ from elmokit.serve.errors import RequestError, not_ready, overloaded
 
 if TYPE_CHECKING:
     from elmokit.elmo import Elmo
-    from elmokit.encode import Layer, Pool, Vectors
+    from elmokit.layers import Layer, Pool, Vectors
     from elmokit.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)

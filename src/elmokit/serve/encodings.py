@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from elmokit.serve.errors import RequestError
 
 if TYPE_CHECKING:
-    from elmokit.encode import Vectors
+    from elmokit.layers import Vectors
     from elmokit.text.tokens import Token
 
 Encoding = Literal["float", "base64"]

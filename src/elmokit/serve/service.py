@@ -24,7 +24,7 @@ from elmokit.serve.settings import ServeSettings
 if TYPE_CHECKING:
     from elmokit.analyse import OccurrenceIndex
     from elmokit.elmo import Elmo
-    from elmokit.encode import Layer, Pool, Vectors
+    from elmokit.layers import Layer, Pool, Vectors
     from elmokit.text.tokens import Token
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Service:
             loop.call_soon_threadsafe(self._loaded, elmo, layer, indexes, loop, rate)
 
     def _default_layer(self, elmo: Elmo) -> Layer:
-        from elmokit.encode import check_layer
+        from elmokit.layers import check_layer
 
         given = self.settings.layer
         layer = elmo.default_layer if given is None else int(given) if given.isdigit() else given

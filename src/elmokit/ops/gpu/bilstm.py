@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.gpu import persistent
-from elmokit.ops.gpu.packed import Packed, PackedLayer, float32_precision, packed
+from elmokit.ops.gpu.packed import PackedLayer, PackedModel, float32_precision, packed
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import AnyLstmWeights, Bounds, Int8LstmWeights
@@ -53,7 +53,7 @@ def description(x: Tensor, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str:
         "products": "cuBLAS's products, and kernels for the gates",
     }
     recorded = "recorded as a CUDA graph" if _is_small(x) else "launched one by one"
-    return f"{ways[way_of(packed(stacks, x.dtype), len(x), x.device)]}; both directions together, {recorded}"
+    return f"{ways[kernels_for(packed(stacks, x.dtype), len(x), x.device)]}; both directions together, {recorded}"
 
 
 def bilstm_cuda(
@@ -77,13 +77,15 @@ def _is_small(x: Tensor) -> bool:
     return x.shape[0] <= RECORDED_ROWS and x.shape[1] <= RECORDED_STEPS
 
 
-def _run(model: Packed, x: Tensor, lengths: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool) -> BiLstmOutput:
+def _run(
+    model: PackedModel, x: Tensor, lengths: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
+) -> BiLstmOutput:
     plan = Plan.of(lengths, *x.shape[:2])
     return run_steps(model, x.contiguous(), plan.to(x.device), plan.counts, h, c, skip=skip)
 
 
 def _run_recorded(
-    model: Packed, x: Tensor, lengths: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
+    model: PackedModel, x: Tensor, lengths: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
 ) -> BiLstmOutput:
     """In the graph of the bucket that the batch falls into, recorded when one comes for the second time."""
     batch, time, _ = x.shape
@@ -100,7 +102,7 @@ class BilstmGraph:
     """The steps for one size of batch, recorded; what they read and write stays where it was then."""
 
     def __init__(
-        self, model: Packed, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
+        self, model: PackedModel, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
     ) -> None:
         batch, time = size
         self.x = x.new_zeros(batch, time, x.shape[2])
@@ -121,10 +123,10 @@ class BilstmGraph:
             if own is not None and given is not None:
                 own[:, :, :batch].copy_(given)
         self.graph.replay()
-        assert self.out.room is not None
-        room = self.out.room[:, :batch, :time].clone()
+        assert self.out.buffer is not None
+        buffer = self.out.buffer[:, :batch, :time].clone()
         last_h, last_c = (states[:, :, :batch].clone() for states in (self.out.h, self.out.c))
-        return BiLstmOutput(list(room[1:].unbind(0)), last_h, last_c, room)
+        return BiLstmOutput(list(buffer[1:].unbind(0)), last_h, last_c, buffer)
 
 
 class Plan:
@@ -181,7 +183,7 @@ GATES = {16: Tiles(16, 32, 128, 4, 4), 32: Tiles(32, 32, 64, 4, 5), 1 << 30: Til
 PROJECTION = {32: Tiles(16, 16, 256, 4, 4), 1 << 30: Tiles(64, 16, 128, 4, 4)}
 
 
-def way_of(packed: Packed, batch: int, device: torch.device) -> Way:
+def kernels_for(packed: PackedModel, batch: int, device: torch.device) -> Way:
     """How a batch of this many rows is computed."""
     if packed.dtype == torch.float32:
         return "products"
@@ -191,7 +193,7 @@ def way_of(packed: Packed, batch: int, device: torch.device) -> Way:
 
 
 def run_steps(
-    packed: Packed,
+    packed: PackedModel,
     x: Tensor,
     plan: Plan,
     counts: Sequence[int],
@@ -208,9 +210,9 @@ def run_steps(
 
     (batch, time, size_in), directions, layers = x.shape, packed.directions, len(packed.layers)
     size, output = packed.layers[0].projection.shape[2], packed.layers[0].output_size
-    way = way_of(packed, batch, x.device)
-    room = x.new_empty(layers + 1, batch, time, directions * output)
-    outputs = room[1:]
+    way = kernels_for(packed, batch, x.device)
+    buffer = x.new_empty(layers + 1, batch, time, directions * output)
+    outputs = buffer[1:]
     last_h, last_c = (x.new_empty(directions, layers, batch, n) for n in (output, size))
     rows, tokens = (batch, directions), (batch * time, directions)
     before: Tensor | None = None  # the output of the layer below, [D, T, B, P]
@@ -242,7 +244,7 @@ def run_steps(
             *(time, batch, output, COLUMNS),
         )
         size_in = output
-    return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c, room)
+    return BiLstmOutput(list(outputs.unbind(0)), last_h, last_c, buffer)
 
 
 def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -> Tensor:
@@ -252,7 +254,9 @@ def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -
     return bmm_float32(x, layer.of_input.mT).view(directions, stop - start, batch, -1)
 
 
-def _persistent_steps(packed: Packed, number: int, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan) -> None:
+def _persistent_steps(
+    packed: PackedModel, number: int, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan
+) -> None:
     layer, held = packed.layers[number], persistent.layer_of(packed, number)
     hidden = torch.empty_like(cells, dtype=joined.dtype)
     time, together = joined.shape[1] - 1, max(1, PRODUCT_TOKENS // joined.shape[2])

@@ -16,7 +16,7 @@ from elmokit.ops.windows_triton import sigmoid
 
 
 @jit()
-def _turned(
+def _rotated(
     at: tl.tensor,  # [BLOCK]: the first number of each row
     position: tl.tensor,  # [BLOCK]
     inside: tl.tensor,  # [BLOCK]: which rows there are
@@ -62,7 +62,7 @@ def attend(
         return
     row = first + tl.arange(0, BLOCK)
     of_row = qkv + row.to(tl.int64) * PITCH
-    a, b = _turned(of_row + head * E, row - start, row < stop, cos, sin, E, HALF)
+    a, b = _rotated(of_row + head * E, row - start, row < stop, cos, sin, E, HALF)
     back, ahead = tl.where(way == 2, 0, window), tl.where(way == 1, 0, window)  # BACKWARD, FORWARD
     begin = start + (tl.maximum(first - back, start) - start) // BLOCK * BLOCK
     end = tl.minimum(tl.minimum(first + BLOCK, stop) + ahead, stop)
@@ -74,7 +74,7 @@ def attend(
         seen_row = key + tl.arange(0, BLOCK)
         of_key = qkv + seen_row.to(tl.int64) * PITCH
         within = seen_row < stop
-        key_a, key_b = _turned(of_key + (H + head) * E, seen_row - start, within, cos, sin, E, HALF)
+        key_a, key_b = _rotated(of_key + (H + head) * E, seen_row - start, within, cos, sin, E, HALF)
         scores = tl.dot(a, tl.trans(key_a), input_precision="ieee")
         scores = tl.dot(b, tl.trans(key_b), scores, input_precision="ieee") * scale
         away = seen_row[None, :] - row[:, None]
@@ -96,7 +96,7 @@ def attend(
 
 
 @jit()
-def _normed(x: tl.tensor, inside: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+def _layer_norm(x: tl.tensor, inside: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     """Rows of mean 0 and variance 1; x [ROWS, COLUMNS] is 0 where there is no number, and so is what is given."""
     mean = tl.sum(x, 1) / SIZE
     away = tl.where(inside, x - mean[:, None], 0.0)
@@ -120,10 +120,10 @@ def norm_tokens(
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < P)
     at = row.to(tl.int64) * P + column
-    values = _normed(tl.load(tokens + at, mask=mask, other=0.0).to(tl.float32), mask, P)
+    values = _layer_norm(tl.load(tokens + at, mask=mask, other=0.0).to(tl.float32), mask, P)
     tl.store(x + at, values, mask=mask)
     tl.store(layer + at, values, mask=mask)
-    tl.store(y + at, _normed(values, mask, P), mask=mask)
+    tl.store(y + at, _layer_norm(values, mask, P), mask=mask)
 
 
 @jit("N")
@@ -139,7 +139,7 @@ def norm_rows(
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < P)
     at = x + row.to(tl.int64) * P + column
-    tl.store(at, _normed(tl.load(at, mask=mask, other=0.0).to(tl.float32), mask, P), mask=mask)
+    tl.store(at, _layer_norm(tl.load(at, mask=mask, other=0.0).to(tl.float32), mask, P), mask=mask)
 
 
 @jit("N")
@@ -159,7 +159,7 @@ def add_norm(
     at = row.to(tl.int64) * P + column
     total = tl.load(x + at, mask=mask, other=0.0) + tl.load(product + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(x + at, total, mask=mask)
-    tl.store(y + at, _normed(total, mask, P), mask=mask)
+    tl.store(y + at, _layer_norm(total, mask, P), mask=mask)
 
 
 @jit("N")
@@ -179,4 +179,4 @@ def gelu_norm(
     values = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     gates = tl.load(at + I, mask=mask, other=0.0).to(tl.float32)
     values *= gates * (1 + tl.erf(gates * 0.7071067811865476)) * 0.5
-    tl.store(inner + row.to(tl.int64) * I + column, _normed(values, mask, I), mask=mask)
+    tl.store(inner + row.to(tl.int64) * I + column, _layer_norm(values, mask, I), mask=mask)

@@ -24,13 +24,13 @@ _recording = Lock()
 """One graph is recorded at a time, on its device's stream for that."""
 
 
-class Recorded(Protocol):
+class RecordedGraph(Protocol):
     """A graph, and whatever it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
 
 
-G = TypeVar("G", bound=Recorded)
+G = TypeVar("G", bound=RecordedGraph)
 Result = TypeVar("Result")
 
 
@@ -137,8 +137,8 @@ def unpaired(gates: Tensor) -> Tensor:
     return gates.view(2, -1, 2, *gates.shape[1:]).transpose(1, 2).reshape(gates.shape)
 
 
-class Packed:
-    """A model's layers, their graphs, and what else is made of them in `beside`."""
+class PackedModel:
+    """A model's layers, their graphs, and what else is made of them for the persistent kernel."""
 
     def __init__(self, stacks: Sequence[Sequence[LstmWeights]], dtype: torch.dtype) -> None:
         first = stacks[0][0]
@@ -146,7 +146,7 @@ class Packed:
         self.layers = [PackedLayer.of(directions, dtype) for directions in zip(*stacks, strict=True)]
         self.directions, self.dtype = len(stacks), dtype
         self.graphs: Graphs[Any] = Graphs()
-        self.beside: dict[object, Any] = {}
+        self.persistent_layers: dict[object, Any] = {}
 
 
 def finish(device: torch.device) -> None:
@@ -160,8 +160,8 @@ _lock = Lock()
 Model = TypeVar("Model")
 
 
-def made_once(tensors: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], Model]) -> Model:
-    """What `make` makes of weights in a dtype, made again when one of them has changed, and gone with the first."""
+def cached_model(tensors: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], Model]) -> Model:
+    """What `make` returns for weights in a dtype, made again when one of them has changed, removed with the first."""
     state = (dtype, *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors))
     key = tensors[0]
     with _lock:
@@ -174,8 +174,8 @@ def made_once(tensors: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], 
     return found
 
 
-def packed(stacks: Sequence[Sequence[AnyLstmWeights]], dtype: torch.dtype) -> Packed:
+def packed(stacks: Sequence[Sequence[AnyLstmWeights]], dtype: torch.dtype) -> PackedModel:
     """The model's layers in this dtype."""
     dense = [[w for w in layers if isinstance(w, LstmWeights)] for layers in stacks]
     tensors = [t for layers in dense for w in layers for t in (w.recurrent, w.input, w.bias, w.projection)]
-    return made_once([t for t in tensors if t is not None], dtype, lambda: Packed(dense, dtype))
+    return cached_model([t for t in tensors if t is not None], dtype, lambda: PackedModel(dense, dtype))

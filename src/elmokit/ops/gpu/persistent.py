@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from elmokit.errors import ElmoError
-from elmokit.ops.gpu.packed import Packed, PackedLayer, finish, unpaired
+from elmokit.ops.gpu.packed import PackedLayer, PackedModel, finish, unpaired
 from elmokit.ops.weights import Bounds
 
 log = logging.getLogger(__name__)
@@ -72,18 +72,18 @@ class PersistentLayer:
         )
 
 
-def layer_of(packed: Packed, number: int) -> PersistentLayer:
+def layer_of(packed: PackedModel, number: int) -> PersistentLayer:
     """The layer's weights, laid out once for a model."""
     key = ("persistent", number)
-    if key not in packed.beside:
+    if key not in packed.persistent_layers:
         made = PersistentLayer(packed.layers[number])
         finish(made.gates.device)
-        packed.beside[key] = made
-    found: PersistentLayer = packed.beside[key]
+        packed.persistent_layers[key] = made
+    found: PersistentLayer = packed.persistent_layers[key]
     return found
 
 
-def serves(packed: Packed, batch: int, device: torch.device) -> bool:
+def serves(packed: PackedModel, batch: int, device: torch.device) -> bool:
     """Whether the kernel takes such a model and batch on this GPU."""
     if batch > ROWS or packed.dtype not in (torch.bfloat16, torch.float16):
         return False

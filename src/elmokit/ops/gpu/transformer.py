@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from elmokit.ops.attention import Segments, rotary
-from elmokit.ops.gpu.packed import Graphs, finish, float32_precision, made_once
+from elmokit.ops.gpu.packed import Graphs, cached_model, finish, float32_precision
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.optional_triton import triton
 from elmokit.ops.weights import BlockWeights
@@ -162,7 +162,7 @@ def _angles(count: int, size: int, device: torch.device) -> tuple[Tensor, Tensor
 def packed_blocks(blocks: Sequence[BlockWeights], dtype: torch.dtype) -> PackedBlocks:
     """The model's blocks in this dtype."""
     tensors = [m for weights in blocks for m in weights if isinstance(m, Tensor)]
-    return made_once(tensors, dtype, lambda: PackedBlocks(blocks, dtype))
+    return cached_model(tensors, dtype, lambda: PackedBlocks(blocks, dtype))
 
 
 def run_blocks(

@@ -48,8 +48,8 @@ def bilstm_native(
     plan.check(x, tokens, h, c)
     x, h, c = x.detach(), h.detach().contiguous(), c.detach().contiguous()
     x = x if x.stride(2) == 1 else x.contiguous()
-    room = torch.empty(layers + 1, batch, time, directions * outputs, dtype=x.dtype, device=x.device)
-    wide = list(room[1:].unbind(0))
+    buffer = torch.empty(layers + 1, batch, time, directions * outputs, dtype=x.dtype, device=x.device)
+    wide = list(buffer[1:].unbind(0))
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
     threads, apart = _threads(sum(tokens), max(tokens, default=0), 5 * cells * outputs, plan.bytes_each, directions)
     job = BiLstm(
@@ -77,7 +77,7 @@ def bilstm_native(
     )
     if kernels.bilstm(ctypes.byref(job)):
         raise MemoryError("there is not enough memory for the recurrence of this batch")
-    return BiLstmOutput(wide, last_h, last_c, room)
+    return BiLstmOutput(wide, last_h, last_c, buffer)
 
 
 class _BilstmPlan:
