@@ -190,9 +190,8 @@ def _finish(
     end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
     if training.stopping.signal:
         end = f"stopped at {training.share:.2%} of the run"
-    say(
-        f"{end}: {counted(progress.step, 'update')} in {duration(progress.seconds)}{early}{'; ' if result else ''}{result}"
-    )
+    updates, result = counted(progress.step, "update"), f"; {result}" if result else ""
+    say(f"{end}: {updates} in {duration(progress.seconds)}{early}{result}")
 
 
 def _export(
