@@ -17,7 +17,7 @@ from elmokit.compat.allennlp import batch_to_ids
 from elmokit.config import LstmConfig, TransformerConfig
 from elmokit.ops.paths import forced
 from elmokit.ops.reference import lstm_reference, transformer_reference
-from elmokit.ops.traceable import _turned, lstm_scan, transformer_dense
+from elmokit.ops.traceable import _rotated, lstm_scan, transformer_dense
 from elmokit.ops.weights import LstmWeights
 from support.doc_pages import run_page
 from support.tiny_models import WORDS, tiny_checkpoint, tiny_config, transformer_config, word_config
@@ -199,8 +199,8 @@ def test_an_exported_transformer_in_half_precision_has_exact_angles(dtype):
     """In a long sentence: bfloat16 has no whole numbers between 256 and 258."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 2, 500, 64, generator=generator)
-    found = _turned(x.to(dtype)).double()
-    assert (found - _turned(x.to(dtype).double())).abs().max() < 8 * torch.finfo(dtype).eps
+    found = _rotated(x.to(dtype)).double()
+    assert (found - _rotated(x.to(dtype).double())).abs().max() < 8 * torch.finfo(dtype).eps
 
 
 def test_an_export_takes_ids_of_another_device_than_the_weights():

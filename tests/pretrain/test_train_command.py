@@ -302,6 +302,8 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         (("text.txt", "--output", "new", "--vocab", "gone.txt"), "gone.txt"),
         (("text.txt", "--output", "model"), "contains a model"),
         (("text.txt", "--output", "ours"), "contains a model"),
+        (("text.txt", "--output", "words"), "vocab.txt would be replaced"),
+        (("text.txt", "--output", "words", "--vocab", "other.txt"), "vocab.txt would be replaced"),
         (("text.txt", "--output", "run"), "resume"),
         (("text.txt", "--output", "new", "--preset", "huge"), "huge"),
         (("text.txt", "--output", "new", "--recipe", "huge"), "huge"),
@@ -341,6 +343,8 @@ def test_a_mistake_is_one_sentence_and_nothing_is_lost(
     write_bilm(tmp_path / "model", make_bilm(words=True))
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "config.json").write_text("{}")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nthe\n")
     if "run" in arguments:
         elmo("train", "text.txt", *TINY, "--steps", "2", "--output", "run")
     cache = tmp_path / "cache"

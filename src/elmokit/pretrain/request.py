@@ -95,6 +95,9 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError("a corpus is needed: name files, folders or patterns, or - for standard input")
     if any((folder.folder / name).exists() for name in _MODEL_FILES):
         raise ElmoError(f"{folder.folder} contains a model: choose another output", "output")
+    vocab = folder.folder / "vocab.txt"
+    if vocab.exists() and not (request.vocab is not None and request.vocab.samefile(vocab)):
+        raise ElmoError(f"{vocab} would be replaced: give it as vocab, or choose another output", "vocab", "output")
     changes = _with_context(request)
     recipe = make_recipe(preset=request.preset, recipe=request.recipe, config=request.config, changes=changes)
     _check_together(request, recipe)

@@ -50,8 +50,9 @@ MOST_BYTES = 20_000_000_000
 """Bytes of the files of all stores in a root; above this the oldest are removed."""
 BLOCK_BYTES = 64_000_000
 """Bytes of vectors in a file; a killed run loses no more than that."""
-_ADVICE = "free some space there, or name another folder with cache or ELMOKIT_CACHE"
-_ERRORS = partial(disk_errors, advice=_ADVICE)
+_OTHER_FOLDER = "name another folder with cache or ELMOKIT_CACHE"
+_IF_FULL = f"free some space there, or {_OTHER_FOLDER}"
+_ERRORS = partial(disk_errors, advice=_OTHER_FOLDER, if_full=_IF_FULL)
 _SUFFIX = ".safetensors"
 _FILES = "[0-9a-f]" * 16 + _SUFFIX
 """A pattern that matches the names of our files and no others, which a user's folder may have."""
@@ -244,7 +245,7 @@ class VectorStore:
         free = shutil.disk_usage(self.folder).free
         if free < coming:
             raise ElmoError(
-                f"the vectors need {coming / 1e9:.1f} GB in {self.folder}, and {free / 1e9:.1f} GB are free: {_ADVICE}"
+                f"the vectors need {coming / 1e9:.1f} GB in {self.folder}, and {free / 1e9:.1f} GB are free: {_IF_FULL}"
             )
 
     def _merge(self) -> None:
