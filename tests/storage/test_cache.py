@@ -19,6 +19,10 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ELMOKIT_CACHE")
     assert cache_folder() == tmp_path / "home" / ".cache" / "elmokit"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what it does for a user who is not known
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder() == tmp_path / f"elmokit-{os.getuid()}"
 
 
 @pytest.mark.parametrize("name", ["", "corpus", "a[b]*"])

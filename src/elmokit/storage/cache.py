@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -19,8 +20,12 @@ KEY_BYTES = 16
 
 
 def cache_folder() -> Path:
-    """The folder named by ELMOKIT_CACHE, or ~/.cache/elmokit."""
-    return Path(os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit").expanduser()
+    """The folder named by ELMOKIT_CACHE, or ~/.cache/elmokit; for a user without a home, one for temporary files."""
+    named = os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit"
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:  # as in a container that runs with any user id
+        return Path(tempfile.gettempdir(), f"elmokit-{os.getuid()}")
 
 
 def key_of(facts: object) -> bytes:
