@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit import Elmo
-from elmokit.encode import Layer
+from elmokit.layers import Layer
 
 HERE = Path(__file__).parent
 MONEY = [
