@@ -16,7 +16,7 @@ from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
 from elmokit.formats.registry import DEFAULT_FORMAT, Format, either, formats
 from elmokit.formats.source import FolderSource
-from elmokit.model.int8 import dense, quantised
+from elmokit.model.int8 import COLUMNS, SCALES, dense, quantised
 from elmokit.storage.atomic import disk_errors
 
 StoredDtype = Literal["float32", "float16", "int8"]
@@ -121,7 +121,8 @@ def _main_file(format: Format, folder: Path) -> str | None:
 def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: SoftmaxDtype | None) -> Checkpoint:
     """The same model in other dtypes; None leaves them as they are, and "none" leaves the softmax out.
 
-    Without `softmax`, one in floats follows a `dtype` in floats; int8 stays int8.
+    With int8, what is not a matrix of a product, such as a word table, is in float16. Without `softmax`, one in floats
+    follows a `dtype` in floats; int8 stays int8.
     """
     for name, value, kinds in (("dtype", dtype, StoredDtype), ("softmax", softmax, SoftmaxDtype)):
         if value is not None and value not in get_args(kinds):
@@ -130,6 +131,7 @@ def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: Softma
         raise ElmoError(f"softmax must be left out, because {checkpoint.where} has none: got {softmax}", "softmax")
     if dtype == "int8":
         checkpoint = checkpoint.in_int8()
+        checkpoint = replace(checkpoint, weights={k: _small(k, value) for k, value in checkpoint.weights.items()})
     elif dtype is not None:
         checkpoint = checkpoint.in_floats(softmax=False)
         checkpoint = replace(checkpoint, weights=_floats(checkpoint.weights, dtype, checkpoint.where))
@@ -148,6 +150,14 @@ def _with_softmax(checkpoint: Checkpoint, softmax: SoftmaxDtype) -> Checkpoint:
         return checkpoint
     head = quantised(checkpoint.head, {"weight"})
     return replace(checkpoint, head={**head, "bias": head["bias"].float()})
+
+
+def _small(name: str, value: Tensor) -> Tensor:
+    """A tensor of an int8 model as it is stored: in float16, unless that would change a matrix or overflow."""
+    if not value.is_floating_point() or name.endswith((SCALES, COLUMNS)):
+        return value
+    half = value.half()
+    return half if half.isfinite().all() else value
 
 
 def _floats(weights: Mapping[str, Tensor], dtype: Literal["float32", "float16"], where: str) -> dict[str, Tensor]:
