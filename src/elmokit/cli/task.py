@@ -96,7 +96,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         options = task.options(**self.changes)
         task.refuse_unused(options, self.changes)
         check_new_folder(self.output)
-        for path in (self.train, self.dev, None if options.static in ("train", "none") else options.static):
+        for path in (self.train, self.dev, options.static_file):
             _refuse_missing(path)
         device = choose_device(self.device)
         elmo = self.load(self.segment) if options.elmo != "none" or self.compare else None

@@ -4,7 +4,8 @@ classify.py, tag.py, pair.py   one task each: how it is read, its network, its a
 task.py                        what a task is, and the registry
 trainer.py                     examples → a trained model
 model.py                       a trained model: texts → answers; stored as one folder
-reading.py, inputs.py          files → examples → batches of ELMo layers and static vectors
+reading.py, inputs.py          files → examples → batches of ELMo layers and words
+static.py                      static vectors of words: trained, GloVe's or a file's
 """
 
 from __future__ import annotations

@@ -8,17 +8,13 @@ model that is trained too are computed for each batch.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
@@ -26,20 +22,10 @@ from elmokit.storage.cache import cache_folder, key_of
 from elmokit.storage.vectors import Place, StoredLayers, VectorBlock, VectorStore
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Tokens
-from elmokit.text.word_vectors import VectorFile
+from elmokit.tasks.static import StaticVectors
 
 FeatureProgress = Callable[[int, int], None]
 """Called with the number of sentences computed so far and the number to compute."""
-WordVectorTable = tuple[Sequence[str], NDArray[np.float32]]
-"""Static vectors in memory: words, and vectors [V, size]."""
-PADDING, UNKNOWN = 0, 1
-_SPECIALS = 2
-_UNKNOWN_NAMES = ("<unk>", "<UNK>", "<oov>", "<OOV>", "[UNK]", "unk")
-_WORD_DROPOUT = 0.05
-"""Share of the words that training replaces by the unknown word, so that its vector is learned."""
-MOST_NUMBERS = 50_000_000
-"""Size of the part of a vector file that is always read (200 MB); later words only if the training text has them."""
-
 _TOKENS_PER_EXAMPLE = 64
 """A batch has at most this number of tokens per example it should have; longer examples come in smaller batches."""
 _POOL = 50
@@ -235,164 +221,3 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
     """On the CPU in a dtype; numbers that are too large for it become the largest it has."""
     largest = torch.finfo(dtype).max
     return values.clamp(-largest, largest).to(dtype).cpu()
-
-
-class StaticVectors(nn.Module):
-    """A table of word vectors: `words` in the order of their rows, the first `n_trained` learnable.
-
-    Row 0 is padding and row 1 the unknown word. A word that is not in the table takes the row of its lower-cased form,
-    or the unknown word's. Words of the training sentences come first and are trained; the other words of a file are
-    not, since no gradient could reach them, but later texts may have them. The constructor makes a table of zeros, to
-    load saved weights into; `train_from`, `read` and `given` make one to train a task with.
-    """
-
-    fixed: Tensor
-    """The rows that are not trained."""
-
-    def __init__(self, words: Sequence[str], *, size: int, n_trained: int, frozen: bool = False) -> None:
-        super().__init__()
-        self.words = list(words)
-        self.size, self.n_trained, self.frozen = size, n_trained, frozen
-        self.note = ""
-        """How much of the training text a file covers, in a sentence for people."""
-        self._rows = {word: row for row, word in enumerate(self.words, _SPECIALS)}
-        weight = torch.zeros(n_trained + _SPECIALS, size)
-        self.trained = nn.Embedding(len(weight), size, padding_idx=PADDING, _weight=weight)
-        self.trained.weight.requires_grad_(not frozen)
-        self.register_buffer("fixed", torch.zeros(len(self.words) - n_trained, size))
-
-    @classmethod
-    def for_task(
-        cls, options: TaskOptions, given: WordVectorTable | None, sentences: Sequence[Sequence[str]]
-    ) -> StaticVectors | None:
-        """The table that the options ask for; vectors in memory are preferred to `options.static`."""
-        if given is not None:
-            return cls.given(given, sentences, frozen=options.static_frozen)
-        if options.static == "none":
-            return None
-        if options.static == "train":
-            size, min_count = options.static_size, options.static_min_count
-            return cls.train_from(sentences, size=size, min_count=min_count, seed=options.seed)
-        return cls.read(Path(options.static), sentences, frozen=options.static_frozen)
-
-    @classmethod
-    def train_from(cls, sentences: Iterable[Sequence[str]], *, size: int, min_count: int = 1, seed: int = 0) -> Self:
-        """A random table to train, of the words that occur at least min_count times."""
-        counts = _counts(sentences)
-        words = [word for word, count in counts.most_common() if count >= min_count]
-        table = cls(words, size=size, n_trained=len(words))
-        spread = (3 / size) ** 0.5  # vectors of length about 1
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            table.trained.weight[UNKNOWN:].uniform_(-spread, spread, generator=generator)
-        return table
-
-    @classmethod
-    def read(cls, path: Path, sentences: Iterable[Sequence[str]], *, frozen: bool = False) -> Self:
-        """The vectors of a word2vec, GloVe or fastText file: its first words, and all that the sentences have."""
-        counts = _counts(sentences)
-        needed = {*counts, *(word.lower() for word in counts), *_UNKNOWN_NAMES}
-        words: list[str] = []
-        rows: list[NDArray[np.float32]] = []
-        with VectorFile(path) as file:
-            bound = MOST_NUMBERS // file.size
-            for word, row in file.rows(lambda word: len(words) < bound or word in needed):
-                words.append(word)
-                rows.append(row)
-        if not words:
-            raise ElmoError(f"{path} has no word vectors that can be read: get it again")
-        return cls._arranged(words, np.stack(rows), counts, frozen=frozen, where=str(path))
-
-    @classmethod
-    def given(cls, table: WordVectorTable, sentences: Iterable[Sequence[str]], *, frozen: bool = False) -> Self:
-        """Vectors in memory; of equal words the first counts."""
-        words, vectors = table
-        if vectors.ndim != 2 or len(vectors) != len(words) or not len(words) or not vectors.shape[1]:
-            raise ElmoError(
-                f"static vectors must have the shape (words, size), got {vectors.shape} for {len(words):,} words"
-            )
-        if not np.isfinite(vectors).all():
-            raise ElmoError("static vectors must be finite numbers, got NaN or infinity among them")
-        first: dict[str, int] = {}
-        for place, word in enumerate(words):
-            first.setdefault(word, place)
-        rows = np.asarray(vectors, dtype=np.float32)[[*first.values()]]
-        return cls._arranged([*first], rows, _counts(sentences), frozen=frozen, where="the vectors given")
-
-    @classmethod
-    def _arranged(
-        cls, words: list[str], vectors: NDArray[np.float32], counts: Counter[str], *, frozen: bool, where: str
-    ) -> Self:
-        """A table that begins with the words of the training text."""
-        known = set(words)
-        used = {word if word in known else word.lower() for word in counts}
-        order = np.array([word not in used for word in words]).argsort(kind="stable")
-        n_trained = len(used & known)
-        table = cls([words[place] for place in order], size=vectors.shape[1], n_trained=n_trained, frozen=frozen)
-        table.note = _coverage(counts, known, where)
-        if not n_trained:
-            raise ElmoError(
-                f"none of the {len(counts):,} words of the training text is among the {len(words):,} of {where}: give "
-                "vectors of the same language, cut into words in the same way"
-            )
-        ordered = torch.from_numpy(vectors[order])
-        named = [words.index(name) for name in _UNKNOWN_NAMES if name in known]
-        unknown = vectors[named[0]] if named else vectors.mean(axis=0)
-        with torch.no_grad():
-            table.trained.weight[UNKNOWN] = torch.from_numpy(unknown)
-            table.trained.weight[_SPECIALS:] = ordered[:n_trained]
-            table.fixed.copy_(ordered[n_trained:])
-        return table
-
-    def row(self, word: str) -> int:
-        """The row of a word, of its lower-cased form, or of the unknown word."""
-        row = self._rows.get(word)
-        return self._rows.get(word.lower(), UNKNOWN) if row is None else row
-
-    def ids(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """Sentences → rows [B, T], padded."""
-        return padded_rows([[self.row(word) for word in sentence] for sentence in sentences])
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Rows [B, T] → [B, T, size], zeros at padding; training replaces some words by the unknown word."""
-        if self.training and not self.frozen:
-            dropped = (torch.rand(ids.shape, device=ids.device) < _WORD_DROPOUT) & (ids != PADDING)
-            ids = ids.masked_fill(dropped, UNKNOWN)
-        n_first = self.n_trained + _SPECIALS
-        vectors: Tensor = self.trained(ids.clamp(max=n_first - 1))
-        if not len(self.fixed):
-            return vectors
-        beyond = ids >= n_first
-        return torch.where(beyond.unsqueeze(-1), self.fixed[(ids - n_first).clamp(min=0)], vectors)
-
-
-def padded_rows(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Numbers of each sentence → [B, T], with 0 at padding."""
-    width = max(map(len, rows), default=0)
-    padded = [[*row, *[PADDING] * (width - len(row))] for row in rows]
-    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
-
-
-def _counts(sentences: Iterable[Sequence[str]]) -> Counter[str]:
-    return Counter(word for sentence in sentences for word in sentence)
-
-
-def _coverage(counts: Counter[str], known: set[str], where: str) -> str:
-    """How much of the training text has a vector, in a sentence for people."""
-    lowered = [word for word in counts if word not in known and word.lower() in known]
-    missing = [word for word, _ in counts.most_common() if word not in known and word.lower() not in known]
-    found, tokens = len(counts) - len(missing), counts.total() - sum(counts[word] for word in missing)
-    text = (
-        f"{found:,} of the {len(counts):,} words of the training text have a vector in {where} "
-        f"({_percent(found, len(counts))} of the words, {_percent(tokens, counts.total())} of the text)"
-    )
-    if lowered:
-        text += f", {len(lowered):,} of them in lower case"
-    if missing:
-        text += f"; without one: {' '.join(missing[:5])}" + (" ..." if len(missing) > 5 else "")
-    return text
-
-
-def _percent(part: int, whole: int) -> str:
-    # Never 100 % while a word is missing.
-    return f"{int(1000 * part / max(whole, 1)) / 10:g} %"

@@ -26,10 +26,11 @@ from elmokit.errors import ElmoError
 from elmokit.formats.save import write_checkpoint
 from elmokit.model.placement import choose_device
 from elmokit.storage.atomic import new_folder, read_description, write_tensors, write_text
-from elmokit.tasks.inputs import ExampleInputs, StaticVectors, batches_of
+from elmokit.tasks.inputs import ExampleInputs, batches_of
 from elmokit.tasks.network import InputSpec, TaskNetwork
 from elmokit.tasks.reading import Segment, Tokens
 from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.static import StaticVectors
 from elmokit.tasks.task import Answer, AnyTask, Example, task_named
 from elmokit.text.policy import TextPolicy, check_texts
 
@@ -133,9 +134,12 @@ def save(model: TaskModel, folder: str | Path) -> None:
 def write_model(model: TaskModel, folder: Path) -> None:
     """Write a task model's files into a folder; task.json comes last."""
     network, static = model.network, model.network.encoder.static
-    write_tensors(folder / "network.safetensors", network.state_dict())
+    tensors = network.state_dict()
     if static is not None:
+        fixed = "encoder.static.fixed"
+        tensors[fixed] = _as_float16(tensors[fixed])
         write_text(folder / "words.txt", "".join(json.dumps(word) + "\n" for word in static.words))
+    write_tensors(folder / "network.safetensors", tensors)
     if model.elmo is not None:
         checkpoint = model.elmo.checkpoint()
         compact = {name: _as_float16(value) for name, value in checkpoint.weights.items()}

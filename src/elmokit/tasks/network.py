@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from elmokit.elmo import Elmo
 from elmokit.model.scalar_mix import LayerNorm, ScalarMix
-from elmokit.tasks.inputs import SentenceBatch, StaticVectors
+from elmokit.tasks.inputs import SentenceBatch
 from elmokit.tasks.options import TaskOptions
+from elmokit.tasks.static import StaticVectors
 
 Inputs = tuple[SentenceBatch, ...]
 """One batch per side of the examples: one, or two for pairs."""

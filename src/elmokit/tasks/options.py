@@ -28,9 +28,13 @@ class TaskOptions:
     mix_penalty: float = option(0.001, "λ of the penalty λ‖w‖², which pulls the mix to the mean.", least=0)
     fine_tune: bool = option(False, "Train the ELMo model too (slow: its vectors cannot be cached).")
     elmo_learning_rate: float = option(3e-5, "Learning rate of the ELMo model with --fine-tune.", least=0)
-    static: str = option("train", "Static word vectors: train, none, or a word2vec, GloVe or fastText file.")
+    static: str = option(
+        "auto",
+        "Static word vectors: glove (English, in the package), train, none, or a word2vec, GloVe or fastText file; "
+        "auto: glove if it knows half of the words of the training text, otherwise train.",
+    )
     static_size: int = option(50, "Size of static vectors that are trained from scratch.", least=1)
-    static_frozen: bool = option(False, "Do not train the static vectors of a file.")
+    static_frozen: bool = option(False, "Do not train the static vectors of GloVe or a file.")
     static_min_count: int = option(2, "Rarer words share one static vector that is trained from scratch.", least=1)
     hidden: int = option(0, "Size of the task's LSTM in each direction; 0: 400 for tag, 200 otherwise.", least=0)
     layers: int = option(1, "Number of layers of the task's LSTM.", least=1)
@@ -70,9 +74,18 @@ class TaskOptions:
             (self.elmo == "mix", "a mix of the layers, elmo mix", ("mix_layer_norm", "mix_penalty")),
             (self.fine_tune, "an ELMo model that is trained too, fine_tune", ("elmo_learning_rate",)),
             (self.static == "train", "vectors trained from scratch, static train", ("static_size", "static_min_count")),
-            (self.static not in ("train", "none"), "vectors of a file, static FILE", ("static_frozen",)),
+            (
+                self.static == "glove" or self.static_file is not None,
+                "vectors of a file or of GloVe, static FILE or glove",
+                ("static_frozen",),
+            ),
         )
         return {name: purpose for used, purpose, names in uses if not used for name in names}
+
+    @property
+    def static_file(self) -> str | None:
+        """The file of the static vectors, if they are those of a file."""
+        return None if self.static in ("auto", "glove", "train", "none") else self.static
 
     def batch_size_for(self, examples: int) -> int:
         """Examples per update: few if there are few examples, so that an epoch has enough updates."""
@@ -80,7 +93,7 @@ class TaskOptions:
 
     def without_elmo(self) -> TaskOptions:
         """The same task on static vectors alone."""
-        static = "train" if self.static == "none" else self.static
+        static = "auto" if self.static == "none" else self.static
         return replace(self, elmo="none", elmo_output=False, fine_tune=False, static=static)
 
     def with_layer_0(self) -> TaskOptions:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from elmokit.errors import ElmoError
 from elmokit.tasks.classify import check_training_labels, check_unseen_labels, label_names
-from elmokit.tasks.inputs import padded_rows
 from elmokit.tasks.network import Inputs, InputSpec, TaskNetwork
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import (
@@ -43,6 +42,7 @@ from elmokit.tasks.schemes import (
     transitions,
 )
 from elmokit.tasks.scores import ClassScore, MainScore, TaskScores, accuracy_scores, check_lengths, class_scores
+from elmokit.tasks.static import padded_rows
 from elmokit.tasks.task import Answer, Example, Task
 from elmokit.text.graphemes import HAN, KANA
 from elmokit.text.policy import TextPolicy

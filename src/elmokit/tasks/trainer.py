@@ -21,12 +21,13 @@ from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.model.placement import choose_device
-from elmokit.tasks.inputs import ExampleInputs, StaticVectors, WordVectorTable, batches_of
+from elmokit.tasks.inputs import ExampleInputs, batches_of
 from elmokit.tasks.model import TaskModel
 from elmokit.tasks.network import InputSpec
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Segment
 from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.static import StaticVectors, WordVectorTable
 from elmokit.tasks.task import AnyTask, Example, task_named
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import word_splitter
