@@ -28,7 +28,7 @@ from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "glove", "both", "static"]
 """The mix of all layers or layer 0, each next to vectors that the head learns from scratch; GloVe; the mix next to
-GloVe; vectors learned from scratch alone."""
+the package's GloVe; vectors learned from scratch alone."""
 Static = tuple[list[str], NDArray[np.float32]]
 _UNKNOWN_WORDS = ("<unk>", "unk")
 
@@ -139,7 +139,7 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
                 dev,
                 options,
                 elmo=None if options.elmo == "none" else _elmo(setting.models[row.language], setting.device),
-                static=_wanted(_glove(setting), [*train, *dev, *measured]) if name in ("glove", "both") else None,
+                static=_wanted(_glove(setting), [*train, *dev, *measured]) if name == "glove" else None,
                 cache=_folder(setting),
                 device=setting.device,
             )
@@ -154,7 +154,7 @@ _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
     "elmo": {"elmo": "mix", "static": "train"},
     "layer0": {"elmo": "0", "static": "train"},
     "glove": {"elmo": "none", "elmo_output": False, "fine_tune": False},
-    "both": {"elmo": "mix"},
+    "both": {"elmo": "mix", "static": "glove"},
     "static": {"elmo": "none", "elmo_output": False, "fine_tune": False, "static": "train"},
 }
 

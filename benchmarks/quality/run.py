@@ -117,7 +117,7 @@ def reason_against(unit: Unit, row: Row, setting: Setting, glove: str) -> str | 
         return str(error)
     if row.language not in setting.models:
         return "no --chinese-model was given"
-    return glove if setting.glove is None and set(unit.inputs) & {"glove", "both"} else None
+    return glove if setting.glove is None and "glove" in unit.inputs else None
 
 
 def run_all(units: Sequence[Unit], setting: Setting, jobs: int) -> Iterator[tuple[Unit, list[Score] | str]]:
