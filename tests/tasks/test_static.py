@@ -147,11 +147,12 @@ def test_glove_comes_with_the_package():
         assert expected in {words[row] for row in nearest}
 
 
-def test_glove_is_taken_where_it_knows_half_of_the_words():
+def test_glove_is_taken_where_it_knows_most_of_the_tokens():
     def table(sentences, **options):
         return StaticVectors.for_task(TaskOptions(**options), None, sentences)
 
-    english, mixed, chinese = [("The", "Bank", "zzzz")], [("bank", "zzz1"), ("zzz2", "BANK")], [("我", "们")]
+    english, chinese = [("The", "Bank", "bank", "The", "zzzz")], [("我", "们")]
+    mixed = [("bank", "zzz1"), ("bank", "BANK", "zzz2", "BANK")]
     words, vectors = static.glove()
     found = table(english).eval()
     assert found.size == 50
@@ -160,10 +161,10 @@ def test_glove_is_taken_where_it_knows_half_of_the_words():
     ids = found.ids([("bank", "river", "zzzz")])  # trained, not trained, unknown
     np.testing.assert_array_equal(found(ids)[0, :2].detach(), vectors[[words.index("bank"), words.index("river")]])
     assert found.row("zzzz") == UNKNOWN
-    assert len(table(mixed, static_size=3, static_min_count=1).words) == 4  # one word of three
+    assert len(table(mixed, static_size=3, static_min_count=1).words) == 4  # four tokens of six
     assert table(chinese, static_min_count=1).words == ["我", "们"]
     assert len(table(mixed, static="glove").words) == len(words)
-    assert table(english, static="train", static_min_count=1).words == ["The", "Bank", "zzzz"]
+    assert table(english, static="train", static_min_count=1).words == ["The", "Bank", "bank", "zzzz"]
     assert table(english, static="none") is None
     with pytest.raises(ElmoError, match="none of the 2 words"):
         table(chinese, static="glove")

@@ -31,7 +31,7 @@ class TaskOptions:
     static: str = option(
         "auto",
         "Static word vectors: glove (English, in the package), train, none, or a word2vec, GloVe or fastText file; "
-        "auto: glove if it knows half of the words of the training text, otherwise train.",
+        "auto: glove if it knows 80 % of the tokens of the training text, otherwise train.",
     )
     static_size: int = option(50, "Size of static vectors that are trained from scratch.", least=1)
     static_frozen: bool = option(False, "Do not train the static vectors of GloVe or a file.")

@@ -31,8 +31,11 @@ _WORD_DROPOUT = 0.05
 MOST_NUMBERS = 50_000_000
 """Size of the part of a vector file that is always read (200 MB); later words only if the training text has them."""
 GLOVE = Path(__file__).with_name("glove-6b-50d")
-_ENOUGH_WORDS = 0.5
-"""Share of the different words of the training text that GloVe must know to be used without being asked for."""
+_ENOUGH = 0.8
+"""Share of the training text's tokens that GloVe must know to be used without being asked for.
+
+English texts have 91 to 99 %, manual pages in seven other languages of Europe 44 to 72 %.
+"""
 
 
 class StaticVectors(nn.Module):
@@ -183,8 +186,9 @@ def glove() -> WordVectorTable:
 
 
 def _glove_fits(sentences: Iterable[Sequence[str]]) -> bool:
-    words, known = {word.lower() for sentence in sentences for word in sentence}, set(glove()[0])
-    return len(words & known) >= _ENOUGH_WORDS * len(words)
+    counts, known = _counts(sentences), set(glove()[0])
+    found = sum(count for word, count in counts.items() if word.lower() in known)
+    return found >= _ENOUGH * counts.total()
 
 
 def padded_rows(rows: Sequence[Sequence[int]]) -> Tensor:
