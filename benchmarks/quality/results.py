@@ -19,9 +19,7 @@ from elmokit.storage.atomic import disk_errors, write_text
 NAMES: dict[Input, str] = {
     "elmo": "ELMo",
     "layer0": "layer 0",
-    "glove": "GloVe 50d",
-    "both": "ELMo + GloVe",
-    "static": "static, from nothing",
+    "static": "no ELMo",
 }
 
 
@@ -80,14 +78,12 @@ def render(
     english, chinese = ([row for row in rows if row.language == language] for language in ("en", "zh"))
     parts = ["# Quality", *facts]
     if english:
-        parts.append(_table(english, scores, [name for name in inputs if name != "static"]))
+        parts.append(_table(english, scores, inputs))
     if chinese:
-        columns: list[Input] = ["elmo", "layer0", "static"]
         parts.append(
-            "## Chinese\n\nThere is no Chinese GloVe here; the third column learns one vector per word from the task's "
-            "own training data, with the same head."
+            "## Chinese\n\nThere is no Chinese GloVe here: static vectors are learned from a task's own training data."
         )
-        parts.append(_table(chinese, scores, columns))
+        parts.append(_table(chinese, scores, inputs))
     if layers := _by_layer(rows, scores):
         parts.append("## By layer\n\n" + layers)
     if absent:
@@ -102,7 +98,7 @@ def render(
 
 
 def _table(rows: Sequence[Row], scores: Sequence[Score], inputs: Sequence[Input]) -> str:
-    others = [name for name in inputs if "elmo" in inputs and name in ("layer0", "glove", "static")]
+    others = [name for name in inputs if "elmo" in inputs and name != "elmo"]
     head = ["task", "metric", "seeds", *(NAMES[name] for name in inputs)]
     head += [f"fewer errors than {NAMES[name]}" for name in others]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]

