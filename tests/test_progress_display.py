@@ -88,3 +88,15 @@ def test_counting_and_a_stream_that_is_closed(clock):
     stream.close()
     with ProgressDisplay("predicting", "examples", stream=stream, clock=clock) as display:
         assert list(display.count("abc")) == ["a", "b", "c"]
+
+
+def test_the_same_work_with_another_total_begins_anew(clock):
+    stream = io.StringIO()
+    with ProgressDisplay(stream=stream, clock=clock) as display:
+        for total in (890, 900):
+            for done in range(1, total + 1):
+                clock.now += 0.1
+                display.start("vectors", "sentences", total)
+                display.update(done)
+    last = [line for line in stream.getvalue().splitlines() if "100 %" in line]
+    assert [line.split(", ")[1] for line in last] == ["890 of 890 sentences", "900 of 900 sentences"]

@@ -161,7 +161,7 @@ class ProgressDisplay(Closing):
 
     def start(self, doing: str, unit: str, total: int | None = None) -> None:
         """Begin with another piece of work, unless it is the one that is shown already."""
-        if (doing, unit) != (self._doing, self._unit):
+        if (doing, unit) != (self._doing, self._unit) or total not in (None, self.total):
             self.close()
             self._begin(doing, unit, total)
 
