@@ -25,7 +25,7 @@ from elmokit.tasks.static import glove
 from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "static"]
-"""The mix of all layers, layer 0, or neither; a head has the same static vectors next to each, English ones GloVe."""
+"""The mix of all layers, layer 0, or neither; a head has its default static vectors next to each, in English GloVe."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,7 @@ def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) 
     values: Values = []
     for name in unit.inputs:
         for seed in unit.seeds:
-            given = {**_INPUT_OPTIONS[name], "static": "glove" if row.language == "en" else "train"}
-            options = TaskOptions(**{**row.options, **given, **unit.options, "seed": seed})
+            options = TaskOptions(**{**row.options, **_INPUT_OPTIONS[name], **unit.options, "seed": seed})
             fitted = fit(
                 row.kind,
                 train,

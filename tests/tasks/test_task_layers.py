@@ -202,6 +202,23 @@ def test_lstm_reads_no_padding_and_no_neighbours(layers):
         torch.testing.assert_close(outputs[[row], :length], alone)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("lengths", [[1], [3], [0], [1, 1], [0, 2, 5, 5, 1], [9, 2, 7]])
+def test_both_ways_of_the_lstm_agree(lengths, layers, training):
+    torch.manual_seed(1)
+    lstm = SentenceLstm(6, 5, layers=layers).train(training)  # no dropout, which would draw other numbers
+    values = torch.randn(len(lengths), max(max(lengths), 1) + 1, 6)
+    found = []
+    for run in (lstm.run_packed, lstm.run_by_direction):
+        given = values.clone().requires_grad_()
+        outputs = run(given, torch.tensor(lengths))
+        gradients = torch.autograd.grad(outputs.square().sum(), [given, *lstm.parameters()])
+        found.append([outputs, *gradients])
+    for packed, by_direction in zip(*found, strict=True):
+        torch.testing.assert_close(packed, by_direction)
+
+
 @pytest.mark.parametrize("lengths", [[1], [3], [0], [1, 1], [0, 2], [2, 2]])
 def test_lstm_takes_awkward_lengths(lengths):
     lstm = SentenceLstm(6, 5)

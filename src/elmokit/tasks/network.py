@@ -85,7 +85,7 @@ class InputEncoder(nn.Module):
 
 
 class SentenceLstm(nn.Module):
-    """A bidirectional LSTM over packed sentences, so that padding changes nothing; dropout between its layers."""
+    """A bidirectional LSTM over sentences, in which padding changes nothing; dropout between its layers."""
 
     def __init__(self, input_size: int, hidden: int, *, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -102,15 +102,46 @@ class SentenceLstm(nn.Module):
 
     def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
         """values [B, T, D], lengths [B] on the CPU → [B, T, 2·hidden], zeros at padding."""
-        batch, width, _ = values.shape
-        if not batch or not width:
-            return values.new_zeros(batch, width, self.output_size)
+        if not values.shape[0] or not values.shape[1]:
+            return values.new_zeros(*values.shape[:2], self.output_size)
+        run = self.run_by_direction if values.device.type == "cpu" else self.run_packed
+        return run(values, lengths)
+
+    def run_packed(self, values: Tensor, lengths: Tensor) -> Tensor:
+        """`forward` as torch does it for sentences of different lengths."""
         # A packed sentence has at least one word; an empty one has a word of padding, whose output is removed below.
         packed = pack_padded_sequence(values, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
-        outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=width)
+        outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=values.shape[1])
         if int(lengths.min()) == 0:
             outputs = outputs * (lengths > 0).to(outputs.device)[:, None, None]
         return outputs
+
+    def run_by_direction(self, values: Tensor, lengths: Tensor) -> Tensor:
+        """`forward` for a CPU, where torch has a fast LSTM for one direction and sentences of equal length.
+
+        The second direction reads each sentence reversed, so that padding comes after the words in both.
+        """
+        batch, width, _ = values.shape
+        places = torch.arange(width)
+        inside = places < lengths.unsqueeze(1)  # [B, T]
+        mirrored = torch.where(inside, lengths.unsqueeze(1) - 1 - places, places)
+        rows = (mirrored + width * torch.arange(batch).unsqueeze(1)).flatten()
+        start = values.new_zeros(1, batch, self.lstm.hidden_size)
+        weights = self.lstm.all_weights
+        for layer in range(self.lstm.num_layers):
+            if layer:
+                values = F.dropout(values, self.lstm.dropout, self.training)
+            forward, backward = (
+                torch.lstm(x, (start, start), [*own], True, 1, 0.0, self.training, False, True)[0]
+                for x, own in zip((values, _reordered(values, rows)), weights[2 * layer :], strict=False)
+            )
+            values = torch.cat([forward, _reordered(backward, rows)], dim=2)
+        return values * inside.unsqueeze(2)
+
+
+def _reordered(values: Tensor, rows: Tensor) -> Tensor:
+    """values [B, T, D] with their B·T rows in another order; the gradient of an index would be slower."""
+    return values.flatten(0, 1).index_select(0, rows).view_as(values)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ class _Trainer:
     def __init__(self, model: TaskModel, train: Data, dev: Data, watch: TrainingListener) -> None:
         self.model, self.task, self.options, self.watch = model, model.task, model.options, watch
         self.train, self.dev = train, dev
-        self.optimizer = torch.optim.Adam(_parameter_groups(model))
+        self.optimizer = torch.optim.Adam(_parameter_groups(model), fused=True)
         self.learned: list[nn.Parameter] = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.averages = WeightAverages(self.learned)
 
