@@ -52,17 +52,28 @@ reproduce() {
     train=("$clean"/*.txt)
   fi
 
-  local device=() more=() file options=(--config "$here/$name.toml" --output "$output/run" --resume)
+  local device=() more=() file options=()
   [[ -z ${DEVICE:-} ]] || device=(--device "$DEVICE")
   for file in "${heldout[@]}"; do
     options+=(--heldout "$file")
   done
   [[ -z ${MINUTES:-} ]] || options+=(--minutes "$MINUTES" --steps 0 --epochs 0 --tokens 0)
   [[ -z ${STEPS:-} ]] || options+=(--steps "$STEPS" --minutes 0 --epochs 0 --tokens 0)
+  options+=(${device[@]+"${device[@]}"} --resume)
   read -r -a more <<<"${ELMO_TRAIN_OPTIONS:-}"
-  "$python" -m elmokit train "${train[@]}" "${options[@]}" ${device[@]+"${device[@]}"} ${more[@]+"${more[@]}"}
+  local run=$output/run leg
+  "$python" -m elmokit train "${train[@]}" --config "$here/$name.toml" --output "$run" "${options[@]}" ${more[@]+"${more[@]}"}
 
-  "$python" -m elmokit convert "$output/run" "$output/$name" --to elmokit --dtype "${DTYPE:-float16}" --softmax int8 --overwrite
+  # Each further leg starts from the weights of the one before it.
+  read -r -a more <<<"${ELMO_LEG_OPTIONS:-}"
+  for file in "$here/$name"-leg*.toml; do
+    [[ -f $file ]] || continue
+    leg=$output/$(basename "${file#"$here/$name-"}" .toml)
+    "$python" -m elmokit train "${train[@]}" --config "$file" --init "$run" --output "$leg" "${options[@]}" ${more[@]+"${more[@]}"}
+    run=$leg
+  done
+
+  "$python" -m elmokit convert "$run" "$output/$name" --to elmokit --dtype "${DTYPE:-float16}" --softmax int8 --overwrite
 
   local positions=(--by-position "$output/positions.tsv")
   if "$python" -c 'import matplotlib' 2>/dev/null; then

@@ -145,8 +145,12 @@ def test_the_transformer_from_all_kinds_of_text(tmp_path) -> None:
     output = tmp_path / "output"
     environment = {"DEVICE": "cpu", "ELMOKIT_CACHE": str(tmp_path / "cache"), "STEPS": "10"}
     environment["ELMO_TRAIN_OPTIONS"] = f"{TINY_BLOCKS} --filters 1:4,2:4 --character-size 4"
+    environment["ELMO_LEG_OPTIONS"] = "--batch-tokens 256 --workers 1"
     status, out, err = run("en.sh", corpora, output, **environment)
     assert status == 0, err
+    trained, shipped = (load_file(output / name / "model.safetensors") for name in ("leg3", "en"))
+    assert all(torch.equal(value.half(), shipped[name]) for name, value in trained.items())
+    assert f"--init {output / 'run'} " in (output / "leg3" / "run.json").read_text("utf-8")
     elmo = Elmo.load(output / "en")
     assert elmo.encode(["The river bank"], output="layers")[0].shape == (4, 3, 16)  # two layers and the prediction
     assert "masked" in (output / "eval.txt").read_text("utf-8")
@@ -207,7 +211,7 @@ def test_mistakes_are_a_sentence_and_status_2(tmp_path, script) -> None:
     assert "CORPORA OUTPUT" in out
 
 
-@pytest.mark.parametrize("name", ["en", "en-lstm", "zh"])
+@pytest.mark.parametrize("name", ["en", "en-leg3", "en-lstm", "zh"])
 def test_the_recipes_are_options_of_elmo_train(name) -> None:
     given = tomllib.loads((RUNS / f"{name}.toml").read_text("utf-8"))
     recipe = make_recipe(config=RUNS / f"{name}.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,6 +203,27 @@ def test_chinese_by_character_and_fine_tuning(elmo, refused, tmp_path) -> None:
     assert Elmo.load(tmp_path / "more").encode(["银行"])[0].shape == (2, 16)
     sentence = refused("train", tmp_path / "zh.txt", *more, "--context", "lstm", "--output", tmp_path / "no")
     assert "transformer" in sentence
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_model_grows_and_is_the_same_until_it_is_trained(elmo, refused, text, tmp_path, int8) -> None:
+    assert elmo("train", text, *SMALL, "--steps", "6", "--output", tmp_path / "first").status == 0
+    small = tmp_path / "small"
+    elmo("convert", tmp_path / "first", small, *(["--dtype", "int8"] if int8 else []))
+    grow = ("train", text, "--init", small, "--blocks", "5", "--batch-tokens", "96")
+    ended = elmo(*grow, "--steps", "4", "--learning-rate", "0", "--output", tmp_path / "still")
+    assert ended.status == 0, ended.err
+    assert "blocks: 5, grown from the 2" in ended.err
+    before, after = (Elmo.load(folder, dtype="float32") for folder in (small, tmp_path / "still"))
+    assert after.config.context == replace(before.config.context, n_blocks=5)
+    old, new = ([model.encode([["the", "bank"]], output="layers")[0][k] for k in (0, -1)] for model in (before, after))
+    np.testing.assert_array_equal(old, new)
+    assert elmo(*grow, "--steps", "4", "--output", tmp_path / "run").status == 0
+    again = ("train", "--resume", "--steps", "6", "--output", tmp_path / "run")
+    assert elmo(*again).status == 0
+    trained = Elmo.load(tmp_path / "run").bilm.context.blocks
+    assert all(block.out.abs().sum() > 0 and block.down.abs().sum() > 0 for block in trained)
+    assert "at least 2" in refused("train", text, "--init", small, "--blocks", "1", "--output", tmp_path / "no")
 
 
 @pytest.mark.parametrize(

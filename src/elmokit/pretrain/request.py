@@ -119,7 +119,8 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
         raise ElmoError(
             "word_vectors cannot be given with init, whose model has its own word table", "word_vectors", "init"
         )
-    if init and (shape := sorted(_SHAPE & request.changes.keys())):
+    grows = {"blocks"} if recipe.objective == "segments" else set()
+    if init and (shape := sorted((_SHAPE - grows) & request.changes.keys())):
         raise ElmoError(f"{shape[0]} cannot be given with init, whose model has its own shape", shape[0], "init")
     if vectors and recipe.input != "words":
         raise ElmoError("word_vectors need input words: a character model has no word table", "word_vectors", "input")
@@ -142,11 +143,13 @@ def _with_context(request: TrainRequest) -> dict[str, Any]:
     """The options that were given, with the context encoder of the model to start from, which decides the defaults."""
     if request.init is None:
         return dict(request.changes)
-    kind = read_checkpoint(request.init, options=request.init_options).config.context.kind
-    named = request.given_options().get("context", kind)
-    if named != kind:
-        raise ElmoError(f"context must be {kind}, the encoder of {request.init.name}, got {named}", "context")
-    return {**request.changes, "context": kind}
+    context = read_checkpoint(request.init, options=request.init_options).config.context
+    given = request.given_options()
+    named = given.get("context", context.kind)
+    if named != context.kind:
+        raise ElmoError(f"context must be {context.kind}, the encoder of {request.init.name}, got {named}", "context")
+    grown = {"blocks": given["blocks"]} if "blocks" in given else {}
+    return {**context.to_options(), **grown, **request.changes, "context": context.kind}
 
 
 def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elmokit.config import ElmoConfig
+from elmokit.config import ElmoConfig, TransformerConfig
 from elmokit.corpus.prepare import prepare
 from elmokit.corpus.prepared import PreparedCorpus, build_vocabulary, coverage
 from elmokit.corpus.report import progress_display
@@ -37,6 +37,8 @@ Say = Callable[[str], None]
 _MOST_HELD_OUT = 10_000
 _UPDATES_AN_EPOCH, _LEAST_ROWS, _MOST_ROWS = 800, 16, {False: 32, True: 256}
 _LEAST_TOKENS, _MOST_TOKENS = 512, {False: 4096, True: 65_536}
+_BLOCKS, _ADDED = "blocks.", ("out", "down")
+"""Where a Transformer has its blocks, and the matrices of a block whose products are added to the sum."""
 
 
 @dataclass
@@ -225,6 +227,9 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
     messages = [f"init: the int8 weights of {model.where} are read as floats"] if model.int8 else []
     model, vocab = model.in_floats(), vocab or model.vocab
     assert vocab is not None
+    if isinstance(model.config.context, TransformerConfig) and recipe.blocks != model.config.context.n_blocks:
+        messages.append(f"blocks: {recipe.blocks}, grown from the {model.config.context.n_blocks} of {model.where}")
+        model = with_more_blocks(model, recipe.blocks)
     torch.manual_seed(recipe.seed)
     config, weights, sums = model.config, dict(model.weights), dict(model.optimizer)
     old = model.vocab
@@ -267,6 +272,31 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
     return Start(
         config, network, vocab, model.symbols, slots or None, not model.head, messages, model.where, model.notes
     )
+
+
+def with_more_blocks(model: Checkpoint, n_blocks: int) -> Checkpoint:
+    """A deeper Transformer that computes the same until it is trained.
+
+    The new blocks are spread evenly. Each is a copy of the block below it, with zeros in the two matrices that add to
+    the sum: it adds nothing yet, but it can learn at once.
+    """
+    context = model.config.context
+    assert isinstance(context, TransformerConfig)
+    if n_blocks < context.n_blocks:
+        raise ElmoError(
+            f"blocks must be at least {context.n_blocks}, those of {model.where}, got {n_blocks}: a model only grows",
+            "blocks",
+        )
+    weights = {name: value for name, value in model.weights.items() if not name.startswith(_BLOCKS)}
+    sources = [place * context.n_blocks // n_blocks for place in range(n_blocks)]
+    for place, source in enumerate(sources):
+        is_new = place > 0 and sources[place - 1] == source
+        for name, value in model.weights.items():
+            if name.startswith(old := f"{_BLOCKS}{source}."):
+                part = name.removeprefix(old)
+                weights[f"{_BLOCKS}{place}.{part}"] = torch.zeros_like(value) if is_new and part in _ADDED else value
+    config = replace(model.config, context=replace(context, n_blocks=n_blocks))
+    return replace(model, config=config, weights=weights)
 
 
 def _by_word(rows: Tensor, old: Vocabulary, new: Vocabulary, fresh: Tensor) -> tuple[Tensor, int]:
