@@ -223,7 +223,11 @@ def test_a_model_grows_and_is_the_same_until_it_is_trained(elmo, refused, text, 
     assert elmo(*again).status == 0
     trained = Elmo.load(tmp_path / "run").bilm.context.blocks
     assert all(block.out.abs().sum() > 0 and block.down.abs().sum() > 0 for block in trained)
-    assert "at least 2" in refused("train", text, "--init", small, "--blocks", "1", "--output", tmp_path / "no")
+    for options, sentence in (
+        (("--blocks", "1"), "at least the 2 of small"),
+        (("--size", "15"), "size cannot be given"),
+    ):
+        assert sentence in refused("train", text, "--init", small, *options, "--output", tmp_path / "no")
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,6 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
         raise ElmoError(
             "word_vectors cannot be given with init, whose model has its own word table", "word_vectors", "init"
         )
-    grows = {"blocks"} if recipe.objective == "segments" else set()
-    if init and (shape := sorted((_SHAPE - grows) & request.changes.keys())):
-        raise ElmoError(f"{shape[0]} cannot be given with init, whose model has its own shape", shape[0], "init")
     if vectors and recipe.input != "words":
         raise ElmoError("word_vectors need input words: a character model has no word table", "word_vectors", "input")
     if vectors and not recipe.train_word_vectors and recipe.weight_decay:
@@ -144,12 +141,22 @@ def _with_context(request: TrainRequest) -> dict[str, Any]:
     if request.init is None:
         return dict(request.changes)
     context = read_checkpoint(request.init, options=request.init_options).config.context
-    given = request.given_options()
+    given, shape = request.given_options(), context.to_options()
     named = given.get("context", context.kind)
     if named != context.kind:
         raise ElmoError(f"context must be {context.kind}, the encoder of {request.init.name}, got {named}", "context")
-    grown = {"blocks": given["blocks"]} if "blocks" in given else {}
-    return {**context.to_options(), **grown, **request.changes, "context": context.kind}
+    grows = {"blocks"} & shape.keys()
+    if refused := sorted((_SHAPE - grows) & request.changes.keys()):
+        raise ElmoError(f"{refused[0]} cannot be given with init, whose model has its own shape", refused[0], "init")
+    for name in grows & given.keys():
+        if isinstance(given[name], int) and given[name] < shape[name]:
+            raise ElmoError(
+                f"{name} must be at least the {shape[name]} of {request.init.name}, which can only grow, got "
+                f"{given[name]}",
+                name,
+            )
+        shape[name] = given[name]
+    return {**shape, **request.changes, "context": context.kind}
 
 
 def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:

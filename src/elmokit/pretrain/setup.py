@@ -282,11 +282,6 @@ def with_more_blocks(model: Checkpoint, n_blocks: int) -> Checkpoint:
     """
     context = model.config.context
     assert isinstance(context, TransformerConfig)
-    if n_blocks < context.n_blocks:
-        raise ElmoError(
-            f"blocks must be at least {context.n_blocks}, those of {model.where}, got {n_blocks}: a model only grows",
-            "blocks",
-        )
     weights = {name: value for name, value in model.weights.items() if not name.startswith(_BLOCKS)}
     sources = [place * context.n_blocks // n_blocks for place in range(n_blocks)]
     for place, source in enumerate(sources):
