@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the kernels are not mad
 def fresh(monkeypatch, tmp_path):
     """As in a process that has compiled nothing yet, with a cache of its own."""
     monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
-    binding._outcome.cache_clear()
+    binding._load_once.cache_clear()
     yield tmp_path / "cache" / "native"
-    binding._outcome.cache_clear()
+    binding._load_once.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_without_a_compiler_torch_does_the_work(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
     assert native.reason_against(torch.float32, int8=True) == (
-        "the compiled kernels are not there: there is no C compiler here (cc, gcc, clang, or: pip install ziglang)"
+        "there are no compiled kernels: no C compiler was found (cc, gcc, clang, or: pip install ziglang)"
     )
-    assert encode_choice().startswith("packed: the compiled kernels are not there")
+    assert encode_choice().startswith("packed: there are no compiled kernels")
 
 
 def test_the_wheel_ziglang_is_a_compiler(monkeypatch, tmp_path):
@@ -79,7 +79,7 @@ def test_cc_is_taken_at_its_word(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", f"{ours} -flag")
     assert find_compiler() == [str(ours), "-flag"]
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(BuildError, match="the compiler that CC names, no-such-compiler, is not there"):
+    with pytest.raises(BuildError, match="the compiler that CC names, no-such-compiler, was not found"):
         find_compiler()
 
 
@@ -89,7 +89,7 @@ def test_cc_is_taken_at_its_word(monkeypatch, tmp_path):
         ("echo 'library.c:1: error: no such header' >&2; exit 1", "failed: library.c:1: error: no such header"),
         ("exit 3", "failed: status 3"),
         ("exit 0", "failed: status 0"),
-        ('while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"', "made cannot be loaded"),
+        ('while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"', "compiled cannot be loaded"),
     ],
 )
 def test_a_broken_compiler_is_reported_and_leaves_nothing(fresh, monkeypatch, tmp_path, text, words):
@@ -111,8 +111,8 @@ def test_a_compiler_that_hangs_is_given_up(fresh, monkeypatch, tmp_path):
 @needs_compiler
 def test_the_switch_turns_it_off_and_on(monkeypatch):
     monkeypatch.setenv("ELMOKIT_NATIVE", "0")
-    assert native.reason_against(torch.float32, int8=False) == "the compiled kernels are not there: ELMOKIT_NATIVE is 0"
-    assert encode_choice() == "packed: the compiled kernels are not there: ELMOKIT_NATIVE is 0"
+    assert native.reason_against(torch.float32, int8=False) == "there are no compiled kernels: ELMOKIT_NATIVE is 0"
+    assert encode_choice() == "packed: there are no compiled kernels: ELMOKIT_NATIVE is 0"
     monkeypatch.delenv("ELMOKIT_NATIVE")
     assert encode_choice().startswith(f"native: {native.description()}")
 
@@ -220,7 +220,7 @@ def test_where_nothing_can_be_trusted_a_process_compiles_for_itself(fresh, compi
     for name in ("native", f"native-{os.geteuid()}"):
         fresh.with_name(name).mkdir(parents=True)
         fresh.with_name(name).chmod(0o777)
-    assert_not_trusted(fresh, "for this process alone")
+    assert_not_trusted(fresh, "for this process only")
     assert not list(fresh.iterdir())
 
 
@@ -236,7 +236,7 @@ def test_a_cache_that_cannot_be_written_is_read(fresh, compilations, monkeypatch
     assert len(compilations) == 1
     assert (
         load(machines=[["-O2"]]).note
-        == f"for this process alone: {fresh.parent} cannot be written (Read-only file system)"
+        == f"for this process only: {fresh.parent} cannot be written (Read-only file system)"
     )
 
 
@@ -311,10 +311,12 @@ def test_structures_agree_with_the_sources():
         ("layer", binding.LayerArguments),
         ("bilstm", binding.BiLstm),
         ("linear", binding.Linear),
-        ("product", binding.Product),
+        ("affine", binding.AffineArguments),
         ("filters", binding.Filters),
         ("highway", binding.HighwayArguments),
         ("characters", binding.Characters),
+        ("block", binding.Block),
+        ("transformer", binding.Transformer),
     ):
         body = text.split(f"struct {name} {{")[1].split("\n};")[0]
         declared = re.findall(r"(\w+)(?=[,;])", re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL))

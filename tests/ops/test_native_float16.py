@@ -80,11 +80,11 @@ def test_the_bits_are_those_of_float32(
     x, lengths, h, c = make_inputs(batch, time, output, cell, directions=directions)
     every_thread(threads)
     found = bilstm_native(x, lengths, stacks, h, c, skip_connections=True)
-    assert packed(library(), stacks[0][0].recurrent, gates=4).matrix.half
+    assert packed(library(), stacks[0][0].recurrent, gates=4).matrix.float16
     assert_near(found, bilstm_packed(x, lengths, stacks, h, c, skip_connections=True), 1e-5)
     in_float32()
     assert_equal(bilstm_native(x, lengths, stacks, h, c, skip_connections=True), found)
-    assert not packed(library(), stacks[0][0].recurrent, gates=4).matrix.half
+    assert not packed(library(), stacks[0][0].recurrent, gates=4).matrix.float16
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 2050, 130), (3, 7, 1), (67, 100, 15)])
@@ -118,14 +118,14 @@ def test_one_number_decides(value, fits):
     weight[33, 68] = value
     x = torch.ones(2, 70)
     assert float16_is_exact(library(), weight) == fits
-    assert packed(library(), weight).matrix.half == fits
+    assert packed(library(), weight).matrix.float16 == fits
     torch.testing.assert_close(linear_native(x, weight, None), x @ weight.T, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
 def test_each_number_of_16_bits_comes_out_as_it_was():
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
     weight = numbers[numbers.isfinite()].view(-1, 1)
-    assert packed(library(), weight).matrix.half
+    assert packed(library(), weight).matrix.float16
     assert torch.equal(linear_native(torch.ones(1, 1), weight, None)[0], weight[:, 0])
 
 
@@ -134,9 +134,9 @@ def test_weights_may_leave_16_bits_and_come_back():
     for factor in (1.0, 1 / 3, 3.0):
         weight *= factor
         torch.testing.assert_close(linear_native(x, weight, None), x @ weight.T, rtol=1e-5, atol=1e-4)
-    assert not packed(library(), weight).matrix.half
+    assert not packed(library(), weight).matrix.float16
     weight.copy_(weight.half())
-    assert packed(library(), weight).matrix.half
+    assert packed(library(), weight).matrix.float16
 
 
 def test_it_is_half_the_memory():

@@ -65,7 +65,7 @@ def norm(x: Tensor) -> Tensor:
 
 def reference(x: Tensor, segments: Segments, blocks: list[BlockWeights], window: int, outputs: list[int]) -> Tensor:
     """The equations, a segment and a head at a time."""
-    starts, ways = segments.starts, segments.ways
+    starts, ways = segments.starts, segments.directions
     found = [
         _segment(x[start:stop].double(), way, blocks, window)
         for (start, stop), way in zip(pairwise(starts), ways, strict=True)

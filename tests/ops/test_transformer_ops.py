@@ -28,7 +28,7 @@ def test_the_packed_path_is_the_equations(way, window):
     x, blocks = tokens(), random_blocks()
     found = transformer(x, Segments.of(LENGTHS, way), blocks, window=window, outputs=[0, 2])
     want = [
-        transformer_reference(part, blocks, window=window, way=way, outputs=[0, 2])
+        transformer_reference(part, blocks, window=window, direction=way, outputs=[0, 2])
         for part in x.split(LENGTHS)
         if len(part)
     ]
@@ -79,7 +79,7 @@ def test_segments_of_several_ways_in_one_batch():
     mixed = Segments([0, 5, 11, 18], [FORWARD, BOTH, BACKWARD])
     found = transformer(x, mixed, blocks, window=3, outputs=[2])[0].split((5, 6, 7))
     for part, values, way in zip(x.split((5, 6, 7)), found, (FORWARD, BOTH, BACKWARD), strict=True):
-        want = transformer_reference(part, blocks, window=3, way=way, outputs=[2])[0]
+        want = transformer_reference(part, blocks, window=3, direction=way, outputs=[2])[0]
         torch.testing.assert_close(values, want, rtol=1e-6, atol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_gradients_against_the_equations():
     segments = Segments([0, 9, 13], [BOTH, FORWARD])
     ours = transformer(x, segments, blocks, window=3, outputs=[1, 2]).square().cumsum(2).sum()
     theirs = sum(
-        transformer_reference(part, blocks, window=3, way=way, outputs=[1, 2]).square().cumsum(2).sum()
+        transformer_reference(part, blocks, window=3, direction=way, outputs=[1, 2]).square().cumsum(2).sum()
         for part, way in zip(x.split((9, 4)), (BOTH, FORWARD), strict=True)
     )
     for mine, want in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(theirs, parameters), strict=True):

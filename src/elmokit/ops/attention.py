@@ -1,7 +1,7 @@
-"""Attention inside segments of a flat batch: each token sees tokens of its own segment, `window` to either side.
+"""Attention inside segments of a flat batch: a token sees tokens of its own segment, at most `window` tokens away.
 
-The sentences of a batch follow each other without padding, x [N, …]; `Segments` says where each begins. A sentence is
-computed by itself, so its numbers do not depend on the others.
+The sentences of a batch follow each other without padding, x [N, …]; `Segments` says where each begins. Each sentence
+is computed separately, so its vectors do not depend on the others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BOTH, FORWARD, BACKWARD = 0, 1, 2
-"""What a token sees besides itself: both sides, what comes before it, or what comes after it."""
+"""Which other tokens a token sees: those before and after it, those before it, or those after it."""
 _QUERIES = 256
-"""Tokens of a long segment that are computed together: memory grows with the text, not with its square."""
+"""Tokens of a long segment that are computed together, so that memory grows with its length, not with the square."""
 _BASE = 10_000.0
 
 
@@ -29,75 +29,74 @@ class Segments:
 
     starts: Sequence[int]
     """[S + 1]: the first token of each segment, then N."""
-    ways: Sequence[int]
+    directions: Sequence[int]
     """[S]: BOTH, FORWARD or BACKWARD."""
     on_gpu: Tensor | None = None
-    """[3, N] int32, of batches that come with it: the first and the last token that each sees, and its position."""
+    """`reach` on the GPU, for batches of training: [3, N] int32."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], way: int = BOTH) -> Segments:
-        """Segments of these lengths, one after the other, all read the same way."""
-        return cls(list(accumulate(lengths, initial=0)), [way] * len(lengths))
+    def of(cls, lengths: Sequence[int], direction: int = BOTH) -> Segments:
+        """Segments of these lengths, one after the other, all with the same direction."""
+        return cls(list(accumulate(lengths, initial=0)), [direction] * len(lengths))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest segment."""
+        """The length of the longest segment."""
         return max((stop - start for start, stop in pairwise(self.starts)), default=0)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """[S]: tokens of each segment, on the CPU."""
+        """[S]: the length of each segment, on the CPU."""
         return torch.tensor(self.starts, dtype=torch.int64).diff()
 
     @cached_property
     def positions(self) -> Tensor:
-        """[N]: each token's place in its segment, on the CPU."""
+        """[N]: the position of each token in its segment, on the CPU."""
         return torch.arange(self.starts[-1]) - torch.tensor(self.starts[:-1], dtype=torch.int64).repeat_interleave(
             self.lengths
         )
 
     def reach(self, window: int) -> Tensor:
-        """[3, N] int32 on the CPU: the first and the last token that each token sees, and its place in its segment."""
+        """[3, N] int32 on the CPU: the first and the last token that each token sees, and its position."""
         tokens = torch.arange(self.starts[-1])
         start = tokens - self.positions
         stop = start + self.lengths.repeat_interleave(self.lengths) - 1
-        way = torch.tensor(self.ways, dtype=torch.int64).repeat_interleave(self.lengths)
-        first = torch.where(way == BACKWARD, tokens, torch.maximum(start, tokens - window))
-        last = torch.where(way == FORWARD, tokens, torch.minimum(stop, tokens + window))
+        direction = torch.tensor(self.directions, dtype=torch.int64).repeat_interleave(self.lengths)
+        first = torch.where(direction == BACKWARD, tokens, torch.maximum(start, tokens - window))
+        last = torch.where(direction == FORWARD, tokens, torch.minimum(stop, tokens + window))
         return torch.stack([first, last, self.positions]).int()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> Tensor:
     """q, k, v [N, H, E] → [N, H, E]: softmax(q kᵀ / √E) v over what each token sees; 0 after the last segment."""
     q, k, v = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, H, N, E]
-    if list(segments.ways) == [BOTH] and segments.starts[1] == q.shape[2] <= min(window + 1, _QUERIES):
+    if list(segments.directions) == [BOTH] and segments.starts[1] == q.shape[2] <= min(window + 1, _QUERIES):
         return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)  # one short sentence: nothing to cut or join
     parts = []
-    # One split for all, because the gradient of a slice is as large as the whole tensor: many slices would take many
-    # times as long.
+    # One split for all segments: the gradient of each slice would be as large as the whole tensor.
     sizes = [stop - start for start, stop in pairwise([*segments.starts, q.shape[2]])]
     cut = zip(*(torch.split(part, sizes, dim=2) for part in (q, k, v)), strict=True)
-    for way, (asking, keys, values) in zip(segments.ways, cut, strict=False):  # the rest has no way
-        size = asking.shape[2]
+    for direction, (queries, keys, values) in zip(segments.directions, cut, strict=False):  # the last cut is padding
+        size = queries.shape[2]
         for first in range(0, size, _QUERIES):
             last = min(first + _QUERIES, size)
-            left = first if way == BACKWARD else max(0, first - window)
-            right = last if way == FORWARD else min(size, last + window)
-            mask = _mask(first - left, last - first, right - left, window, way, q.device)
+            left = first if direction == BACKWARD else max(0, first - window)
+            right = last if direction == FORWARD else min(size, last + window)
+            mask = _mask(first - left, last - first, right - left, window, direction, q.device)
             near = keys[:, :, left:right], values[:, :, left:right]
-            parts.append(F.scaled_dot_product_attention(asking[:, :, first:last], *near, attn_mask=mask))
+            parts.append(F.scaled_dot_product_attention(queries[:, :, first:last], *near, attn_mask=mask))
     if segments.starts[-1] < q.shape[2]:
         parts.append(torch.zeros_like(v[:, :, segments.starts[-1] :]))
     seen = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] if parts else v
     return seen[0].transpose(0, 1)
 
 
-def _mask(before: int, queries: int, keys: int, window: int, way: int, device: torch.device) -> Tensor | None:
+def _mask(before: int, queries: int, keys: int, window: int, direction: int, device: torch.device) -> Tensor | None:
     """[queries, keys]: True where a query sees a key, None for everywhere; the first query is key `before`."""
-    if way == BOTH and keys <= window + 1:
+    if direction == BOTH and keys <= window + 1:
         return None
     ahead = torch.arange(keys, device=device) - torch.arange(before, before + queries, device=device).unsqueeze(1)
-    return (ahead >= (0 if way == BACKWARD else -window)) & (ahead <= (0 if way == FORWARD else window))
+    return (ahead >= (0 if direction == BACKWARD else -window)) & (ahead <= (0 if direction == FORWARD else window))
 
 
 def rotary(
@@ -122,7 +121,7 @@ def _angles(count: int, size: int, dtype: torch.dtype, device: torch.device) -> 
 def segment_rotations(segments: Segments, size: int) -> Tensor:
     """The rotation of each token as complex numbers [N, size / 2] of length √size, on the CPU."""
     rotations = _rotations(1 << max(segments.longest - 1, 0).bit_length(), size)
-    return rotations[: segments.starts[1]] if len(segments.ways) == 1 else rotations[segments.positions]
+    return rotations[: segments.starts[1]] if len(segments.directions) == 1 else rotations[segments.positions]
 
 
 @cache

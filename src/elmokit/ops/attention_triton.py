@@ -1,7 +1,7 @@
 """Attention inside segments of a flat batch on a CUDA GPU: Triton kernels, forward and backward, as one operation.
 
-N tokens, H heads, E numbers per head. What a token sees is one run of tokens, from `first` to `last`, and both rise
-from token to token: a program has BLOCK queries (or keys) of one head and visits only the blocks that they reach.
+N tokens, H heads, E numbers per head. A token sees a run of tokens, from `first` to `last`, and both never fall from
+token to token. So a program has BLOCK queries (or keys) of one head, and visits only the blocks that those reach.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -17,13 +17,13 @@ from elmokit.ops.optional_triton import jit, tl, triton
 
 LARGEST_BLOCK = 64
 TILE_BYTES = 8192
-"""Of a block's vectors: several such tiles must fit into the shared memory of a small GPU."""
+"""The most bytes of a block's vectors: several blocks must fit into the shared memory of a small GPU."""
 _LOG2_E = 1.4426950408889634
 
 
 @jit()
 def _tile(base: tl.tensor, at: tl.tensor, N: tl.tensor, stride: tl.tensor, E: tl.constexpr, WIDE: tl.constexpr) -> Any:  # noqa: ANN401
-    """Some rows of one head, 0 where there is none."""
+    """Some rows of one head, 0 past the end."""
     e = tl.arange(0, WIDE)
     mask = (at < N)[:, None] & (e < E)[None, :]
     return tl.load(base + at.to(tl.int64)[:, None] * stride + e[None, :], mask=mask, other=0.0)
@@ -39,7 +39,7 @@ def _store(
     E: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """Rows of one head of a [N, H, E] array; `base` is the head's first number."""
+    """Store rows of one head in an array [N, H, E]; `base` is the address of the head's first number."""
     e = tl.arange(0, WIDE)
     mask = (at < N)[:, None] & (e < E)[None, :]
     tl.store(base + at.to(tl.int64)[:, None] * (H * E) + e[None, :], values, mask=mask)
@@ -47,7 +47,7 @@ def _store(
 
 @jit("N")
 def _forward(
-    q: tl.tensor,  # [N, H, E], as k and v with any steps between rows and heads
+    q: tl.tensor,  # [N, H, E], with any strides of rows and heads, like k and v
     k: tl.tensor,
     v: tl.tensor,
     first: tl.tensor,  # [N]
@@ -207,9 +207,9 @@ def _backward_keys(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, window: int) -> Tensor:
-    """q, k, v [N, H, E] and the run of tokens [first, last] that each sees, int32 [N] → [N, H, E].
+    """q, k, v [N, H, E] and the run of tokens [first, last] that each token sees, int32 [N] → [N, H, E].
 
-    No run reaches further than `window` to either side, and each token is in its own.
+    A run contains its own token, and ends at most `window` tokens before and after it.
     """
     found: Tensor = _attend(q, k, v, first, last, window)[0]
     return found
@@ -259,10 +259,10 @@ def _attend_backward(
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[int, int], tuple[float, ...], dict[str, int]]:
-    """The grid, the numbers that every kernel takes, and its constants."""
+    """The grid, the sizes and strides that every kernel takes, and its constants."""
     tokens, heads, size = q.shape
     steps = (step for part in (q, k, v) for step in part.stride()[:2])
-    wide = max(16, triton.next_power_of_2(size))  # the least that a product of tiles takes
+    wide = max(16, triton.next_power_of_2(size))  # tl.dot needs at least 16
     block = max(16, min(LARGEST_BLOCK, TILE_BYTES // (wide * q.element_size())))
     return (
         (triton.cdiv(tokens, block), heads),

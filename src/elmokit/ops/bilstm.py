@@ -1,10 +1,10 @@
-"""All LSTM layers of all directions over ragged sentences: the one dispatcher, which can say what it chose and why.
+"""All LSTM layers of all directions over ragged sentences: a dispatcher, which can say what it chose and why.
 
-Paths, all the same function (tests compare each with `elmokit.ops.reference`):
-    packed   torch's operations, step by step over packed batches; the only one with gradients. Sentences are sorted by
-             length, so that those still running at any step are the first rows; the products of the inputs, which
-             depend on no earlier step, are computed many steps at a time.
-    native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
+All paths compute the same function (tests compare each with `elmokit.ops.reference`):
+    packed   torch's operations, step by step over packed batches; the only path with gradients. Sentences are sorted
+             by length, so that the sentences that have not ended at a step are the first rows. The products of the
+             inputs do not depend on earlier steps, so they are computed for many steps at once.
+    native   kernels compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
     cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32, float16 and bfloat16
 """
 
@@ -24,7 +24,7 @@ from elmokit.ops.reference import clip
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights, LstmWeights
 
 Stacks = Sequence[Sequence[AnyLstmWeights]]
-"""The layers of each direction: the forward one, then the backward one where there are two."""
+"""The layers of each direction: forward, then backward if there are two directions."""
 
 
 def bilstm(
@@ -39,9 +39,9 @@ def bilstm(
 ) -> BiLstmOutput:
     """x [B, T, P], lengths [B] on the CPU, h [D, L, B, P], c [D, L, B, H] → all layers' outputs and last states.
 
-    Without h and c every sentence starts from zero. The second direction reads each sentence from its last token to its
-    first. With `skip_connections` layers after the first add their input to their output. `dropout` is the pre-training
-    one: on each layer's input and the top output.
+    Without h and c, every sentence starts from zero. The second direction reads each sentence from its last token to
+    its first. With `skip_connections`, layers after the first add their input to their output. `dropout` is that of
+    pre-training: on each layer's input and on the top output.
     """
     choice = choose(x, stacks, gradient=needs_gradient(x, stacks, h, c) or dropout > 0)
     if choice.path == "cuda" and x.numel():
@@ -74,7 +74,7 @@ def bilstm_packed(
     skip_connections: bool,
     dropout: float = 0.0,
 ) -> BiLstmOutput:
-    """`bilstm` with torch's operations, direction after direction, layer after layer."""
+    """`bilstm` in torch's operations, one direction and one layer after the other."""
     outputs: list[list[Tensor]] = []
     last_h, last_c = [], []
     for d, layers in enumerate(stacks):
@@ -100,9 +100,10 @@ def stacked(
     skip_connections: bool,
     dropout: float,
 ) -> list[Tensor]:
-    """The outputs of layers on top of each other, in training and in use: `layer` is the recurrence of one.
+    """The outputs of all layers of a stack, in training and in use; `layer` computes the recurrence of one layer.
 
-    Layers after the first add their input to their output; dropout is on each layer's input and on the top output.
+    With `skip_connections`, layers after the first add their input to their output. Dropout is on each layer's input
+    and on the top output.
     """
     outputs: list[Tensor] = []
     for number in range(n_layers):
@@ -124,13 +125,11 @@ def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> PathChoice:
     if x.device.type == "cpu":
         from elmokit.ops import native
 
-        against = native.reason_against(x.dtype, int8=isinstance(stacks[0][0], Int8LstmWeights))
-        return (
-            PathChoice("packed", lambda: against)
-            if against
-            else PathChoice("native", lambda: native.description(stacks))
-        )
-    if not kernels.serve(x.device):
+        reason = native.reason_against(x.dtype, int8=isinstance(stacks[0][0], Int8LstmWeights))
+        if reason:
+            return PathChoice("packed", lambda: reason)
+        return PathChoice("native", lambda: native.description(stacks))
+    if not kernels.available(x.device):
         return PathChoice("packed", lambda: f"there are no kernels for {x.device.type} here")
     from elmokit.ops.gpu import bilstm as gpu
 
@@ -139,7 +138,7 @@ def choose(x: Tensor, stacks: Stacks, *, gradient: bool) -> PathChoice:
 
 
 def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None) -> bool:
-    """Whether torch would record operations on these tensors for gradients."""
+    """Whether torch would record operations on these tensors to compute gradients."""
     if not torch.is_grad_enabled():
         return False
     weights = (m for layers in stacks for w in layers for m in (w.input, w.recurrent, w.bias, w.projection))
@@ -147,13 +146,13 @@ def needs_gradient(x: Tensor, stacks: Stacks, h: Tensor | None, c: Tensor | None
 
 
 BLOCK_TOKENS = 2048
-"""Tokens whose [4H] input products are in memory at once; bounds memory whatever the length of a sentence."""
+"""Tokens whose [4H] input products are in memory at once, which bounds the memory for a sentence of any length."""
 
 
 def lstm(
     x: Tensor, lengths: Tensor, weights: LstmWeights, h: Tensor, c: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer over ragged sentences, as `lstm_reference` but packed.
+    """A layer over ragged sentences: `lstm_reference` in packed batches.
 
     x [B, T, P_in], lengths [B] on the CPU, h [B, P], c [B, H] → outputs [B, T, P], h [B, P], c [B, H].
     """
@@ -161,7 +160,7 @@ def lstm(
     running = _running(lengths)
     rows = order.to(x.device)
     batch = len(lengths)
-    # Rows past the batch, so that `linear`'s fillers need not be added again at every step.
+    # Padding rows after the batch, so that `linear` need not add them at every step.
     spare = filled(batch) - batch
     h, c = (torch.cat([s[rows], s.new_zeros(spare, s.shape[1])]) for s in (h, c))
     bias = weights.bias.clone()
@@ -192,7 +191,7 @@ def lstm(
 
     out = x.new_zeros(batch, x.shape[1], h.shape[1])
     if steps:
-        row, column = _places(lengths, order, running, reverse=reverse)
+        row, column = _output_indices(lengths, order, running, reverse=reverse)
         out = out.index_put((row.to(x.device), column.to(x.device)), torch.cat(steps))
         ended.append((h[: running[-1]], c[: running[-1]]))
     back = torch.argsort(order).to(x.device)
@@ -201,7 +200,7 @@ def lstm(
 
 
 def _first(values: Tensor, n: int) -> Tensor:
-    """The first n rows; all of them without a slice, whose gradient would be a copy."""
+    """The first n rows; no slice for all rows, because the gradient of a slice is a copy."""
     return values if len(values) == n else values[:n]
 
 
@@ -221,7 +220,7 @@ def _input_products(
     *,
     reverse: bool,
 ) -> Tensor:
-    """[steps, width, 4H]: the inputs of steps start to stop times their weights; rows that have ended are arbitrary."""
+    """[steps, width, 4H]: the inputs of the steps start to stop times the weights; arbitrary for ended sentences."""
     start, stop, width = block
     if len(rows) < width:
         rows = torch.cat([rows, rows.new_zeros(width - len(rows))])
@@ -233,15 +232,15 @@ def _input_products(
 
 
 def _running(lengths: Tensor) -> list[int]:
-    """How many sentences have a token at each step, for every step that has one."""
+    """The number of sentences that have a token at each step."""
     longest = int(lengths.max()) if len(lengths) else 0
     ended = torch.bincount(lengths, minlength=longest + 1).cumsum(0)[:longest]
     counts: list[int] = (len(lengths) - ended).tolist()
     return counts
 
 
-def _places(lengths: Tensor, order: Tensor, running: list[int], *, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Row and column in [B, T] of every packed output, step by step."""
+def _output_indices(lengths: Tensor, order: Tensor, running: list[int], *, reverse: bool) -> tuple[Tensor, Tensor]:
+    """The row and the column in [B, T] of every packed output, step by step."""
     counts = torch.tensor(running)
     step = torch.repeat_interleave(torch.arange(len(running)), counts)
     first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)

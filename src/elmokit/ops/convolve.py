@@ -1,6 +1,6 @@
 """The largest product of each filter over the positions of a word, with a backward pass of its own.
 
-Only one position of each filter has a gradient: the forward pass stores its number, and not the products themselves.
+Only one position of each filter has a gradient: the forward pass stores its index instead of the products.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ LARGEST_WINDOW = 256
 
 
 def convolve(characters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """characters [U, M, c], weight [count, c, width], bias [count] → [U, count], the largest over M − width + 1."""
-    found: Tensor = _Convolve.apply(*_computed_in(characters, weight, bias), ())  # type: ignore[no-untyped-call]
+    """characters [U, M, c], weight [count, c, width], bias [count] → [U, count], the largest of M − width + 1."""
+    found: Tensor = _Convolve.apply(*_in_autocast_dtype(characters, weight, bias), ())  # type: ignore[no-untyped-call]
     return found
 
 
 def convolve_together(characters: Tensor, filters: Sequence[tuple[Tensor, Tensor]], lengths: Tensor) -> Tensor:
-    """`convolve` for filters of several widths, (weight, bias) each, joined → [U, F], as one product over all of them.
+    """`convolve` for filters of several widths, (weight, bias) each → [U, F], as one product for all of them.
 
-    All filters get the width of the widest, filled up with zero weights. After the `lengths` [U] of a word, all its
-    characters are the same padding.
+    All filters are padded with zero weights to the widest width. After the first `lengths` [U] characters of a word,
+    all its characters are the same padding.
     """
     sizes = tuple((weight.shape[2], len(weight)) for weight, _ in filters)
     widest = max(width for width, _ in sizes)
     together = torch.cat([F.pad(weight, (0, widest - weight.shape[2])) for weight, _ in filters])
-    given = _computed_in(characters, together, torch.cat([bias for _, bias in filters]))
+    given = _in_autocast_dtype(characters, together, torch.cat([bias for _, bias in filters]))
     found: Tensor
     small = characters.shape[2] * widest <= LARGEST_WINDOW
-    if kernels.serve(characters.device) and given[0].dtype in (torch.bfloat16, torch.float16) and small:
+    if kernels.available(characters.device) and given[0].dtype in (torch.bfloat16, torch.float16) and small:
         from elmokit.ops.convolve_triton import ConvolveWords
 
         found = ConvolveWords.apply(*given, _widths(sizes, characters.device), lengths)  # type: ignore[no-untyped-call]
@@ -60,8 +60,8 @@ def _widths(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     return torch.tensor([width for width, count in sizes for _ in range(count)], dtype=torch.int32, device=device)
 
 
-def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in the dtype of autocast, if that is on."""
+def _in_autocast_dtype(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same tensors in the dtype of autocast, if that is on."""
     device = characters.device.type
     if not torch.is_autocast_enabled(device):
         return characters, weight, bias
@@ -72,7 +72,7 @@ def _computed_in(characters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tens
 class _Convolve(torch.autograd.Function):
     """Convolution and maximum as one node of the graph.
 
-    `outside` lists (first filter, filter after the last, position): from that position on, these filters do not count.
+    `outside` lists (first filter, filter after the last, position): from this position on, these filters are ignored.
     """
 
     @staticmethod
@@ -116,7 +116,7 @@ _flats = WeakTensorKeyDictionary()
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """weight [count, c, width] → [count, c·width], the same tensor each time, so that its packed form can be cached."""
+    """weight [count, c, width] → [count, c·width], always the same tensor, so that its packed form can be cached."""
     found: Tensor | None = _flats.get(weight)  # type: ignore[no-untyped-call]
     if found is None or found.data_ptr() != weight.data_ptr() or found.dtype != weight.dtype:
         found = weight.detach().flatten(1)
@@ -125,5 +125,5 @@ def _flat(weight: Tensor) -> Tensor:
 
 
 def _windows(characters: Tensor, weight: Tensor) -> Tensor:
-    """characters [U, M, c] → [U·positions, c·width], every window of every word."""
+    """characters [U, M, c] → [U·positions, c·width], all windows of all words."""
     return characters.unfold(1, weight.shape[2], 1).flatten(0, 1).flatten(1)

@@ -1,9 +1,9 @@
 """The largest product of each filter over a word's positions on a CUDA GPU, in float16 or bfloat16.
 
-U words, M characters of c numbers, F filters, K = c · (the widest filter), filled up to a power of two. A word's window
-at position p is K numbers in a row of its characters, so one product of many words' windows with all filters serves a
-position. The products are never stored: the forward pass keeps the best of the positions so far. Words are visited by
-falling length, and each group of words only at as many positions as its longest has windows with a character.
+U words, M characters of c numbers, F filters, K = c · (width of the widest filter), padded to a power of two. A word's
+window at position p is K consecutive numbers of its characters, so each position takes one product of many words'
+windows with all filters. The products are never stored: the forward pass stores only the largest so far. Words are in
+the order of falling length, and each group of words is computed only at the positions that its longest word has.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -19,13 +19,13 @@ from torch.autograd.function import once_differentiable
 from elmokit.ops.optional_triton import jit, tl, triton
 
 WORDS = 128
-"""Words of a program of the forward pass and of the weights' gradient."""
+"""Words of a program in the forward pass, and in the gradient of the weights."""
 FILTERS = 64
 """Filters of a program."""
 SHARES = 8
-"""Programs among which the words are divided for the gradient of a filter."""
+"""The number of programs that share the words in the gradient of a filter."""
 BLOCK = 256
-"""Numbers of a word's characters that a program gathers."""
+"""Numbers of a word's characters whose gradients a program computes."""
 
 
 @jit()
@@ -50,8 +50,8 @@ def _largest_products(
     weight: tl.tensor,  # [F, K]
     bias: tl.tensor,  # [F]
     widths: tl.tensor,  # [F]
-    order: tl.tensor,  # [U] words by falling length
-    positions: tl.tensor,  # [U] of each word in that order, how many positions it has
+    order: tl.tensor,  # [U]: the words by falling length
+    positions: tl.tensor,  # [U]: the number of positions of each word, in that order
     largest: tl.tensor,  # [U, F]
     where: tl.tensor,  # [U, F]
     U: tl.tensor,
@@ -74,7 +74,7 @@ def _largest_products(
     found = tl.zeros((WORDS, FILTERS), tl.int32)
     for p in range(tl.max(most, 0)):
         products = tl.dot(_window(characters, word, here, p, size, M, K), w)
-        # NaN wins and stays, so that it is noticed.
+        # NaN counts as the largest, so that it is detected.
         better = (p < most)[:, None] & (p + width <= M)[None, :] & ((products > best) | (products != products))
         best = tl.where(better, products, best)
         found = tl.where(better, p, found)
@@ -101,7 +101,7 @@ def _filter_gradients(
     WORDS: tl.constexpr,
     FILTERS: tl.constexpr,
 ) -> None:
-    """A share of the words' part in the gradient of the filters."""
+    """The gradient of the filters from one share of the words."""
     f = tl.program_id(0) * FILTERS + tl.arange(0, FILTERS)
     total = tl.zeros((FILTERS, K), tl.float32)
     for group in range(tl.program_id(1), tl.cdiv(U, WORDS), tl.num_programs(1)):
@@ -135,7 +135,7 @@ def _window_gradients(
     WORDS: tl.constexpr,
     FILTERS: tl.constexpr,
 ) -> None:
-    """The gradient of some words' windows at one position, where they have it."""
+    """The gradient of some words' windows at one position, if the words have this position."""
     n = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     p = tl.program_id(1)
     here = (n < U) & (p < tl.load(positions + n, mask=n < U, other=0))
@@ -166,7 +166,7 @@ def _character_gradients(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The gradient of one word's characters: each is in as many windows as the widest filter is wide."""
+    """The gradient of one word's characters: the sum over all windows that contain a character."""
     word = tl.load(order + tl.program_id(0)).to(tl.int64)
     most = tl.load(positions + tl.program_id(0))
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -182,7 +182,7 @@ def _character_gradients(
 class ConvolveWords(torch.autograd.Function):
     """characters [U, M, c], weight [F, c, width], bias [F], widths [F], lengths [U] → [U, F].
 
-    `lengths` counts each word's characters before its padding, `widths` the columns of each filter that are its own.
+    `lengths` are the numbers of characters before the padding, `widths` the widths of the filters before theirs.
     """
 
     @staticmethod
@@ -196,12 +196,12 @@ class ConvolveWords(torch.autograd.Function):
     ) -> Tensor:
         """The largest products."""
         (words, longest, size), filters = characters.shape, len(weight)
-        # A window's numbers are ordered by position, and so are a filter's.
+        # The numbers of a window are in the order of its positions, and so are those of a filter.
         window = triton.next_power_of_2(max(size * weight.shape[2], 16))
         laid = weight.new_zeros(filters, window)
         laid[:, : size * weight.shape[2]] = weight.transpose(1, 2).flatten(1)
         lengths, order = lengths.sort(descending=True)
-        positions = (lengths + 1).clamp(max=longest).to(torch.int32)  # one window of padding is like another
+        positions = (lengths + 1).clamp(max=longest).to(torch.int32)  # all windows of padding are equal
         order = order.to(torch.int32)
         characters = characters.contiguous()
         largest = characters.new_empty(words, filters)

@@ -1,4 +1,4 @@
-"""An int8 matrix: whole numbers from −127 to 127, and the scale of each row."""
+"""An int8 matrix: integers from −127 to 127, and a scale for each row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LEAST_COLUMN = 1e-6
 class Int8Matrix:
     """values · scales · columns: each row (an output) has a scale, and each column (an input) may have a factor.
 
-    A product multiplies its inputs by the factors before they are rounded to int8. Where a few inputs are very large,
+    A product multiplies its inputs by the factors before it rounds them to int8. If a few inputs are very large,
     training makes their columns small. With the sizes of the columns as factors, such inputs do not make the rounding
-    too coarse for the others.
+    of the others too coarse.
     """
 
     values: Tensor  # int8 [O, K]
@@ -27,7 +27,7 @@ class Int8Matrix:
 
     @classmethod
     def of(cls, weight: Tensor, columns: Tensor | None = None) -> Int8Matrix:
-        """The nearest int8 matrix to weight [O, K] with these factors of its columns."""
+        """The int8 matrix nearest to weight [O, K], with these factors of its columns."""
         weight = weight.detach().float()
         if columns is not None:
             weight = weight / columns
@@ -40,7 +40,7 @@ class Int8Matrix:
         return self.values.shape
 
     def dense(self) -> Tensor:
-        """The same in float32, [O, K]."""
+        """The matrix in float32, [O, K]."""
         weight = self.values.float() * self.scales.unsqueeze(1)
         return weight if self.columns is None else weight * self.columns
 

@@ -12,8 +12,8 @@ AutogradContext = Any
 """What torch passes to an autograd function, which sets attributes of its own."""
 
 
-def serve(device: torch.device) -> bool:
-    """Whether the kernels can run on a device: CUDA, with Triton installed (torch brings it on Linux)."""
+def available(device: torch.device) -> bool:
+    """Whether the kernels can run on a device: CUDA, with Triton installed (on Linux, torch includes it)."""
     return device.type == "cuda" and _triton_is_installed()
 
 

@@ -1,9 +1,9 @@
 """A matrix product whose rows do not depend on their neighbours.
 
-CPU libraries sum in another order for one row than for thirty, or for the last rows of a batch. So the same word could
-get other last digits in another batch, and an LSTM over a long sentence makes such differences grow. If the number of
-rows is a multiple of 4 and there are at least 16 columns, every row is computed in the same way: the result is the
-same, bit for bit, alone and in any batch. `docs/determinism.md` says where this was measured.
+CPU libraries sum in a different order for one row than for thirty, or for the last rows of a batch. So the vectors of a
+word could differ slightly from batch to batch, and an LSTM over a long sentence makes such differences grow. If the
+number of rows is a multiple of 4 and there are at least 16 columns, every row is computed in the same way: the result
+is the same, bit for bit, alone and in any batch. `docs/determinism.md` says where this was measured.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.weights import BlockStack, BlockWeights
 
 ROWS = 4
-"""The number of rows is a multiple of this."""
+"""The number of rows is padded to a multiple of this."""
 LEAST_COLUMNS = 16
-"""Narrower products treat the rows of one tile differently."""
+"""In narrower products, CPU libraries treat the rows of one tile differently."""
 GATE_COLUMNS = 32
-"""The number of columns for the gates of heads is a multiple of this; the rest is padding."""
+"""The number of columns for the gates of heads is padded to a multiple of this."""
 LEAST_NUMBERS = 10_000
-"""Smaller matrices are not worth another copy."""
+"""The size of the smallest matrix for which another copy saves time."""
 _dense_matrices: WeakKeyDictionary[Int8Matrix, tuple[object, Tensor]] = WeakKeyDictionary()
 _float16_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _reordered_matrices: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -37,7 +37,7 @@ _linear_dynamic_fp16 = torch.ops.quantized.linear_dynamic_fp16.default
 
 
 def filled(rows: int) -> int:
-    """The number of rows with the padding that `linear` adds."""
+    """The number of rows, including the padding that `linear` adds."""
     return -(-rows // ROWS) * ROWS
 
 
@@ -63,7 +63,7 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -
 
 
 def linear_with_copy(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None = None) -> Tensor:
-    """`linear` for a matrix that is used often: oneDNN gets a copy in the order in which it reads it.
+    """`linear` for a matrix that is used often: oneDNN gets a copy of it in the order in which it reads the numbers.
 
     That makes a product about a fifth faster, and takes the memory of a second matrix.
     """
@@ -85,7 +85,7 @@ def linear_with_copy(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None
 
 
 class Float16Block(NamedTuple):
-    """The matrices of a block, packed for torch's float16 products, which compute every row by itself.
+    """The matrices of a block, packed for torch's float16 products, which compute every row separately.
 
     The two numbers of a query or key that are rotated together, E / 2 apart in a block's weights, are neighbours here.
     """
@@ -97,13 +97,13 @@ class Float16Block(NamedTuple):
 
 
 def float16_product(x: Tensor, packed: object) -> Tensor:
-    """x [N, K] · weightᵀ [K, O] → [N, O] with a matrix of a `Float16Block`; no rows are added."""
+    """x [N, K] · weightᵀ [K, O] → [N, O] with a matrix of a `Float16Block`; rows are not padded."""
     y: Tensor = _linear_dynamic_fp16(x, packed)
     return y
 
 
 def float16_blocks(stack: BlockStack) -> Sequence[Float16Block] | None:
-    """A stack's matrices for `float16_product`, packed again only if they have changed; None if they do not fit."""
+    """A stack's matrices for `float16_product`, packed again only if they have changed; None if one does not fit."""
     tensors = stack.tensors
     state = (*map(id, tensors), *map(_state, tensors))
     known = _float16_stacks.get(tensors[0])  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ def _packed_block(weights: BlockWeights) -> Float16Block | None:
 
 
 def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
-    """Whether the compiled kernels can compute a product of x with these."""
+    """Whether the compiled kernels can compute a product of x with these weights."""
     if x.device.type != "cpu" or not len(x):
         return False
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, *weights)):
@@ -140,8 +140,8 @@ def can_be_compiled(x: Tensor, *weights: Tensor | Int8Matrix | None) -> bool:
 def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Tensor:
     """The compiled product; for int8, x is rounded twice.
 
-    The characters of a word give a few large numbers and many small ones, which rounding once would lose: the worst
-    cosine of a token to float32 was 0.990 then, and is 0.996 with the second rounding of the remainder.
+    The characters of a word give a few large numbers and many small ones, which are lost if x is rounded once: then the
+    worst cosine of a token to float32 is 0.990. If the rounding error is also rounded and added, it is 0.996.
     """
     from elmokit.ops.native.linear import linear_native
 
@@ -151,14 +151,14 @@ def _compiled(x: Tensor, weight: Tensor | Int8Matrix, bias: Tensor | None) -> Te
 def _float16_matrix(x: Tensor, weight: Tensor) -> object | None:
     """The weight packed for torch's float16 products; None if they would change the numbers or do not exist.
 
-    They read half as much memory, convert each number to float32 and compute every row by itself. Most models are
-    stored in float16, so that no number changes.
+    Those products read half as much memory, convert each number to float32 and compute every row separately. Most
+    models are stored in float16, so their weights do not change.
     """
     return _cached(_float16_matrices, weight, _packed_float16) if _is_plain_product(x, weight) else None
 
 
 def _is_plain_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is in float32, without gradients, and with a matrix that is large enough for another copy."""
+    """Whether a product is float32, without gradients, and with a matrix so large that another copy saves time."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not len(x) or weight.numel() < LEAST_NUMBERS:
         return False
     return not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
@@ -167,7 +167,7 @@ def _is_plain_product(x: Tensor, weight: Tensor) -> bool:
 def _cached(
     known_matrices: WeakIdKeyDictionary, weight: Tensor, make: Callable[[Tensor], object | None]
 ) -> object | None:
-    """What `make` makes of a weight, made again only when it has changed."""
+    """The result of `make` for a weight, computed again only if the weight has changed."""
     state = _state(weight)
     known = known_matrices.get(weight)  # type: ignore[no-untyped-call]
     if known is None or known[0] != state:
@@ -200,7 +200,7 @@ def _packed_float16(weight: Tensor, bias: Tensor | None = None) -> object | None
 
 
 def dense(matrix: Int8Matrix) -> Tensor:
-    """The matrix in float32, cached as long as it is the same: without compiled kernels int8 saves no time."""
+    """The matrix in float32, cached until it changes: without compiled kernels, int8 products save no time."""
     found, state = _dense_matrices.get(matrix), tuple(map(_state, matrix.tensors()))
     if found is None or found[0] != state:
         found = _dense_matrices[matrix] = state, matrix.dense()
@@ -208,5 +208,5 @@ def dense(matrix: Int8Matrix) -> Tensor:
 
 
 def _state(tensor: Tensor) -> tuple[int, int | None]:
-    """A value that changes when the numbers of a tensor change, as far as torch counts that."""
+    """A value that changes when a tensor changes, as far as torch counts changes."""
     return tensor.data_ptr(), None if tensor.is_inference() else tensor._version

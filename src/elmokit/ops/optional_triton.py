@@ -1,6 +1,6 @@
 """Triton if it is installed, otherwise None, so that modules with kernels can be imported anywhere.
 
-Importing this imports Triton: code that may run without a GPU asks `elmokit.ops.kernels` first.
+Importing this module imports Triton, so code that may run without a GPU calls `elmokit.ops.kernels.available` first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ triton, tl = _modules()
 
 
 def jit(*varying: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel to be compiled at its first use, and not again for each value of the arguments named here."""
+    """A decorator for kernels, compiled at first use; other values of the arguments `varying` do not recompile them."""
 
     def decorate(kernel: Callable[..., Any]) -> Any:  # noqa: ANN401
         return kernel if triton is None else triton.jit(kernel, do_not_specialize=list(varying))

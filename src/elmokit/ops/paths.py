@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: a choice with its reason, and a way to force one in order to compare."""
+"""Which implementation of an operation runs, and why; `forced` selects one in order to compare implementations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class PathChoice:
 
     @property
     def why(self) -> str:
-        """In words a user can read; put together only when asked."""
+        """The reason in words for the user, computed only when it is needed."""
         return self.reason()
 
 
 def forced_choice() -> PathChoice | None:
-    """The path that `forced` asks for here, if any."""
+    """The path that `forced` selects here, or None."""
     path = _forced.get()
     return None if path is None else PathChoice(path, lambda: "asked for")
 
 
 @contextmanager
 def forced(path: PathName) -> Iterator[None]:
-    """Take this path and no other inside the block, to compare paths."""
+    """Use this path and no other inside the block, in order to compare paths."""
     if path not in ("packed", "native", "cuda"):
         raise ElmoError(f"a path must be packed, native or cuda, got {path!r}")
     token = _forced.set(path)

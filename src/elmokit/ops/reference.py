@@ -1,4 +1,4 @@
-"""The context encoders as the equations say them; fast paths are tested against this."""
+"""The context encoders, written like their equations; the fast paths are tested against them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elmokit.ops.weights import BlockWeights, HeadWeights, LstmWeights
 
 
 def clip(values: Tensor, bound: float | None) -> Tensor:
-    """Values limited to between -bound and bound; untouched where there is no bound."""
+    """Values limited to between -bound and bound; unchanged if the bound is None."""
     return values if bound is None else values.clamp(-bound, bound)
 
 
@@ -54,14 +54,14 @@ def lstm_windows_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
 
-    Where `keep` is 0 a token starts from zero. No gradient goes through the states at the window's two ends.
+    Where `keep` is 0, a token starts from zero. No gradient goes through the states at the two ends of the window.
     """
     outputs, last_h, last_c = [], [], []
     for d, w in enumerate(weights):
         h_d, c_d = h[d].detach(), c[d].detach()
         steps = []
-        for t, goes_on in enumerate(keep.to(x.dtype).unsqueeze(-1)):
-            h_d, c_d = lstm_step(x[d, t], goes_on * h_d, goes_on * c_d, w)
+        for t, kept in enumerate(keep.to(x.dtype).unsqueeze(-1)):
+            h_d, c_d = lstm_step(x[d, t], kept * h_d, kept * c_d, w)
             steps.append(h_d)
         outputs.append(torch.stack(steps))
         last_h.append(h_d.detach())
@@ -74,20 +74,22 @@ def transformer_reference(
     blocks: Sequence[BlockWeights],
     *,
     window: int,
-    way: int = 0,
+    direction: int = 0,
     outputs: Sequence[int],
     head: HeadWeights | None = None,
 ) -> Tensor:
-    """One sentence x [T, P] → [len(outputs), T, P]: normalised, after these blocks; 0 is the input.
+    """One sentence x [T, P] → [len(outputs), T, P]: the normalised states after these blocks; 0 is the input.
 
-    `way` says what a token sees besides itself: 0 both sides, 1 what comes before it, 2 what comes after it. With a
-    head, what the softmax reads is one more layer.
+    `direction` says which other tokens a token sees: 0 those before and after it, 1 those before it, 2 those after it.
+    With a head, its prediction is one more layer.
     """
     time, size = x.shape
     heads = len(blocks[0].gate_bias)
     half = size // heads // 2
-    ahead = torch.arange(time)[None, :] - torch.arange(time)[:, None]  # [T, T], positive for what comes after
-    seen = (ahead.abs() <= window) & (ahead <= 0 if way == 1 else ahead >= 0 if way == 2 else ahead == ahead)
+    ahead = torch.arange(time)[None, :] - torch.arange(time)[:, None]  # [T, T], positive for later tokens
+    seen = ahead.abs() <= window
+    if direction:
+        seen &= ahead <= 0 if direction == 1 else ahead >= 0
     angles = torch.arange(time).to(x)[:, None] / 10_000.0 ** (torch.arange(half).to(x) / half)  # [T, E/2]
 
     def norm(x: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ def transformer_reference(
         return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
 
     x = norm(x)
-    found = [x]
+    states = [x]
     for weights in blocks:
         qkv, out, up, down = (m.dense() if isinstance(m, Int8Matrix) else m for m in weights[:4])
         y = norm(x)
@@ -115,10 +117,10 @@ def transformer_reference(
         x = x + norm(torch.cat(attended, dim=-1)) @ out.T
         values, gates = (norm(x) @ up.T).chunk(2, dim=-1)
         x = x + norm(values * gelu(gates)) @ down.T
-        found.append(norm(x))
-    layers = [found[number] for number in outputs]
+        states.append(norm(x))
+    layers = [states[number] for number in outputs]
     if head is not None:
         weight = head.weight.dense() if isinstance(head.weight, Int8Matrix) else head.weight
-        read = norm(gelu(found[-1] @ weight.T + head.bias)) * (size / len(weight)) ** 0.5
-        layers.append(torch.cat([read, read.new_zeros(time, size - len(weight))], dim=-1))
+        prediction = norm(gelu(states[-1] @ weight.T + head.bias)) * (size / len(weight)) ** 0.5
+        layers.append(torch.cat([prediction, prediction.new_zeros(time, size - len(weight))], dim=-1))
     return torch.stack(layers)

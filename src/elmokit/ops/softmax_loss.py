@@ -1,6 +1,6 @@
-"""The full softmax and its loss over a large vocabulary, some rows at a time: [tokens, vocabulary] is never in memory.
+"""The full softmax and its loss over a large vocabulary, in chunks of rows: [tokens, vocabulary] is never in memory.
 
-The gradients are made in the forward pass, while a chunk's logits are in memory; the backward pass only scales them.
+The forward pass computes the gradients while a chunk's logits are in memory; the backward pass only scales them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from elmokit.ops import kernels
 from elmokit.ops.kernels import AutogradContext
 
 CPU_LOGITS = 2**22
-"""Logits in memory at once on the CPU: few enough to stay in its caches between the passes over them."""
+"""Logits in memory at once on the CPU: so few that they stay in its caches between the passes over them."""
 CUDA_LOGITS = 2**28
-"""Logits in memory at once on a GPU: many rows, since every chunk reads and writes the whole gradient of the weight."""
+"""Logits in memory at once on a GPU: many, because every chunk reads and writes the whole gradient of the weight."""
 ROWS = 128
-"""Chunks are multiples of this many rows, and never smaller."""
+"""The number of rows of a chunk is a multiple of this."""
 
 
 def chunk_rows(device: torch.device, words: int) -> int:
-    """How many rows of logits over this many words are in memory at once."""
+    """The number of rows of logits, over this number of words, that are in memory at once."""
     logits = CUDA_LOGITS if device.type == "cuda" else CPU_LOGITS
     return max(logits // max(words, 1) // ROWS, 1) * ROWS
 
@@ -32,8 +32,8 @@ def softmax_loss(
 ) -> tuple[Tensor, Tensor]:
     """top [N, P], weight [V, P], bias [V], targets [N] → Σ row_weight·(−log p[target]), and the float32 −log p [N].
 
-    A negative target counts nothing. `row_weight` is a number or a tensor [N] and gets no gradient; nor do the −log p,
-    which are 0 where ignored. The products are in top's dtype, the softmax in float32 (float64 for float64).
+    Rows with a negative target are ignored: their −log p is 0. `row_weight` is a number or a tensor [N] and gets no
+    gradient; −log p [N] is detached. The products are in top's dtype, the softmax is in float32 (float64 for float64).
     """
     rows, words = len(top), len(weight)
     if targets.shape != (rows,) or bias.shape != (words,):
@@ -68,7 +68,7 @@ class _SoftmaxLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         size = min(chunk_rows(top.device, len(weight)), max(len(top), 1))
         run = _losses_and_gradients
-        if kernels.serve(top.device):
+        if kernels.available(top.device):
             from elmokit.ops.softmax_loss_triton import losses_and_gradients as run
         losses, gradients = run(top, weight, bias, targets, row_weight, size=size, wanted=wanted)
         if gradients is not None:
@@ -90,7 +90,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 def _losses_and_gradients(
     top: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, row_weight: Tensor, *, size: int, wanted: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-    """With torch's operations: −log p [N], and if wanted the gradients of Σ row_weight·(−log p)."""
+    """−log p [N], and if `wanted` the gradients of Σ row_weight·(−log p), in torch's operations."""
     dtype = torch.float64 if top.dtype == torch.float64 else torch.float32
     rows, words = len(top), len(weight)
     x, w, b, scale = top.detach().to(dtype), weight.detach().to(dtype), bias.detach().to(dtype), row_weight.to(dtype)
@@ -109,7 +109,7 @@ def _losses_and_gradients(
 
 
 def losses_in_place(logits: Tensor, targets: Tensor, row_weight: Tensor, *, wanted: bool) -> Tensor:
-    """logits [R, V], targets [R] → −log p [R], 0 where ignored; the logits become their own gradients if wanted.
+    """logits [R, V], targets [R] → −log p [R], 0 in ignored rows; if `wanted`, gradients overwrite the logits.
 
     The gradient of Σ row_weight·(−log p) is (p − onehot)·row_weight, and 0 in ignored rows.
     """
@@ -117,7 +117,7 @@ def losses_in_place(logits: Tensor, targets: Tensor, row_weight: Tensor, *, want
     column = targets.clamp(min=0).unsqueeze(1)
     scores = logits.gather(1, column)
     if wanted:
-        # The softmax in one pass of its own is faster than exp. Its largest number is 1 / Σ exp(logit − largest).
+        # torch.softmax takes one pass and is faster than exp. Its largest number is 1 / Σ exp(logit − largest).
         largest = logits.amax(dim=1, keepdim=True)
         torch.softmax(logits, dim=1, out=logits)
         log_total = largest - logits.amax(dim=1, keepdim=True).log_()

@@ -1,7 +1,7 @@
-"""The full softmax and its loss on a CUDA GPU: cuBLAS for the three products, one Triton kernel between them.
+"""The full softmax and its loss on a CUDA GPU: cuBLAS for the three products, and a Triton kernel between them.
 
-N rows in chunks of R, V words, P outputs. The kernel reads a chunk's logits once for their softmax and, where gradients
-are wanted, once more to write the gradients over them.
+N rows in chunks of R, V words, P outputs. The kernel reads a chunk's logits once for their softmax and, if gradients
+are wanted, once more to overwrite them with the gradients.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -14,15 +14,15 @@ from torch import Tensor
 from elmokit.ops.optional_triton import jit, tl, triton
 
 ALIGNMENT = 64
-"""Rows of logits start at multiples of this many, whatever V is: the tensor cores want aligned rows."""
+"""The length of a row of logits in memory is a multiple of this, because the tensor cores need aligned rows."""
 LANES = 512
-"""Groups of eight logits that a program works on."""
+"""Groups of eight logits that a program processes at once."""
 WARPS = 16
 
 
 @jit()
 def _scores(logits: tl.tensor, bias: tl.tensor, row: tl.tensor, column: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Logits with their bias; −1e30 where there is none, whose share in a softmax is 0."""
+    """Logits with their bias; −1e30 where the mask is false, which is 0 in a softmax."""
     b = tl.load(bias + column, mask=mask, other=-1e30)
     return tl.load(logits + row + column, mask=mask, other=0).to(b.dtype) + b
 
@@ -39,16 +39,16 @@ def _softmax_in_place(
     WANTED: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """−log p of one row's target, and where wanted (p − onehot)·row_weight in place of its logits.
+    """−log p of one row's target; if WANTED, (p − onehot)·row_weight overwrites the logits of the row.
 
-    Each lane keeps the largest of its own logits so far and a sum relative to it, eight logits at a time; the lanes
-    come together once, at the end of the row.
+    Each lane has the largest of its own logits so far, and a sum relative to it, for eight logits at a time. The
+    results of the lanes are combined once, at the end of the row.
     """
     real = bias.dtype.element_ty
     n = tl.program_id(0)
     row = n.to(tl.int64) * stride
     target = tl.load(targets + n)
-    # Read before the lanes come together, and so before any of the row is written over.
+    # Read before the lanes are combined, and so before any logit of the row is overwritten.
     score = tl.load(logits + row + target, mask=target >= 0, other=0).to(real)
     score += tl.load(bias + target, mask=target >= 0, other=0)
     column = tl.arange(0, LANES)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -67,7 +67,7 @@ def _softmax_in_place(
         for start in range(0, V, LANES * 8):
             mask = start + column < V
             p = tl.exp(_scores(logits, bias, row, start + column, mask) - log_total) * scale
-            # Not p·0: an ignored row's gradient is 0 whatever its logits are.
+            # Not p·0, which could be NaN: an ignored row's gradient is 0 for any logits.
             tl.store(logits + row + start + column, tl.where(target >= 0, p, 0), mask=mask)
         tl.debug_barrier()
         tl.store(logits + row + target, (tl.exp(score - log_total) - 1) * scale, mask=target >= 0)
@@ -76,7 +76,7 @@ def _softmax_in_place(
 def losses_and_gradients(
     top: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, row_weight: Tensor, *, size: int, wanted: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-    """−log p [N], and the gradients of Σ row_weight·(−log p) if they are wanted; `size` rows at a time."""
+    """−log p [N], and if `wanted` the gradients of Σ row_weight·(−log p), computed in chunks of `size` rows."""
     real = torch.float64 if top.dtype == torch.float64 else torch.float32
     rows, words = len(top), len(weight)
     x, w, b, scale = (
@@ -110,7 +110,7 @@ def losses_and_gradients(
 
 
 def add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
-    """total [N, M] += one [N, K] · other [K, M], of float16 or bfloat16 without rounding the sums to them."""
+    """total [N, M] += one [N, K] · other [K, M]; float16 and bfloat16 products are not rounded before the sum."""
     if one.dtype == total.dtype:
         total.addmm_(one, other)
     elif not hasattr(torch.ops.aten.addmm, "dtype_out"):  # before torch 2.8

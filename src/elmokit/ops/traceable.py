@@ -1,7 +1,7 @@
 """The network in operations that torch.export can record, for any number of sentences and tokens.
 
-It is the arithmetic of `elmokit.ops.reference` in padded batches. No kernel is chosen and no value is read on the way,
-so that a recorded program is right for other values.
+It is the arithmetic of `elmokit.ops.reference` in padded batches. No kernel is chosen and no value of a tensor is read,
+so a recorded program is valid for other values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elmokit.ops.weights import BlockWeights, HeadWeights, LstmWeights
 
 def lstm_scan(x: Tensor, inside: Tensor, weights: LstmWeights, *, reverse: bool) -> Tensor:
     """A layer in one direction: x [B, T, P_in], inside [B, T] → [B, T, P], 0 past a sentence's end."""
-    from torch._higher_order_ops.scan import scan  # takes long to import, and only an export needs it
+    from torch._higher_order_ops.scan import scan  # slow to import, and only an export needs it
 
     def step(state: tuple[Tensor, Tensor], token: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tensor]:
         here, is_token = token
@@ -54,9 +54,9 @@ def transformer_dense(
     x: Tensor, inside: Tensor, blocks: Sequence[BlockWeights], *, window: int, every: int
 ) -> list[Tensor]:
     """x [B, T, P], inside [B, T] → normalised layers [B, T, P]: before the blocks and after each `every` of them."""
-    place = torch.arange(x.shape[1], device=x.device)
-    near = (place[None, :] - place[:, None]).abs() <= window
-    # A padded token sees all, since a softmax of nothing is not a number.
+    position = torch.arange(x.shape[1], device=x.device)
+    near = (position[None, :] - position[:, None]).abs() <= window
+    # A padded token sees all tokens, because the softmax of an empty set is NaN.
     seen = (near & inside.unsqueeze(1)) | ~inside.unsqueeze(2)  # [B, T, T]
     x = _norm(x)
     layers = [x]
@@ -79,7 +79,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Queries or keys [B, H, T, E] with their positions; their angles are float32 at least, whatever x is."""
+    """Queries or keys [B, H, T, E], rotated by their positions; the angles are at least float32."""
     half, real = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
     speeds = 10_000.0 ** (torch.arange(half, dtype=real, device=x.device) / half)
     angles = torch.arange(x.shape[-2], dtype=real, device=x.device)[:, None] / speeds  # [T, E/2]

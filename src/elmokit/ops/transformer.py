@@ -1,8 +1,8 @@
-"""All Transformer blocks over a flat batch of sentences: the one dispatcher, which can say what it chose and why.
+"""All Transformer blocks over a flat batch of sentences: a dispatcher, which can say what it chose and why.
 
-Paths, all the same function (tests compare each with `elmokit.ops.reference`):
-    packed   torch's operations; the only one with gradients
-    native   compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
+All paths compute the same function (tests compare each with `elmokit.ops.reference`):
+    packed   torch's operations; the only path with gradients
+    native   kernels compiled for this machine's CPU (`elmokit.ops.native`), float32 and int8
     cuda     Triton kernels and CUDA graphs (`elmokit.ops.gpu`), float32, float16 and bfloat16
 """
 
@@ -28,9 +28,9 @@ from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 _VECTOR = 16
 """Floats in the widest vector register."""
 _ONE_THREAD = 32_768
-"""Numbers that torch's elementwise operations leave to one thread."""
+"""The size of the largest tensor for which torch's elementwise operations use one thread."""
 EPSILON = torch.finfo(torch.float32).eps
-"""What is added to the mean square of a head's query or key, as torch's `rms_norm` does."""
+"""Added to the mean square of a head's query or key, as in torch's `rms_norm`."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [N, H, E] → [N, H, E]."""
 
@@ -48,7 +48,7 @@ def block(
     sin: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, each with a norm before it and inside."""
+    """x [N, P] → [N, P]: gated attention, then a gated feed-forward part, both with a norm before them and inside."""
     rows, size = x.shape
     heads = weights.n_heads
     y = norm(x)
@@ -62,9 +62,9 @@ def block(
 
 
 def float16_block(x: Tensor, weights: Float16Block, heads: int, attention: Attention, rotations: Tensor) -> Tensor:
-    """`block` with float16 products, in few operations of torch: to start one takes longer than a short sentence.
+    """`block` with float16 products, in few operations of torch, because their overhead dominates short sentences.
 
-    rotations [N, 1, E / 2] are those of `segment_rotations`. Every operation rounds each number by itself, or sums
+    rotations [N, 1, E / 2] are those of `segment_rotations`. Every operation rounds each number separately, or sums
     along a row, so a sentence has the same vectors in any batch.
     """
     rows, width = x.shape
@@ -82,9 +82,9 @@ def float16_block(x: Tensor, weights: Float16Block, heads: int, attention: Atten
 
 
 def rotate_pairs(pairs: Tensor, rotations: Tensor) -> Tensor:
-    """pairs [N, 2H, E / 2] · rotations [N, 1, E / 2], complex, in parts of so few rows that one thread computes each.
+    """pairs [N, 2H, E / 2] · rotations [N, 1, E / 2], complex, in parts so small that torch uses one thread for each.
 
-    At the end of a thread's share, a complex number is rounded in another way than inside it.
+    torch rounds complex numbers differently at the end of a thread's share.
     """
     rows = max(1, _ONE_THREAD // pairs[0].numel())
     if len(pairs) <= rows:
@@ -106,9 +106,9 @@ def transformer(
     dropout: float = 0.0,
     head: HeadWeights | None = None,
 ) -> Tensor:
-    """x [N, P] → [len(outputs), N, P]: the numbers after each of these blocks, normalised; 0 is the input.
+    """x [N, P] → [len(outputs), N, P]: the normalised states after these blocks; 0 is the input.
 
-    With a head, one more follows: its `prediction` from the numbers after the last block.
+    With a head, its `prediction` from the states after the last block is one more output.
     """
     choice = choose(x, blocks, gradient=dropout > 0 or needs_gradient(x, blocks, head))
     if choice.path == "native":
@@ -135,10 +135,10 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Path
     if gradient:
         return PathChoice("packed", lambda: "gradients are wanted")
     if x.device.type == "cpu":
-        against = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
-        against = against or compiled.reason_against(x, blocks)
-        return PathChoice("packed", lambda: against) if against else PathChoice("native", native.description)
-    if not kernels.serve(x.device):
+        reason = native.reason_against(x.dtype, int8=isinstance(blocks[0].qkv, Int8Matrix))
+        reason = reason or compiled.reason_against(x, blocks)
+        return PathChoice("packed", lambda: reason) if reason else PathChoice("native", native.description)
+    if not kernels.available(x.device):
         return PathChoice("packed", lambda: f"there are no kernels for {x.device.type} here")
     from elmokit.ops.gpu import transformer as gpu
 
@@ -147,7 +147,7 @@ def choose(x: Tensor, blocks: Sequence[BlockWeights], *, gradient: bool) -> Path
 
 
 def needs_gradient(x: Tensor, blocks: Sequence[BlockWeights], head: HeadWeights | None = None) -> bool:
-    """Whether torch would record operations on these tensors for gradients."""
+    """Whether torch would record operations on these tensors to compute gradients."""
     if not torch.is_grad_enabled():
         return False
     given = (x, *(m for b in blocks for m in b), *(head or ()))
@@ -160,7 +160,7 @@ def softmax_input(x: Tensor, head: HeadWeights) -> Tensor:
 
 
 def prediction(x: Tensor, head: HeadWeights) -> Tensor:
-    """x [N, P], normalised after the last block → `softmax_input` as a layer [N, P]: scaled, and filled up by zeros."""
+    """x [N, P], normalised after the last block → `softmax_input` as a layer [N, P]: scaled, and padded with zeros."""
     found, size = softmax_input(x, head), x.shape[1]
     return F.pad(found * math.sqrt(size / found.shape[1]), (0, size - found.shape[1]))
 
@@ -174,11 +174,11 @@ def transformer_packed(
     outputs: Sequence[int],
     dropout: float = 0.0,
 ) -> Tensor:
-    """`transformer` with torch's operations."""
+    """`transformer` in torch's operations."""
     if (packed := _float16_blocks(x, blocks)) is not None:
         return _transformer_float16(x, segments, packed, blocks[0].n_heads, window, outputs)
     rows = len(x)
-    if x.device.type == "cpu" and filled(rows) != rows:  # once here, and not before every product
+    if x.device.type == "cpu" and filled(rows) != rows:  # pad once here, not before every product
         x = F.pad(x, (0, 0, 0, filled(rows) - rows))
     step = _stepper(x, segments, blocks[0].n_heads, window)
     x = norm(x)
@@ -191,7 +191,7 @@ def transformer_packed(
 
 
 def _float16_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Sequence[Float16Block] | None:
-    """The blocks for torch's float16 products; None if those would change the numbers, or are not the fastest."""
+    """The blocks for torch's float16 products; None if those would change the result or are not the fastest."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or not len(x) or needs_gradient(x, blocks):
         return None
     if not blocks or native.reason_against(x.dtype, int8=False) is None:
@@ -202,7 +202,7 @@ def _float16_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Sequence[Float
 def _transformer_float16(
     x: Tensor, segments: Segments, blocks: Sequence[Float16Block], heads: int, window: int, outputs: Sequence[int]
 ) -> Tensor:
-    """`transformer_packed` with float16 products and without gradients."""
+    """`transformer_packed` with float16 products, without gradients."""
     rotations = segment_rotations(segments, x.shape[1] // heads).unsqueeze(1)
     x = norm(x)
     found = {0: x}
@@ -218,16 +218,16 @@ def _stepper(
 ) -> Callable[[Tensor, BlockWeights, float], Tensor]:
     """A function that computes one block, with the attention of these segments."""
     size = x.shape[1] // n_heads
-    if not kernels.serve(x.device):
-        places = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
-        cos, sin = rotation_factors(*rotary(places, size, x.dtype, x.device, longest=segments.longest))
+    if not kernels.available(x.device):
+        positions = F.pad(segments.positions, (0, len(x) - segments.starts[-1]))
+        cos, sin = rotation_factors(*rotary(positions, size, x.dtype, x.device, longest=segments.longest))
         return lambda x, weights, dropout: block(
             x, weights, lambda q, k, v: attend(q, k, v, segments, window), cos, sin, dropout
         )
     given = segments.on_gpu
     first, last, positions = segments.reach(window).to(x.device) if given is None else given
     cos, sin = rotation_factors(*rotary(positions, size, x.dtype, x.device, longest=segments.longest))
-    # Batches that come with it are those of training, all of one size: they are worth compiling for.
+    # Only batches of training have `on_gpu`. All of them have the same size, so compiling saves time.
     run = _block_on_gpu if given is None or not torch.is_grad_enabled() else _compiled_block
     return lambda x, weights, dropout: run(x, weights, first, last, window, cos, sin, dropout)
 
@@ -249,7 +249,7 @@ def _block_on_gpu(
 
 
 class _CompiledBlock:
-    """`_block_on_gpu` compiled by torch, or as it is where torch cannot compile it on this machine."""
+    """`_block_on_gpu` compiled by torch, or uncompiled if torch cannot compile it on this machine."""
 
     def __init__(self) -> None:
         self._run: Callable[..., Tensor] | None = None
@@ -257,7 +257,7 @@ class _CompiledBlock:
     def __call__(self, *arguments: Any) -> Tensor:  # noqa: ANN401
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what torch's compiler says about torch itself
+                warnings.simplefilter("ignore")  # torch's compiler warns about torch itself
                 if self._run is None:
                     self._run = torch.compile(_block_on_gpu, dynamic=False)
                 return self._run(*arguments)
@@ -274,11 +274,11 @@ _compiled_block = _CompiledBlock()
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x [N, I] → x Φ(x). On the CPU, a number gets the same last digit wherever it is in a tensor.
+    """x [N, I] → x Φ(x). On the CPU, a number has the same result at any position in a tensor, bit for bit.
 
-    torch rounds numbers that do not fill a vector register in another way, and so the numbers at the end of a thread's
-    share. oneDNN, which torch calls for contiguous rows, rounds in yet another way. So some columns of a wider tensor
-    are copied first: otherwise a single row would count as contiguous, and several would not.
+    torch rounds differently where numbers do not fill a vector register, as at the end of a thread's share. oneDNN,
+    which torch calls for contiguous rows, also rounds differently. So x is copied if it is not contiguous: a single row
+    of it would count as contiguous, and several rows would not.
     """
     if x.device.type != "cpu":
         return F.gelu(x)
@@ -287,14 +287,14 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """x [N, C] → 1 / (1 + exp(−x)), the same digits anywhere in a tensor, as in `gelu`."""
+    """x [N, C] → 1 / (1 + exp(−x)); as in `gelu`, the result does not depend on the position in the tensor."""
     if x.device.type != "cpu":
         return torch.sigmoid(x)
     return (torch.exp(-x) + 1).reciprocal() if x.shape[1] % (2 * _VECTOR) else _by_rows(torch.sigmoid, x)
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An elementwise function, called with so few rows at a time that torch leaves them to one thread."""
+    """An elementwise function, called with so few rows at a time that torch uses one thread."""
     rows = max(1, _ONE_THREAD // x.shape[1])
-    # Split, because the gradient of a slice is as large as all of x.
+    # torch.split, because the gradient of a slice is as large as x.
     return function(x) if len(x) <= rows else torch.cat([function(part) for part in torch.split(x, rows)])

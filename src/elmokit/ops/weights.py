@@ -16,7 +16,7 @@ Matrix = TypeVar("Matrix", Tensor, Int8Matrix)
 
 @dataclass(frozen=True, eq=False)
 class _LstmParts(Generic[Matrix]):
-    """Gates are along 4H in the order input, forget, candidate, output."""
+    """The weights of a layer; the gates in 4H are in the order input, forget, candidate, output."""
 
     input: Matrix  # [4H, P_in]
     recurrent: Matrix  # [4H, P]
@@ -32,10 +32,10 @@ class LstmWeights(_LstmParts[Tensor]):
 
 
 class Int8LstmWeights(_LstmParts[Int8Matrix]):
-    """A layer with int8 matrices; the bias stays float32."""
+    """A layer with int8 matrices and a float32 bias."""
 
     def dense(self, convert: Callable[[Int8Matrix], Tensor] = Int8Matrix.dense) -> LstmWeights:
-        """The same with its matrices in float32, by a conversion that may remember them."""
+        """The same layer with float32 matrices; `convert` may cache them."""
         projection = None if self.projection is None else convert(self.projection)
         bounds = (self.forget_bias, self.cell_clip, self.projection_clip)
         return LstmWeights(convert(self.input), convert(self.recurrent), self.bias, projection, *bounds)
@@ -45,7 +45,7 @@ AnyLstmWeights = LstmWeights | Int8LstmWeights
 
 
 class BlockWeights(NamedTuple):
-    """The weights of one block; H heads, P numbers per token, I inside the feed-forward part."""
+    """The weights of one block: H heads, P numbers per token, I numbers inside the feed-forward part."""
 
     qkv: Tensor | Int8Matrix  # [3P, P]: queries, keys, values
     out: Tensor | Int8Matrix  # [P, P]
@@ -69,7 +69,7 @@ class BlockWeights(NamedTuple):
 
 
 class HeadWeights(NamedTuple):
-    """What turns the numbers after the last block into what the softmax reads."""
+    """The layer between the last block and the softmax."""
 
     weight: Tensor | Int8Matrix  # [S, P]
     bias: Tensor  # [S]
@@ -89,7 +89,7 @@ class BlockStack(tuple[BlockWeights, ...]):
 
     @cached_property
     def int8(self) -> tuple[bool, ...]:
-        """Which blocks are int8."""
+        """Whether each block is int8."""
         return tuple(isinstance(weights.qkv, Int8Matrix) for weights in self)
 
 

@@ -1,6 +1,6 @@
 """The recurrence of pre-training: windows of packed text, both directions at once, with a backward pass of its own.
 
-Only what one step needs of the step before happens step by step: the recurrent product, the gates, the projection.
+Only operations that depend on the step before run step by step: the recurrent product, the gates and the projection.
 The products with the inputs, and the gradients of all weights, are large products over the whole window.
 """
 
@@ -20,7 +20,7 @@ from elmokit.ops.kernels import AutogradContext
 from elmokit.ops.weights import Bounds, LstmWeights
 
 SHAPES = 4
-"""Shapes of windows whose buffers are cached."""
+"""The most shapes of windows whose buffers are cached."""
 
 
 def lstm_windows(
@@ -29,8 +29,8 @@ def lstm_windows(
     """A layer over a window: x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], h, c.
 
     `keep` is 1 where the state continues into a token and 0 where the token starts from zero; there is one LstmWeights
-    per direction. The products are in x's dtype; the cell and the gates are float32 at least. The last
-    h and c are detached: no gradient goes through the states at the window's ends.
+    per direction. The products are in x's dtype; the cell and the gates are at least float32. The last h and c are
+    detached: no gradient goes through the states at the ends of the window.
     """
     directions, time, batch, _ = x.shape
     cell_size = weights[0].bias.shape[0] // 4
@@ -54,18 +54,18 @@ def lstm_windows(
 
 
 class _Windows(torch.autograd.Function):
-    """The window as one node of the graph: weights come as (input, recurrent, bias, projection) per direction."""
+    """The window as one node of the graph; the weights are (input, recurrent, bias, projection) of each direction."""
 
     @staticmethod
     def forward(
         ctx: AutogradContext, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if kernels.serve(x.device):
+        if kernels.available(x.device):
             from elmokit.ops import windows_cuda
 
             y, last_h, last_c, ctx.saved_window = windows_cuda.forward(x, keep, h, c, bounds, weights)
         else:
-            ctx.save_for_backward(x)  # which makes torch notice if it is written over
+            ctx.save_for_backward(x)  # so that torch detects it if x is overwritten
             y, last_h, last_c, ctx.saved_window = _forward(x, keep, h, c, bounds, weights)
         ctx.mark_non_differentiable(last_h, last_c)
         return y, last_h, last_c
@@ -76,10 +76,10 @@ class _Windows(torch.autograd.Function):
         window, ctx.saved_window = ctx.saved_window, None
         if window is None:
             raise RuntimeError(
-                "a window's gradients can be taken once: they are written over what the forward pass saved"
+                "a window's gradients can be computed only once: they overwrite what the forward pass saved"
             )
         with torch.autocast(dy.device.type, enabled=False):
-            if kernels.serve(dy.device):
+            if kernels.available(dy.device):
                 from elmokit.ops import windows_cuda
 
                 dx, gradients = windows_cuda.backward(dy, window, want_dx=ctx.needs_input_grad[0])
@@ -90,10 +90,10 @@ class _Windows(torch.autograd.Function):
 
 
 class _Buffers:
-    """What a window's forward pass leaves for its backward pass.
+    """The memory that a window's forward pass fills for its backward pass.
 
-    The next window of the same shape uses them again: to get so much memory from the system, page by page, takes half
-    as long as the computation.
+    The next window of the same shape uses it again: to get so much memory from the system, page by page, takes half as
+    long as the computation.
     """
 
     def __init__(self, like: Tensor, time: int, output: int) -> None:
@@ -103,7 +103,7 @@ class _Buffers:
         self.squashed = torch.empty_like(self.cells)  # tanh of the clipped cells
         self.hidden = torch.empty_like(self.cells)  # before the projection
         self.projected = like.new_empty(directions, time, batch, output)  # before it is clipped
-        self.entering = torch.empty_like(self.projected)  # the h that each step starts from, zero where it starts again
+        self.entering = torch.empty_like(self.projected)  # the h that each step reads, 0 where a row restarts
 
 
 _idle: OrderedDict[Hashable, list[_Buffers]] = OrderedDict()
@@ -111,14 +111,14 @@ _idle: OrderedDict[Hashable, list[_Buffers]] = OrderedDict()
 
 @dataclass
 class _SavedWindow:
-    """All that the backward pass needs of the forward pass."""
+    """Everything that the backward pass needs from the forward pass."""
 
     buffers: _Buffers
-    idle: list[_Buffers]  # where the buffers go back to
+    idle: list[_Buffers]  # the list that the buffers return to
     x: Tensor  # [D, T, B, P_in]
     first_cell: Tensor  # [D, B, H] as given
     keep: Tensor  # [T, B, 1]
-    goes_on: list[bool]  # [T] no row starts again at this step
+    continues: list[bool]  # [T] whether no row restarts at this step
     input: Tensor  # [D, 4H, P_in]
     recurrent: Tensor  # [D, 4H, P]
     projection: Tensor | None  # [D, P, H]
@@ -129,8 +129,8 @@ class _SavedWindow:
         self.idle.append(self.buffers)
 
 
-def _take(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers]]:
-    """Buffers for cells like these [D, B, H], and where they go back to."""
+def _acquire(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers]]:
+    """Buffers for cells like these [D, B, H], and the list that they return to after use."""
     key = (like.shape, like.dtype, like.device, time, output)
     idle = _idle.setdefault(key, [])
     _idle.move_to_end(key)
@@ -142,7 +142,7 @@ def _take(like: Tensor, time: int, output: int) -> tuple[_Buffers, list[_Buffers
 def _forward(
     x: Tensor, keep: Tensor, h: Tensor, c: Tensor, bounds: Bounds, weights: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, Tensor, Tensor, _SavedWindow]:
-    """With torch's operations, both directions in each; float16 and bfloat16 are computed in float32."""
+    """The forward pass in torch's operations, each for both directions; float16 and bfloat16 become float32."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     dtypes = [x.dtype, *(w.dtype for w in weights if w is not None)]
     time, size, output = x.shape[1], c.shape[2], h.shape[2]
@@ -152,9 +152,9 @@ def _forward(
     projection = stacks[3] if len(stacks) == 4 else None
     bias[..., size : 2 * size] += bounds.forget_bias
     x, h, c = x.to(dtype), h.to(dtype), c.to(dtype)
-    flags, goes_on = keep.to(dtype).unsqueeze(-1), (keep != 0).all(dim=1).tolist()
-    buffers, idle = _take(c, time, output)
-    window = _SavedWindow(buffers, idle, x, c, flags, goes_on, input_weight, recurrent, projection, bounds, dtypes)
+    flags, continues = keep.to(dtype).unsqueeze(-1), (keep != 0).all(dim=1).tolist()
+    buffers, idle = _acquire(c, time, output)
+    window = _SavedWindow(buffers, idle, x, c, flags, continues, input_weight, recurrent, projection, bounds, dtypes)
 
     torch.bmm(x.flatten(1, 2), input_weight.mT, out=buffers.gates.flatten(1, 2))
     gates, cells, squashed, hidden, projected, entering = (
@@ -168,7 +168,7 @@ def _forward(
     recurrent_t, projection_t = recurrent.mT, None if projection is None else projection.mT
     for t, y in enumerate(outputs.unbind(1)):
         torch.mul(h, flags[t], out=entering[t])
-        if not goes_on[t]:
+        if not continues[t]:
             c = c * flags[t]
         z = gates[t].baddbmm_(entering[t], recurrent_t).add_(bias)  # [D, B, 4H]
         i, f, g, o = z.chunk(4, dim=-1)
@@ -192,13 +192,13 @@ def _forward(
 
 
 def _backward(dy: Tensor, window: _SavedWindow, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
-    """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights in their order."""
+    """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights, in the order of the arguments."""
     bounds, projection, saved = window.bounds, window.projection, window.buffers
     directions, time, batch, size = saved.cells.shape
     bound = None if projection is None else bounds.projection_clip
     arriving = dy.to(window.x.dtype, memory_format=torch.contiguous_format, copy=True)
     dh, dc = torch.zeros_like(arriving[:, 0]), torch.zeros_like(window.first_cell)
-    dhidden, held = torch.empty_like(dc), torch.empty_like(dc)
+    dhidden, scratch = torch.empty_like(dc), torch.empty_like(dc)
     gates = saved.gates.new_empty(directions, batch, 4 * size)
     one = dc.new_ones(())
     for t in reversed(range(time)):
@@ -214,23 +214,23 @@ def _backward(dy: Tensor, window: _SavedWindow, *, want_dx: bool) -> tuple[Tenso
             before = before.clamp(-bounds.cell_clip, bounds.cell_clip)
         dz = saved.gates[:, t]
         i, f, g, o = gates.copy_(dz).chunk(4, dim=-1)
-        torch.addcmul(one, squashed, squashed, value=-1, out=held).mul_(o)
-        dc.addcmul_(dhidden, held)
+        torch.addcmul(one, squashed, squashed, value=-1, out=scratch).mul_(o)
+        dc.addcmul_(dhidden, scratch)
         if bounds.cell_clip is not None:
             dc.masked_fill_(saved.cells[:, t].abs() > bounds.cell_clip, 0)
-        # Over the gates: first their own derivatives, then what arrives at each.
+        # Overwrite the gates: first with their own derivatives, then times the gradient that arrives at each gate.
         torch.addcmul(gates, gates, gates, value=-1, out=dz)
         di, df, dg, do = dz.chunk(4, dim=-1)
         torch.addcmul(one, g, g, value=-1, out=dg)
-        di.mul_(torch.mul(dc, g, out=held))
-        dg.mul_(torch.mul(dc, i, out=held))
-        do.mul_(torch.mul(dhidden, squashed, out=held))
-        torch.mul(dc, before, out=held)
-        df.mul_(held if window.goes_on[t] else held.mul_(window.keep[t]))
+        di.mul_(torch.mul(dc, g, out=scratch))
+        dg.mul_(torch.mul(dc, i, out=scratch))
+        do.mul_(torch.mul(dhidden, squashed, out=scratch))
+        torch.mul(dc, before, out=scratch)
+        df.mul_(scratch if window.continues[t] else scratch.mul_(window.keep[t]))
         if t:
             dc.mul_(f)
             torch.bmm(dz, window.recurrent, out=dh)
-            if not window.goes_on[t]:
+            if not window.continues[t]:
                 dc.mul_(window.keep[t])
                 dh.mul_(window.keep[t])
     flat = saved.gates.flatten(1, 2)  # [D, T·B, 4H]

@@ -1,9 +1,9 @@
-"""The windowed recurrence on a CUDA GPU: cuBLAS for the products of both directions, Triton for what is between them.
+"""The windowed recurrence on a CUDA GPU: cuBLAS for the products of both directions, Triton kernels between them.
 
-A step reads x and h side by side, [B, J], so that one product makes its gates, and in the backward pass one product the
-gradients of both. The gates are saved before their activations, as the product gave them, and activated again in the
-backward pass: that costs less than to store and read them, and the gradients are those of exactly the numbers of the
-forward pass. A shape of window that comes again and again is recorded as two CUDA graphs.
+A step reads x and h side by side, [B, J], so that one product computes its gates, and in the backward pass one product
+computes the gradients of both. The gates are saved before their activations, and the backward pass applies those again:
+that takes less time than to store and read the results, and gives the gradients of exactly the forward pass's numbers.
+The steps for a frequent shape of window are recorded as two CUDA graphs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elmokit.ops.windows_triton import arrive, cell_backward, cell_forward, pass
 ROWS = 8
 """Rows of a tile."""
 COLUMNS = 64
-"""Cells, or outputs, of a tile."""
+"""Cells or outputs of a tile."""
 SUMMED_ROWS = 8
-"""Rows that a program of the backward pass goes through, summing the gradient of the bias."""
+"""Rows over which a program of the backward pass sums the gradient of the bias."""
 SUMMED_COLUMNS = 256
-"""Cells of each of them."""
+"""Cells in each of these rows."""
 UNRECORDED = 4
-"""Windows of a shape that are computed launch by launch, before its steps are recorded as CUDA graphs."""
+"""The first windows of a shape, which are computed launch by launch; then the steps are recorded as CUDA graphs."""
 SHAPES = 4
-"""Shapes of windows that are remembered; a forgotten one gives its buffers back."""
+"""The most shapes of windows whose loops are cached."""
 
 
 class Loop:
-    """The buffers of a window's steps, and the steps themselves, which allocate nothing and never wait for the GPU."""
+    """The buffers of a window's steps, and the steps, which allocate no memory and never wait for the GPU."""
 
     def __init__(self, x: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *, projects: bool) -> None:
         (directions, time, batch, size_in), size, output = x.shape, c.shape[2], h.shape[2]
@@ -52,17 +52,17 @@ class Loop:
         self.projected = x.new_empty(directions, time, batch, output) if projects else self.hidden
         self.y = torch.empty_like(self.projected) if self.clip else self.projected
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        # Where a window and the weights go, looked up once: to find the places again takes longer than to fill them.
-        self.places = [self.joined[..., :size_in], self.keep, self.cells[:, 0]]
+        # The destinations of a window and of the weights; creating these views takes longer than filling them.
+        self.destinations = [self.joined[..., :size_in], self.keep, self.cells[:, 0]]
         for d in range(directions):
-            self.places += [self.matrix[d, :, :size_in], self.matrix[d, :, size_in:], self.bias[d]]
-            self.places += [] if self.projection is None else [self.projection[d]]
+            self.destinations += [self.matrix[d, :, :size_in], self.matrix[d, :, size_in:], self.bias[d]]
+            self.destinations += [] if self.projection is None else [self.projection[d]]
         self.first_keep, self.first_h = self.keep[0].unsqueeze(-1), self.joined[:, 0, :, size_in:]
         self.forget = self.bias[:, size : 2 * size]
 
     def fill(self, x: Tensor, keep: Tensor, h: Tensor, c: Tensor, weights: tuple[Tensor | None, ...]) -> None:
-        """Bring in a window and the weights, in the dtypes of the computation."""
-        torch._foreach_copy_(self.places, [x, keep, c, *(w for w in weights if w is not None)])
+        """Copy a window and the weights to the buffers, in the dtypes of the computation."""
+        torch._foreach_copy_(self.destinations, [x, keep, c, *(w for w in weights if w is not None)])
         self.forget.add_(self.bounds.forget_bias)
         torch.mul(h, self.first_keep.to(h.dtype), out=self.first_h)
 
@@ -86,7 +86,7 @@ class Loop:
             )
 
     def prepare_backward(self) -> None:
-        """The buffers that only the backward pass needs."""
+        """Allocate the buffers that only the backward pass needs."""
         directions, _, batch, size, _ = self.sizes
         self.dy = torch.empty_like(self.y)
         self.djoined = torch.empty_like(self.joined)
@@ -96,7 +96,7 @@ class Loop:
         self.dbias = self.dc.new_empty(directions, triton.cdiv(batch, SUMMED_ROWS), 4 * size)
 
     def backward(self) -> None:
-        """All steps, last to first: dy → djoined, arriving, dbias, and the gradients of the gates in place of z."""
+        """All steps, last to first: dy → djoined, arriving and dbias; the gradients of the gates overwrite z."""
         directions, time, batch, size, output = self.sizes
         over_cells = (triton.cdiv(size, SUMMED_COLUMNS), self.dbias.shape[1], directions)
         over_outputs, slots = _grid(output, batch, directions), self.arriving.shape[1]
@@ -117,15 +117,15 @@ class Loop:
             torch.bmm(z[t], self.matrix, out=djoined[t])
 
     def capture(self) -> None:
-        """Record both passes, to be started by one call each: a step's kernels take less time than their launches."""
+        """Record each pass as a graph with one launch: the kernels of a step take less time than their launches."""
         self.prepare_backward()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # nothing may be compiled or loaded while recording
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):  # compile and load all kernels, which is not possible while recording
             self.forward()
             self.dy.zero_()
             self.backward()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         for graph, steps in zip(graphs, (self.forward, self.backward), strict=True):
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -134,13 +134,13 @@ class Loop:
 
 
 class SavedLoop:
-    """A loop between its forward and its backward pass; a recorded one goes back to the others when it is done with."""
+    """A loop between its forward and its backward pass; after that, a recorded loop returns to the idle ones."""
 
     def __init__(self, loop: Loop, idle: list[Loop] | None, dtypes: list[torch.dtype]) -> None:
         self.loop, self.idle, self.dtypes = loop, idle, dtypes
 
     def release(self) -> None:
-        """Let another window of this shape have the buffers."""
+        """Return a recorded loop to the idle ones, for the next window of its shape."""
         if self.idle is not None:
             self.idle.append(self.loop)
             self.idle = None
@@ -151,7 +151,7 @@ class SavedLoop:
 
 @dataclass
 class _Shape:
-    """The recorded loops of one shape of window that are not in use, and how many windows of it there have been."""
+    """The number of windows of one shape so far, and its recorded loops that are not in use."""
 
     windows: int = 0
     idle: list[Loop] = field(default_factory=list)
@@ -161,17 +161,17 @@ _shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
 
 
 def recorded() -> int:
-    """How many recorded loops wait for a window."""
+    """The number of recorded loops that are not in use."""
     return sum(len(shape.idle) for shape in _shapes.values())
 
 
 def forget() -> None:
-    """Give back the buffers of all recorded loops that are not in use."""
+    """Free the buffers of all recorded loops that are not in use."""
     _shapes.clear()
 
 
-def _take(x: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *, projects: bool) -> tuple[Loop, list[Loop] | None]:
-    """A loop for such a window, and where it goes back to: shapes that come again and again are recorded."""
+def _acquire(x: Tensor, h: Tensor, c: Tensor, bounds: Bounds, *, projects: bool) -> tuple[Loop, list[Loop] | None]:
+    """A loop for a window of this shape, and the list that it returns to, or None if it is not to be recorded."""
     key = (x.shape, h.shape, c.shape, x.dtype, x.device, bounds, projects)
     shape = _shapes.setdefault(key, _Shape())
     _shapes.move_to_end(key)
@@ -188,7 +188,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, SavedLoop]:
     """x [D, T, B, P_in], keep [T, B], h [D, B, P], c [D, B, H] → y [D, T, B, P], the last h and c."""
     with torch.cuda.device(x.device):
-        loop, idle = _take(x, h, c, bounds, projects=weights[3] is not None)
+        loop, idle = _acquire(x, h, c, bounds, projects=weights[3] is not None)
         if idle is not None and loop.graphs is None:
             loop.fill(x, keep, h.to(x.dtype), c, weights)
             loop.capture()
@@ -198,13 +198,13 @@ def forward(
         else:
             loop.graphs[0].replay()
     saved = SavedLoop(loop, idle, [w.dtype for w in weights if w is not None])
-    # Another tensor over the same numbers: what is saved must not refer to the output, which refers to it.
+    # Another tensor with the same memory: the output refers to the saved loop, so the loop must not refer to it.
     y = loop.y.detach() if idle is None else loop.y.clone()
     return y, loop.y[:, -1].clone(), loop.cells[:, -1].clone(), saved
 
 
 def backward(dy: Tensor, saved: SavedLoop, *, want_dx: bool) -> tuple[Tensor | None, list[Tensor | None]]:
-    """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights in their order."""
+    """dy [D, T, B, P] → dx [D, T, B, P_in] and the gradients of the weights, in the order of the arguments."""
     loop, size_in = saved.loop, saved.loop.joint - dy.shape[3]
     with torch.cuda.device(dy.device):
         if loop.graphs is None:
@@ -231,7 +231,7 @@ def backward(dy: Tensor, saved: SavedLoop, *, want_dx: bool) -> tuple[Tensor | N
 
 
 def bmm_float32(one: Tensor, other: Tensor) -> Tensor:
-    """[D, N, K] · [D, K, M] → [D, N, M], of float16 or bfloat16 without rounding the sums to them."""
+    """[D, N, K] · [D, K, M] → [D, N, M]; for float16 and bfloat16 inputs, the result is float32."""
     if one.dtype in (torch.float32, torch.float64):
         return torch.bmm(one, other)
     if not hasattr(torch.ops.aten.bmm, "dtype"):  # before torch 2.8

@@ -1,7 +1,7 @@
-"""The steps of the windowed recurrence between its matrix products, as Triton kernels.
+"""The operations of the windowed recurrence between its matrix products, as Triton kernels.
 
-D directions, T tokens, B rows, H cell, P output, J = P_in + P: a step's x and h are joined. A tile is some rows of
-one step of one direction times some cells or outputs.
+D directions, T tokens, B rows, H cells, P outputs, J = P_in + P: the x and h of a step are side by side. A tile is some
+rows of one step in one direction, and some of their cells or outputs.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -28,7 +28,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 @jit()
 def clip(x: tl.tensor, bound: tl.tensor) -> tl.tensor:
     """Limited to between -bound and bound."""
-    # Not minimum and maximum, which would turn NaN into a number: the training loop must see it.
+    # Not minimum and maximum, which would turn NaN into a number: the training loop must detect NaN.
     return tl.where(x > bound, bound, tl.where(x < -bound, -bound, x))
 
 
@@ -89,7 +89,7 @@ def pass_on(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Step t's output, clipped, to y[t] and, where the state continues, to the step after."""
+    """Copy step t's output, clipped, to y[t] and, where the state continues, to the input of step t + 1."""
     d = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -123,7 +123,7 @@ def arrive(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The gradient of step t's output: its own, and what the step after passes back."""
+    """The gradient of step t's output: dy plus the gradient that step t + 1 passes back."""
     d = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -142,12 +142,12 @@ def arrive(
 
 @jit("t")
 def cell_backward(
-    z: tl.tensor,  # [D, T, B, 4H]: in, the gates before their activations; out, their gradients
+    z: tl.tensor,  # [D, T, B, 4H]: in: the gates before their activations; out: their gradients
     bias: tl.tensor,  # [D, 4H]
     keep: tl.tensor,  # [T, B]
     cells: tl.tensor,  # [D, T + 1, B, H]
     dhidden: tl.tensor,  # [D, B, H]
-    dc: tl.tensor,  # [D, B, H]: in, of the cell after this step; out, of the cell before it
+    dc: tl.tensor,  # [D, B, H]: in: the gradient of the cell after this step; out: of the cell before it
     dbias: tl.tensor,  # [D, row tiles, 4H]: summed over the steps
     t: tl.tensor,
     T: tl.tensor,
@@ -157,9 +157,9 @@ def cell_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Step t of the backward pass, after its output's gradient went back through the projection.
+    """Step t of the backward pass from the gradient of its hidden values, before the projection.
 
-    Row after row, so that each thread sums the gradient of its own columns' bias.
+    A program goes from row to row, so that each thread sums the gradient of the bias for its own columns.
     """
     d = tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

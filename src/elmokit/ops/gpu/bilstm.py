@@ -1,14 +1,14 @@
 """All LSTM layers of all directions on a CUDA GPU, for inference; small batches as CUDA graphs.
 
-The launches of a small batch take longer than its kernels, so they are recorded as a graph for each bucket of sizes,
-which later batches use again; rows and steps that a bucket has more are not computed.
+The launches of a small batch take longer than its kernels. So they are recorded as one graph for each bucket of sizes,
+which later batches use again; the rows and steps that pad a batch to its bucket are not computed.
 
-The steps of all layers are launched one after the other, in the way that suits the batch:
-    persistent   float16 or bfloat16, few rows: one kernel for all steps, its blocks keep the weights
-    fused        float16 or bfloat16, some rows: a kernel for product, gates and cell, and one for the projection
-    products     float32, or many rows: cuBLAS's products, and small kernels for what is between them
-A layer's inputs and outputs are next to each other, [D, T + 1, B, K + P]: at t its input, and the output of the step
-before.
+The layers are computed one after the other, by the strategy that is fastest for the batch:
+    persistent   float16 or bfloat16, few rows: one kernel for all steps, whose blocks keep the weights
+    fused        float16 or bfloat16, more rows: a kernel for product, gates and cell, and one for the projection
+    products     float32, or many rows: cuBLAS's products, and small kernels between them
+A layer's inputs and outputs are side by side, [D, T + 1, B, K + P]: index t has the input of step t, and the output of
+the step before.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from elmokit.ops.windows_cuda import bmm_float32
 RECORDED_ROWS = 256
 """Batches of at most this many rows are recorded; the kernels of larger ones take longer than their launches."""
 RECORDED_STEPS = 128
-"""Longer sentences are not recorded: each length has a graph of its own."""
+"""Batches with longer sentences are not recorded, because each length would need its own graph."""
 
 
 def reason_against(dtype: torch.dtype, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str | None:
-    """Why the kernels cannot take such inputs, or None."""
+    """Why the kernels do not support inputs of this dtype and these layers, or None."""
     if any(isinstance(weights, Int8LstmWeights) for layers in stacks for weights in layers):
-        return "int8 weights are for the CPU"
+        return "int8 weights are only for the CPU"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the kernels do not compute in {str(dtype).removeprefix('torch.')}"
     if any(weights.projection is None for layers in stacks for weights in layers):
-        return "the kernels want layers with a projection"
+        return "the kernels need layers with a projection"
     bounds = {Bounds(w.forget_bias, w.cell_clip, w.projection_clip) for layers in stacks for w in layers}
-    return None if len(bounds) == 1 else "the kernels want the same clips in all layers"
+    return None if len(bounds) == 1 else "the kernels need the same clips in all layers"
 
 
 def description(x: Tensor, stacks: Sequence[Sequence[AnyLstmWeights]]) -> str:
-    """What serves inputs like x."""
-    ways = {
+    """The kernels that compute inputs like x, in words."""
+    texts = {
         "persistent": "one kernel for all steps, which keeps the weights",
         "fused": "a kernel for product, gates and cell of a step, and one for its projection",
         "products": "cuBLAS's products, and kernels for the gates",
     }
     recorded = "recorded as a CUDA graph" if _is_small(x) else "launched one by one"
-    return f"{ways[kernels_for(packed(stacks, x.dtype), len(x), x.device)]}; both directions together, {recorded}"
+    return f"{texts[strategy_for(packed(stacks, x.dtype), len(x), x.device)]}; both directions together, {recorded}"
 
 
 def bilstm_cuda(
@@ -65,7 +65,7 @@ def bilstm_cuda(
     *,
     skip_connections: bool,
 ) -> BiLstmOutput:
-    """`elmokit.ops.bilstm.bilstm` with the kernels; x has at least one token."""
+    """`elmokit.ops.bilstm.bilstm` on the GPU; x has at least one token."""
     if h is not None and c is not None:
         h, c = h.to(x.dtype).contiguous(), c.to(x.dtype).contiguous()
     with torch.cuda.device(x.device), torch.no_grad(), torch.autocast("cuda", enabled=False):
@@ -87,7 +87,7 @@ def _run(
 def _run_recorded(
     model: PackedModel, x: Tensor, lengths: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
 ) -> BiLstmOutput:
-    """In the graph of the bucket that the batch falls into, recorded when one comes for the second time."""
+    """Run a batch in the graph of its bucket, which is recorded when the bucket is used for the second time."""
     batch, time, _ = x.shape
     size = 1 << (batch - 1).bit_length(), -(-time // 4) * 4
     found = model.graphs.run(
@@ -99,7 +99,7 @@ def _run_recorded(
 
 
 class BilstmGraph:
-    """The steps for one size of batch, recorded; what they read and write stays where it was then."""
+    """The steps for one size of batch, recorded as a graph, with the memory that it reads and writes."""
 
     def __init__(
         self, model: PackedModel, size: tuple[int, int], x: Tensor, h: Tensor | None, c: Tensor | None, *, skip: bool
@@ -115,7 +115,7 @@ class BilstmGraph:
         self.graph, self.out = model.graphs.record(run, x.device)
 
     def __call__(self, x: Tensor, plan: Plan, h: Tensor | None, c: Tensor | None) -> BiLstmOutput:
-        """Bring in a batch, run, and take out what came of it."""
+        """Copy a batch to the graph's memory, run the graph, and return a copy of the results."""
         batch, time, _ = x.shape
         self.plan.numbers.copy_(plan.numbers.pin_memory(), non_blocking=True)
         self.x[:batch, :time].copy_(x)
@@ -130,16 +130,19 @@ class BilstmGraph:
 
 
 class Plan:
-    """Rows by falling length, all numbers in one tensor so that one copy brings them to the GPU."""
+    """The order of the rows, by falling length; all numbers are in one tensor, so one copy moves them to the GPU."""
 
     def __init__(self, numbers: Tensor, batch: int, counts: list[int]) -> None:
         self.numbers, self.counts = numbers, counts
-        self.order, self.lengths = numbers[:batch], numbers[batch : 2 * batch]  # which sentence a row is, its length
-        self.running = numbers[2 * batch :]  # how many rows run at each step; on the host too, as `counts`
+        self.order, self.lengths = (
+            numbers[:batch],
+            numbers[batch : 2 * batch],
+        )  # of each row: its sentence and its length
+        self.running = numbers[2 * batch :]  # the number of rows at each step; `counts` has the same on the host
 
     @classmethod
     def of(cls, lengths: Tensor, batch: int, time: int) -> Plan:
-        """For this many rows and steps; rows past the sentences are empty."""
+        """The plan for a batch of this size; rows after the last sentence are empty."""
         numbers = np.zeros(2 * batch + time, np.int64)
         sizes = np.zeros(batch, np.int64)
         sizes[: len(lengths)] = lengths.numpy()
@@ -150,27 +153,27 @@ class Plan:
         return cls(torch.from_numpy(numbers), batch, counts.tolist())
 
     def to(self, device: torch.device) -> Plan:
-        """The same on a device, without waiting for it."""
+        """The same plan on a device, without waiting for the copy."""
         return Plan(self.numbers.pin_memory().to(device, non_blocking=True), len(self.order), self.counts)
 
 
 FUSED_ROWS = 128
-"""Rows up to which steps are fused, in float16 and bfloat16."""
-JOINED_ROWS = 64
-"""From more rows on, fused steps take the products with the input too: the weights are read once for many rows."""
+"""The most rows for fused steps, in float16 and bfloat16."""
+SEPARATE_ROWS = 64
+"""The most rows for which fused steps compute the input products separately; for more rows, steps include them."""
 PRODUCT_TOKENS = 2048
 """Tokens whose products with the input are in memory at once."""
-APART_ROWS = 256
-"""The same in float32, where cuBLAS makes the products."""
+SEPARATE_ROWS_FLOAT32 = 256
+"""SEPARATE_ROWS for float32, where cuBLAS computes the products."""
 COMPUTED_ROWS = 64
-"""Rows of cuBLAS's products come in multiples of this many."""
+"""The number of rows in cuBLAS's products is a multiple of this."""
 COLUMNS = 512
 
-Way = Literal["persistent", "fused", "products"]
+Strategy = Literal["persistent", "fused", "products"]
 
 
 class Tiles(NamedTuple):
-    """How a step is cut into programs."""
+    """How a step is divided into programs."""
 
     rows: int
     columns: int
@@ -183,11 +186,11 @@ GATES = {16: Tiles(16, 32, 128, 4, 4), 32: Tiles(32, 32, 64, 4, 5), 1 << 30: Til
 PROJECTION = {32: Tiles(16, 16, 256, 4, 4), 1 << 30: Tiles(64, 16, 128, 4, 4)}
 
 
-def kernels_for(packed: PackedModel, batch: int, device: torch.device) -> Way:
-    """How a batch of this many rows is computed."""
+def strategy_for(packed: PackedModel, batch: int, device: torch.device) -> Strategy:
+    """The strategy for a batch of this number of rows."""
     if packed.dtype == torch.float32:
         return "products"
-    if persistent.serves(packed, batch, device):
+    if persistent.supports(packed, batch, device):
         return "persistent"
     return "fused" if batch <= FUSED_ROWS else "products"
 
@@ -202,15 +205,15 @@ def run_steps(
     *,
     skip: bool,
 ) -> BiLstmOutput:
-    """x [B, T, P], h [D, L, B, P], c [D, L, B, H] → all layers and last states; `counts`: rows to launch for.
+    """x [B, T, P], h [D, L, B, P], c [D, L, B, H] → all layers and last states.
 
-    Without h and c all rows start from zero.
+    Kernels are launched for `counts` rows at each step. Without h and c, all rows start from zero.
     """
     from elmokit.ops.gpu import step_kernels as kernels
 
     (batch, time, size_in), directions, layers = x.shape, packed.directions, len(packed.layers)
     size, output = packed.layers[0].projection.shape[2], packed.layers[0].output_size
-    way = kernels_for(packed, batch, x.device)
+    strategy = strategy_for(packed, batch, x.device)
     buffer = x.new_empty(layers + 1, batch, time, directions * output)
     outputs = buffer[1:]
     last_h, last_c = (x.new_empty(directions, layers, batch, n) for n in (output, size))
@@ -228,9 +231,9 @@ def run_steps(
             *(states if h is None else h[:, number], cells if c is None else c[:, number], plan.order, states),
             *(stride, pitch, cells, layers, batch, size, output, h is None, COLUMNS),
         )
-        if way == "persistent":
+        if strategy == "persistent":
             _persistent_steps(packed, number, joined, states, cells, plan)
-        elif way == "fused":
+        elif strategy == "fused":
             _fused_steps(packed.bounds, layer, joined, states, cells, plan, counts)
         else:
             _product_steps(packed.bounds, layer, joined, states, cells, plan, counts)
@@ -248,7 +251,7 @@ def run_steps(
 
 
 def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -> Tensor:
-    """The products of some steps' inputs, float32 [D, steps, B, 4H]."""
+    """The products with the inputs of the steps start to stop, float32 [D, steps, B, 4H]."""
     directions, _, batch, width = joined.shape
     x = joined[:, start:stop].flatten(1, 2)[..., : width - layer.output_size]
     return bmm_float32(x, layer.of_input.mT).view(directions, stop - start, batch, -1)
@@ -257,13 +260,13 @@ def _input_products(layer: PackedLayer, joined: Tensor, start: int, stop: int) -
 def _persistent_steps(
     packed: PackedModel, number: int, joined: Tensor, states: Tensor, cells: Tensor, plan: Plan
 ) -> None:
-    layer, held = packed.layers[number], persistent.layer_of(packed, number)
+    layer, kernel = packed.layers[number], persistent.layer_of(packed, number)
     hidden = torch.empty_like(cells, dtype=joined.dtype)
     time, together = joined.shape[1] - 1, max(1, PRODUCT_TOKENS // joined.shape[2])
     for start in range(0, time, together):
         stop = min(time, start + together)
         products = _input_products(layer, joined, start, stop)
-        held.run(products, states[:, start:], cells, hidden, plan.running[start:], packed.bounds)
+        kernel.run(products, states[:, start:], cells, hidden, plan.running[start:], packed.bounds)
 
 
 def _fused_steps(
@@ -275,15 +278,15 @@ def _fused_steps(
     size, output, time = cells.shape[2], states.shape[3], len(counts)
     hidden = torch.empty_like(cells, dtype=joined.dtype)
     gates, projection = _tiles(GATES, batch), _tiles(PROJECTION, batch)
-    apart = batch <= JOINED_ROWS and batch * time <= PRODUCT_TOKENS
-    products = _input_products(layer, joined, 0, time) if apart else cells.new_empty(directions, 1, 1, 1)
-    values, weight = (states, layer.of_h) if apart else (joined, layer.matrix)
+    separate = batch <= SEPARATE_ROWS and batch * time <= PRODUCT_TOKENS
+    products = _input_products(layer, joined, 0, time) if separate else cells.new_empty(directions, 1, 1, 1)
+    values, weight = (states, layer.of_h) if separate else (joined, layer.matrix)
     of_step, into, starts = values.unbind(1), states.unbind(1), products.unbind(1)
     for t, rows in enumerate(counts):
         kernels.gates_step[(triton.cdiv(rows, gates.rows), triton.cdiv(size, gates.columns), directions)](
             *(of_step[t], values.stride(0), values.stride(2), weight, weight.stride(0), weight.stride(1)),
-            *(starts[t if apart else 0], products.stride(0), layer.bias, cells, hidden, plan.running, t),
-            *(batch, size, weight.shape[2], bounds.cell_clip or 0.0, apart, weight.shape[2] % gates.block == 0),
+            *(starts[t if separate else 0], products.stride(0), layer.bias, cells, hidden, plan.running, t),
+            *(batch, size, weight.shape[2], bounds.cell_clip or 0.0, separate, weight.shape[2] % gates.block == 0),
             *gates[:3],
             num_warps=gates.warps,
             num_stages=gates.stages,
@@ -306,12 +309,12 @@ def _product_steps(
     z = joined.new_empty(directions, batch, 4 * size)
     hidden, projected = joined.new_empty(directions, batch, size), joined.new_empty(directions, batch, output)
     projection = layer.projection.mT
-    apart = joined.dtype == torch.float32 and batch <= APART_ROWS and batch * time <= PRODUCT_TOKENS
-    products = _input_products(layer, joined, 0, time).unbind(1) if apart else ()
-    matrix, of_step, into = layer.of_h.mT if apart else layer.matrix.mT, joined.unbind(1), states.unbind(1)
+    separate = joined.dtype == torch.float32 and batch <= SEPARATE_ROWS_FLOAT32 and batch * time <= PRODUCT_TOKENS
+    products = _input_products(layer, joined, 0, time).unbind(1) if separate else ()
+    matrix, of_step, into = layer.of_h.mT if separate else layer.matrix.mT, joined.unbind(1), states.unbind(1)
     for t, rows in enumerate(counts):
-        n = min(batch, -(-rows // COMPUTED_ROWS) * COMPUTED_ROWS)  # products like round numbers of rows
-        if apart:
+        n = min(batch, -(-rows // COMPUTED_ROWS) * COMPUTED_ROWS)  # cuBLAS is faster then
+        if separate:
             torch.baddbmm(products[t][:, :n], into[t][:, :n], matrix, out=z[:, :n])
         else:
             torch.bmm(of_step[t][:, :n], matrix, out=z[:, :n])

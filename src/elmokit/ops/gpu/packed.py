@@ -1,4 +1,4 @@
-"""A model's LSTM weights as the GPU's kernels take them, stored until they change or go; CUDA graphs of a model.
+"""The LSTM weights of a model in the layout of the GPU kernels, cached until they change; the CUDA graphs of a model.
 
 The launches of a small batch take longer than its kernels, and a graph is one launch.
 """
@@ -19,13 +19,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from elmokit.ops.weights import AnyLstmWeights, Bounds, LstmWeights
 
 GRAPHS = 48
-"""Graphs of a model that are stored, the last used ones."""
+"""The most graphs of a model that are cached; the least recently used ones are removed."""
 _recording = Lock()
-"""One graph is recorded at a time, on its device's stream for that."""
+"""Held while a graph is recorded: only one at a time."""
 
 
 class RecordedGraph(Protocol):
-    """A graph, and whatever it reads and writes."""
+    """A graph, and the memory that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
 
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 
 
 class Graphs(Generic[G]):
-    """The graphs of one model by the size of a batch, and whatever else they depend on.
+    """The graphs of one model, by the size of a batch and everything else that they depend on.
 
-    They share the memory of what is between their inputs and outputs, so they run one after the other, on any streams.
+    They share the memory of their intermediate results, so only one runs at a time, on any stream.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Graphs(Generic[G]):
         self._done: torch.cuda.Event | None = None
 
     def run(self, key: Hashable, record: Callable[[], G], use: Callable[[G], Result]) -> Result | None:
-        """`use` with the graph of a key, recorded when the key comes for the second time; None the first time."""
+        """Call `use` with the graph of a key, recorded at the second use of the key; None at the first use."""
         with self._lock:
             if key not in self._graphs:
                 self._graphs[key] = None
@@ -55,20 +55,20 @@ class Graphs(Generic[G]):
                 return None
             graph = self._graphs[key]
             if graph is None:
-                # What is made in inference mode could not be written outside of it.
+                # Tensors that are made in inference mode could not be written outside of it.
                 with _recording, torch.inference_mode(False), torch.no_grad():
                     graph = self._graphs[key] = record()
             self._graphs.move_to_end(key)
             if self._done is None:
                 self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().wait_event(self._done)  # of the last batch, on another stream perhaps
+            torch.cuda.current_stream().wait_event(self._done)  # the last batch may be on another stream
             found = use(graph)
             self._done.record()
             return found
 
     def record(self, run: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """A graph of what `run` launches, and what it returns: memory that every replay writes again."""
-        run()  # what must be compiled is compiled now
+        """A graph of the kernels that `run` launches, and its result, which every replay overwrites."""
+        run()  # compiles the kernels, which is not possible while recording
         torch.cuda.current_stream().synchronize()
         others = [graph for graph in self._graphs.values() if graph is not None]
         pool = others[0].graph.pool() if others else None
@@ -80,22 +80,22 @@ class Graphs(Generic[G]):
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """Torch's own belongs to whichever device recorded first."""
+    """The stream for recording on this device; torch's own stream belongs to the device that recorded first."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def float32_precision() -> str:
-    """How cuBLAS multiplies float32 now; who uses torch's newer name for it must not ask for the older one."""
+    """The precision of cuBLAS's float32 products; torch forbids to mix its newer setting with the older one."""
     newer: str | None = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     return newer or torch.get_float32_matmul_precision()
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLayer:
-    """Both directions of a layer; the gates' rows in pairs, i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …."""
+    """Both directions of a layer; the rows of the gates are in pairs, i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …."""
 
-    matrix: Tensor  # [D, 4H, K + P]: of the input and of h, side by side
-    bias: Tensor  # float32 [D, 4H], the forget bias in it
+    matrix: Tensor  # [D, 4H, K + P]: the weights of the input and of h, side by side
+    bias: Tensor  # float32 [D, 4H], including the forget bias
     projection: Tensor  # [D, P, H]
 
     @classmethod
@@ -118,27 +118,27 @@ class PackedLayer:
 
     @property
     def of_input(self) -> Tensor:
-        """[D, 4H, K]."""
+        """[D, 4H, K]: the weights of the input."""
         return self.matrix[:, :, : -self.output_size]
 
     @property
     def of_h(self) -> Tensor:
-        """[D, 4H, P]."""
+        """[D, 4H, P]: the weights of h."""
         return self.matrix[:, :, -self.output_size :]
 
 
 def paired(gates: Tensor) -> Tensor:
-    """[4H, …] in the order i, f, g, o → in pairs."""
+    """[4H, …] in the order i, f, g, o → the order of `PackedLayer`, in pairs."""
     return gates.view(2, 2, -1, *gates.shape[1:]).transpose(1, 2).reshape(gates.shape)
 
 
 def unpaired(gates: Tensor) -> Tensor:
-    """The other way round."""
+    """The inverse of `paired`."""
     return gates.view(2, -1, 2, *gates.shape[1:]).transpose(1, 2).reshape(gates.shape)
 
 
 class PackedModel:
-    """A model's layers, their graphs, and what else is made of them for the persistent kernel."""
+    """A model's layers, their graphs, and their weights in the layout of the persistent kernel."""
 
     def __init__(self, stacks: Sequence[Sequence[LstmWeights]], dtype: torch.dtype) -> None:
         first = stacks[0][0]
@@ -150,7 +150,7 @@ class PackedModel:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until what was made of weights is there, as other threads use it on streams of their own."""
+    """Wait until packed weights are complete, because other threads use them on other streams."""
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream(device).synchronize()
 
@@ -161,7 +161,7 @@ Model = TypeVar("Model")
 
 
 def cached_model(tensors: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], Model]) -> Model:
-    """What `make` returns for weights in a dtype, made again when one of them has changed, removed with the first."""
+    """The result of `make` for weights in a dtype, made again if one has changed; removed with the first tensor."""
     state = (dtype, *((t.data_ptr(), None if t.is_inference() else t._version) for t in tensors))
     key = tensors[0]
     with _lock:

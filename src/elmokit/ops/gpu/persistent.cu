@@ -1,17 +1,22 @@
-// All steps of one LSTM layer for a few rows, both directions at once, by blocks that stay: each keeps its part of the
-// weights in shared memory and registers, so that a step reads almost nothing but the state.
+// All steps of one LSTM layer for a few rows, both directions at once. The blocks run until the last step: each keeps
+// its part of the weights in shared memory and registers, so a step reads almost nothing but the state.
 //
-// Compiled with NVRTC for one shape. H cell, P output, G blocks a direction, TILES of 8 rows of the batch, SHARED groups
-// of cells whose weights are in shared memory (the others are read from the L2 cache at every step), FLOAT16 or bfloat16.
+// Compiled with NVRTC for one shape: H cells, P outputs, G blocks per direction, TILES of 8 rows of the batch, SHARED
+// groups of cells per block whose weights are in shared memory (other weights are read from the L2 cache at every
+// step), and FLOAT16 or bfloat16.
 //
-// A block has 8 warps. In the first half of a step a warp makes the gates of a group of 8 cells: two products of 16 gate
-// rows with all rows of the batch, rows i and f in one, g and o in the other, so that a thread ends with all four gates
-// of its cell. In the second half a block makes 8 outputs of the projection, each warp from its share of the cells.
-// Between the halves all blocks of a direction wait for each other; with one tile, whose state is small, they send each
-// other pairs of numbers with the number of the step instead, and a reader sees by it whether they have arrived.
-// A pair and its step are one access of 64 bits, which the memory model keeps whole. None is written over before all have
-// read it: outputs are sent when all cells have come, and cells when a block has read all outputs, in every step. So a
-// block may read only what it answers: one without cells must not wait for outputs.
+// A block has 8 warps. In the first half of a step, a warp computes the gates of a group of 8 cells. It multiplies 16
+// gate rows twice with all rows of the batch: rows i and f in the first product, g and o in the second one. So a thread
+// has all four gates of its cell. In the second half, a block computes 8 outputs of the projection, and each warp adds
+// up its share of the cells.
+//
+// After each half, all blocks of a direction wait at a barrier. With one tile, whose state is small, the blocks send
+// each other pairs of numbers through mailboxes instead. A pair is stored with the number of its step, which tells the
+// reader whether it has arrived; both are one access of 64 bits, which is never split.
+//
+// A pair must not be overwritten before all blocks have read it. At every step, a block sends outputs after it has read
+// all cells, and cells after it has read all outputs. So a block must read only what it answers: a block without cells
+// must not wait for outputs.
 
 #define WARPS 8
 #define CELL_GROUPS (H / 8)
@@ -20,7 +25,7 @@
 #define PROJECT_STEPS (H / 16 / WARPS)
 #define ROWS (TILES * 8)
 #define ROW_TILES ((TILES + 1) / 2)
-#define PITCH (P + 16)  // of h in shared memory: rows 8 banks apart
+#define PITCH (P + 16)  // of a row of h in shared memory: rows are 8 banks apart
 #define AHEAD 8
 #define MAIL (TILES == 1)
 
@@ -55,12 +60,12 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) {
   return copysignf((1.0f - e) / (1.0f + e), x);
 }
 
-// What is no number stays so.
+// Limited to between -bound and bound; NaN stays NaN.
 __device__ __forceinline__ float clipped(float x, float bound) {
   return bound > 0.0f ? (x > bound ? bound : (x < -bound ? -bound : x)) : x;
 }
 
-// Wait until all blocks of a direction have come here for the n-th time.
+// A barrier: wait until all blocks of a direction have called this for the n-th time.
 __device__ __forceinline__ void meet(u32* counter, u32 n) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -73,13 +78,13 @@ __device__ __forceinline__ void meet(u32* counter, u32 n) {
   __syncthreads();
 }
 
-// Two halves and the step they belong to.
+// Send two 16-bit numbers and the number of their step.
 __device__ __forceinline__ void send(uint2* to, u32 low, u32 high, u32 stamp) {
   unsigned long long both = (unsigned long long)stamp << 32 | (low | high << 16);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-// Two of them side by side.
+// Read two neighbouring pairs with their steps.
 __device__ __forceinline__ uint4 look(const uint2* from) {
   unsigned long long one, two;
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(one), "=l"(two) : "l"(from) : "memory");
@@ -87,22 +92,22 @@ __device__ __forceinline__ uint4 look(const uint2* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
-    const float* __restrict__ products,       // [D, steps, B, 4H]: the input's products, gates in pairs
+    const float* __restrict__ products,       // [D, steps, B, 4H]: the products with the input, gates in pairs
     const uint4* __restrict__ gate_weights,   // [D, H/8, P/16, 2, 32]
     const uint2* __restrict__ projection,     // [D, P/8, H/16, 32]
     const float* __restrict__ bias,           // [D, 4H], gates in pairs
-    half_t* states,                           // [D, steps + 1, B, P]: the outputs, at 0 those before the first step
-    long long stride, int pitch,              // of the states, from direction to direction and from row to row
+    half_t* states,                           // [D, steps + 1, B, P]: the outputs; index 0 is before the first step
+    long long stride, int pitch,              // of the states, between directions and between rows
     float* cells,                             // [D, B, H]
     half_t* hidden,                           // [D, B, H]
     u32* counters,                            // [D, 32] of zeros
-    uint2* mail,                              // [D, B, (H + P)/2] of zeros, with one tile
-    const long long* __restrict__ running,    // [steps]: rows that run
+    uint2* mail,                              // [D, B, (H + P)/2] of zeros, for one tile
+    const long long* __restrict__ running,    // [steps]: the number of rows
     int steps, int B, float cell_clip, float projection_clip) {
   extern __shared__ uint4 shared[];
   uint4* cached = shared;                                            // [SHARED, P/16, 2, 32]
   half_t* state = (half_t*)(shared + SHARED * GATE_STEPS * 2 * 32);  // [ROWS, PITCH]
-  // [WARPS, ROW_TILES * 16, 8]; in the place of the state where blocks meet between the halves, and so have read it
+  // [WARPS, ROW_TILES * 16, 8]; with barriers it overwrites the state, which all threads have read before the barrier
   float* sums = (float*)(state + (MAIL ? ROWS * PITCH : 0));
 
   const int direction = blockIdx.x / G, block = blockIdx.x % G;
@@ -150,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
   for (int step = 0; step < steps; step++) {
     const int active = (int)running[step];
     if (active == 0) break;
-    // All that does not depend on the step before is asked for before waiting for it.
+    // Load everything that does not depend on the step before, and only then wait for that step.
     float2 z_if[TILES][2], z_go[TILES][2];
     uint4 ahead[AHEAD][2];
     const bool streams = has_cells && warp >= SHARED;
@@ -259,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) persistent_steps(
               hidden[row * H + cell] = value;
           }
         }
-      if (MAIL) {  // the threads of two neighbouring cells send a row each
+      if (MAIL) {  // of the threads of two neighbouring cells, each sends one row
         u32 other = __shfl_xor_sync(0xffffffffu, g % 2 ? made[0] : made[1], 4);
         int row = 2 * t + g % 2;
         u32 low = g % 2 ? other : made[0], high = g % 2 ? made[1] : other;

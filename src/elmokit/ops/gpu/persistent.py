@@ -1,7 +1,7 @@
-"""All steps of a layer for a few rows as one kernel, whose blocks keep the weights: see persistent.cu.
+"""All steps of a layer for a few rows in one kernel, whose blocks keep the weights: see persistent.cu.
 
 The kernel is compiled at run time with the NVRTC that comes with torch, so no compiler need be installed. Its blocks
-wait for each other, so it is launched as a cooperative one: all blocks run at once, or none.
+wait for each other, so the launch is cooperative: all blocks run at the same time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from elmokit.ops.weights import Bounds
 log = logging.getLogger(__name__)
 
 ROWS = 32
-"""Rows of a batch that the kernel takes at most."""
+"""The most rows of a batch that the kernel supports."""
 WARPS = 8
 COUNTERS = 32
-"""Numbers between two directions' counters, which are in cache lines of their own."""
+"""The distance between the counters of two directions in int32 numbers: each has its own cache line."""
 
 
 class PersistentLayer:
@@ -37,11 +37,11 @@ class PersistentLayer:
     def __init__(self, layer: PackedLayer) -> None:
         directions, gates, _ = layer.matrix.shape
         size, output = gates // 4, layer.output_size
-        # tile (i f | g o), low or high rows of it, group of cells, cell, step, thread of four, half, number
+        # tile (i f | g o), its low or high rows, group of cells, cell, step, one of four threads, half, number
         split = torch.stack([unpaired(matrix) for matrix in layer.of_h])
         split = split.view(directions, 2, 2, size // 8, 8, output // 16, 4, 2, 2)
         self.gates = split.permute(0, 3, 5, 1, 4, 6, 7, 2, 8).contiguous()
-        # group of outputs, output, two steps, thread of four, which of the two, half, number
+        # group of outputs, output, pair of steps, one of four threads, step of the pair, half, number
         outputs = layer.projection.view(directions, output // 8, 8, size // 32, 4, 2, 2, 2)
         self.projection = outputs.permute(0, 1, 3, 5, 2, 4, 6, 7).contiguous()
         self.bias = layer.bias
@@ -50,14 +50,14 @@ class PersistentLayer:
     def run(
         self, products: Tensor, states: Tensor, cells: Tensor, hidden: Tensor, running: Tensor, bounds: Bounds
     ) -> None:
-        """products [D, T, B, 4H], states [D, T + 1, B, P] as stored, cells and hidden [D, B, H], running [T]."""
+        """All steps: products [D, T, B, 4H], states [D, T + 1, B, P], cells and hidden [D, B, H], running [T]."""
         directions, size, output = self.sizes
         steps, batch = products.shape[1:3]
         blocks = blocks_of(size, output)
         tiles = _tiles(batch)
-        # The counters, and with one tile the pairs that blocks send each other.
-        mail = 2 * directions * batch * (size + output) // 2 if tiles == 1 else 0
-        zeros = torch.zeros(directions * COUNTERS + mail, dtype=torch.int32, device=products.device)
+        # The counters, and with one tile the mailboxes in which blocks exchange pairs.
+        mailboxes = 2 * directions * batch * (size + output) // 2 if tiles == 1 else 0
+        zeros = torch.zeros(directions * COUNTERS + mailboxes, dtype=torch.int32, device=products.device)
         kernel = _kernel(size, output, tiles, cells.device, states.dtype)
         kernel.launch(
             directions * blocks,
@@ -73,18 +73,17 @@ class PersistentLayer:
 
 
 def layer_of(packed: PackedModel, number: int) -> PersistentLayer:
-    """The layer's weights, laid out once for a model."""
-    key = ("persistent", number)
-    if key not in packed.persistent_layers:
-        made = PersistentLayer(packed.layers[number])
-        finish(made.gates.device)
-        packed.persistent_layers[key] = made
-    found: PersistentLayer = packed.persistent_layers[key]
+    """The layer's weights in the layout of the kernel, made once for a model."""
+    if number not in packed.persistent_layers:
+        layer = PersistentLayer(packed.layers[number])
+        finish(layer.gates.device)
+        packed.persistent_layers[number] = layer
+    found: PersistentLayer = packed.persistent_layers[number]
     return found
 
 
-def serves(packed: PackedModel, batch: int, device: torch.device) -> bool:
-    """Whether the kernel takes such a model and batch on this GPU."""
+def supports(packed: PackedModel, batch: int, device: torch.device) -> bool:
+    """Whether the kernel supports this model and this number of rows on this GPU."""
     if batch > ROWS or packed.dtype not in (torch.bfloat16, torch.float16):
         return False
     layer = packed.layers[0]
@@ -96,40 +95,40 @@ def serves(packed: PackedModel, batch: int, device: torch.device) -> bool:
 def _fits(size: int, output: int, directions: int, device: torch.device) -> bool:
     if size % 256 or output % 128 or reason_against_nvrtc() is not None:
         return False
-    facts = torch.cuda.get_device_properties(device)
-    enough = directions * blocks_of(size, output) <= facts.multi_processor_count
-    if facts.major < 8 or not enough or not _shared_groups(size, output, 4, device):
+    properties = torch.cuda.get_device_properties(device)
+    enough = directions * blocks_of(size, output) <= properties.multi_processor_count
+    if properties.major < 8 or not enough or not _shared_groups(size, output, 4, device):
         return False
     try:
         _kernel(size, output, 1, device, torch.bfloat16)
     except ElmoError as error:
-        log.warning("%s; other kernels do its work", error)
+        log.warning("%s; other kernels are used instead", error)
         return False
     return True
 
 
 def blocks_of(size: int, output: int) -> int:
-    """Blocks a direction: 64 cells and 8 outputs each at most."""
+    """The number of blocks per direction: a block has at most 64 cells and 8 outputs."""
     return max(-(-size // (8 * WARPS)), output // 8)
 
 
 def _tiles(batch: int) -> int:
-    """Tiles of 8 rows."""
+    """The number of tiles of 8 rows."""
     return next(tiles for tiles in (1, 2, 4) if batch <= 8 * tiles)
 
 
 def _shared_bytes(groups: int, output: int, tiles: int) -> int:
-    """Shared memory for the weights of this many groups of cells, for h and for the warps' sums."""
+    """The shared memory for the weights of this number of groups of cells, for h and for the sums of the warps."""
     state, sums = tiles * 8 * (output + 16) * 2, WARPS * (-(-tiles // 2)) * 128 * 4
     return groups * output * 64 + (state + sums if tiles == 1 else max(state, sums))
 
 
 def _shared_groups(size: int, output: int, tiles: int, device: torch.device) -> int:
-    """How many of a block's groups of cells have their weights in shared memory."""
-    facts = torch.cuda.get_device_properties(device)
-    room: int = getattr(facts, "shared_memory_per_block_optin", 0)  # an old torch does not say
+    """The number of a block's groups of cells whose weights fit into shared memory."""
+    properties = torch.cuda.get_device_properties(device)
+    largest: int = getattr(properties, "shared_memory_per_block_optin", 0)  # old versions of torch do not have it
     groups = -(-size // 8 // blocks_of(size, output))
-    return next((n for n in range(groups, 0, -1) if _shared_bytes(n, output, tiles) <= room), 0)
+    return next((n for n in range(groups, 0, -1) if _shared_bytes(n, output, tiles) <= largest), 0)
 
 
 @lru_cache(maxsize=32)
@@ -144,11 +143,11 @@ def _kernel(size: int, output: int, tiles: int, device: torch.device, dtype: tor
 
 
 MAX_DYNAMIC_SHARED = 8
-"""The number of CUfunction_attribute for it."""
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the CUDA driver."""
 
 
 class CudaKernel:
-    """A kernel for one device."""
+    """A compiled kernel on one device."""
 
     def __init__(self, source: str, name: str, defines: dict[str, int], *, shared_bytes: int) -> None:
         """Compile `source` for the current device; `defines` become macros."""
@@ -165,7 +164,7 @@ class CudaKernel:
         _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes), "taking shared memory")
 
     def launch(self, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """On the current stream, all blocks at once; arguments are tensors and ctypes numbers."""
+        """Launch all blocks at once on the current stream; arguments are tensors and ctypes numbers."""
         values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -176,7 +175,7 @@ class CudaKernel:
 
 
 def compile_cuda(source: str, name: str, options: Sequence[str], architecture: str) -> bytes:
-    """CUDA C++ → machine code for an architecture such as sm_90; needs no GPU."""
+    """Compile CUDA C++ to machine code for an architecture such as sm_90; needs no GPU."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None), name)
@@ -221,13 +220,13 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    """The one that torch brings, or one that is installed."""
+    """The NVRTC that comes with torch, or one that is installed."""
     name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
     packages = Path(torch.__file__).parents[1]
-    places = [*packages.glob(f"nvidia/*/lib/{name}"), *(packages / "torch" / "lib").glob(f"{name}*")]
-    for place in places:
+    paths = [*packages.glob(f"nvidia/*/lib/{name}"), *(packages / "torch" / "lib").glob(f"{name}*")]
+    for path in paths:
         try:
-            return ctypes.CDLL(str(place))
+            return ctypes.CDLL(str(path))
         except OSError:
             continue
     return ctypes.CDLL(name)

@@ -1,9 +1,9 @@
 """All Transformer blocks on a CUDA GPU, for inference; small batches as CUDA graphs.
 
-A block is four of cuBLAS's products and the kernels of `elmokit.ops.gpu.block_kernels` between them; the running sum
-is float32 in every dtype. The kernels give a sentence the same numbers in any batch; cuBLAS may sum in another order
-for another number of tokens. Batches of up to `RECORDED_TOKENS` tokens are filled up to one of a few sizes, each with
-its own graph.
+A block is four of cuBLAS's products and the kernels of `elmokit.ops.gpu.block_kernels` between them; the residual sum
+is float32 in every dtype. The kernels compute a sentence in the same way in any batch, but cuBLAS may sum in another
+order for another number of tokens. Batches of up to `RECORDED_TOKENS` tokens are padded to one of a few sizes, and each
+size has its own graph.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from elmokit.ops.weights import BlockWeights
 RECORDED_TOKENS = 8192
 """Batches of at most this many tokens are recorded; the kernels of larger ones take longer than their launches."""
 LEAST_TOKENS, LEAST_TILES = 32, 32
-"""The smallest sizes that batches are filled up to."""
+"""The smallest sizes that batches are padded to."""
 BLOCK = 32
-"""Queries of a tile, and keys that it reads at once: most sentences are one tile."""
+"""Queries of a tile, and keys that it reads at once; most sentences are one tile."""
 GATE_ROWS = 16
-"""Rows of the gates, after those of the values, come in multiples of this many: cuBLAS is slower otherwise."""
+"""The number of gate rows, after those of the values, is a multiple of this; otherwise cuBLAS is slower."""
 WIDEST = 16_384
-"""Numbers of a row that the kernels can norm."""
+"""The longest row that the kernels can normalise."""
 
 FURTHEST = 1 << 30
-"""A window that no text fills; sums of it and a token's number are still int32."""
+"""A window larger than any text; its sum with a token's index is still int32."""
 
 
 def reason_against(dtype: torch.dtype, blocks: Sequence[BlockWeights]) -> str | None:
-    """Why the kernels cannot take such inputs, or None."""
+    """Why the kernels do not support inputs of this dtype and these blocks, or None."""
     if any(isinstance(matrix, Int8Matrix) for weights in blocks for matrix in weights):
-        return "int8 weights are for the CPU"
+        return "int8 weights are only for the CPU"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the kernels do not compute in {str(dtype).removeprefix('torch.')}"
     size, inner = blocks[0].down.shape
@@ -52,15 +52,15 @@ def reason_against(dtype: torch.dtype, blocks: Sequence[BlockWeights]) -> str | 
 
 
 def description(x: Tensor) -> str:
-    """What computes inputs like x [N, P]."""
+    """The kernels that compute inputs like x [N, P], in words."""
     recorded = "recorded as a CUDA graph" if len(x) <= RECORDED_TOKENS else "launched one by one"
-    return f"cuBLAS's products, and kernels for what is between them, {recorded}"
+    return f"cuBLAS's products, and kernels between them, {recorded}"
 
 
 def transformer_cuda(
     x: Tensor, segments: Segments, blocks: Sequence[BlockWeights], *, window: int, outputs: Sequence[int]
 ) -> Tensor:
-    """`elmokit.ops.transformer.transformer` with the kernels; x has at least one token."""
+    """`elmokit.ops.transformer.transformer` on the GPU; x has at least one token."""
     with torch.cuda.device(x.device), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         model, outputs = packed_blocks(blocks, x.dtype), tuple(outputs)
         window = min(window, FURTHEST)
@@ -75,12 +75,12 @@ def transformer_cuda(
             if found is not None:
                 return found
         angles = model.angles(max(RECORDED_TOKENS, segments.longest))
-        there = tiles.pin_memory().to(x.device, non_blocking=True)
-        return run_blocks(model, filled(x, size), there, angles, window, outputs)[:, :count].contiguous()
+        on_device = tiles.pin_memory().to(x.device, non_blocking=True)
+        return run_blocks(model, filled(x, size), on_device, angles, window, outputs)[:, :count].contiguous()
 
 
 def bucket(tokens: int) -> int:
-    """The tokens that a batch is filled up to: four sizes from one power of 2 to the next, and any large size."""
+    """The number of tokens that a batch is padded to: four sizes from one power of 2 to the next; large sizes stay."""
     if tokens > RECORDED_TOKENS:
         return tokens
     step = max(LEAST_TOKENS, (1 << (tokens - 1).bit_length()) // 8)
@@ -88,7 +88,7 @@ def bucket(tokens: int) -> int:
 
 
 def filled(x: Tensor, size: int) -> Tensor:
-    """x [N, P] with rows of zeros after it, [size, P]: no other row depends on them."""
+    """x [N, P] padded with rows of zeros → [size, P]; no other row depends on them."""
     if len(x) == size:
         return x.contiguous()
     whole = x.new_zeros(size, x.shape[1])
@@ -97,9 +97,9 @@ def filled(x: Tensor, size: int) -> Tensor:
 
 
 def tiles_of(segments: Segments, *, fill: bool) -> Tensor:
-    """int32 [tiles, 4] on the CPU: a segment's beginning and end, a tile's first query, what its tokens see.
+    """int32 [tiles, 4] on the CPU: the start and end of a tile's segment, its first query, its segment's direction.
 
-    With `fill` the number of tiles is a power of 2; those that are added are empty.
+    With `fill`, the number of tiles is padded to a power of 2 with empty tiles.
     """
     starts = np.asarray(segments.starts, np.int64)
     counts = -(-np.diff(starts) // BLOCK)
@@ -110,13 +110,13 @@ def tiles_of(segments: Segments, *, fill: bool) -> Tensor:
     segment = np.repeat(np.arange(len(counts)), counts)
     tiles[:total, 0], tiles[:total, 1] = starts[segment], starts[segment + 1]
     tiles[:total, 2] = starts[segment] + (np.arange(total) - before[segment]) * BLOCK
-    tiles[:total, 3] = np.asarray(segments.ways, np.int32)[segment]
+    tiles[:total, 3] = np.asarray(segments.directions, np.int32)[segment]
     return torch.from_numpy(tiles)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBlock:
-    """The weights of a block in one dtype; the gates' rows follow those of the values."""
+    """The weights of a block in one dtype; the rows of the gates follow those of the values."""
 
     qkv: Tensor  # [3P + gates, P]
     out: Tensor  # [P, P]
@@ -126,7 +126,7 @@ class PackedBlock:
 
     @classmethod
     def of(cls, weights: BlockWeights, dtype: torch.dtype) -> PackedBlock:
-        """The same numbers as the kernels take them."""
+        """The weights in the layout of the kernels."""
         qkv, out, up, down, gate = (m.detach().to(dtype).contiguous() for m in weights[:5] if isinstance(m, Tensor))
         empty = gate.new_zeros(-len(gate) % GATE_ROWS, gate.shape[1])
         return cls(torch.cat([qkv, gate, empty]), out, up, down, weights.gate_bias.detach().float())
@@ -173,12 +173,12 @@ def run_blocks(
     window: int,
     outputs: Sequence[int],
 ) -> Tensor:
-    """x [N, P], tiles [tiles, 4] → [len(outputs), N, P]; rows that no tile has are not numbers of any use."""
+    """x [N, P], tiles [tiles, 4] → [len(outputs), N, P]; rows that are in no tile are arbitrary."""
     from elmokit.ops.gpu import block_kernels as kernels
 
     (count, size), heads = x.shape, model.n_heads
     found = x.new_empty(len(outputs), count, size)
-    places = {number: place for place, number in enumerate(outputs)}
+    index_of = {number: index for index, number in enumerate(outputs)}
     total, spare = x.new_empty(count, size, dtype=torch.float32), torch.empty_like(x)
     attended = torch.empty_like(x)
     inner = x.new_empty(count, model.blocks[0].down.shape[1])
@@ -187,7 +187,7 @@ def run_blocks(
     head = size // heads
     scale = math.log2(math.e) / math.sqrt(head)
     shape = (heads, head, model.blocks[0].qkv.shape[0], _power(head // 2), _power(head), BLOCK)
-    y, layer = spare, found[places[0]] if 0 in places else attended
+    y, layer = spare, found[index_of[0]] if 0 in index_of else attended
     kernels.norm_tokens[grid](x, total, layer, y, count, size, *of_size)
     for number, block in enumerate(model.blocks[: max(outputs)], start=1):
         qkv = torch.mm(y, block.qkv.mT)
@@ -197,28 +197,28 @@ def run_blocks(
         kernels.norm_rows[grid](attended, count, size, *of_size)
         kernels.add_norm[grid](total, torch.mm(attended, block.out.mT), spare, count, size, *of_size)
         kernels.gelu_norm[inner_grid](torch.mm(spare, block.up.mT), inner, count, inner.shape[1], *of_inner)
-        # What is given out is also what the next block reads.
-        y = found[places[number]] if number in places else spare
+        # An output is also the input of the next block.
+        y = found[index_of[number]] if number in index_of else spare
         kernels.add_norm[grid](total, torch.mm(inner, block.down.mT), y, count, size, *of_size)
-    for place, number in enumerate(outputs):
-        if places[number] != place:
-            found[place] = found[places[number]]
+    for index, number in enumerate(outputs):
+        if index_of[number] != index:
+            found[index] = found[index_of[number]]
     return found
 
 
 def _rows(size: int) -> tuple[int, int]:
-    """The number of rows of a program for rows of this size, and a power of 2 that they fit in."""
+    """The number of rows that a program computes, and the power of 2 that a row of this size is padded to."""
     columns = _power(size)
     return max(1, min(4, 4096 // columns)), columns
 
 
 def _power(size: int) -> int:
-    """The least power of 2 that is at least this and 16, the least that a product of tiles takes."""
+    """The smallest power of 2 that is at least `size` and 16; tl.dot needs at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 class TransformerGraph:
-    """The blocks for one size of batch, recorded; what they read and write stays where it was then."""
+    """The blocks for one size of batch, recorded as a graph, with the memory that it reads and writes."""
 
     def __init__(self, model: PackedBlocks, size: int, tiles: int, window: int, outputs: Sequence[int]) -> None:
         device = model.device
@@ -232,7 +232,7 @@ class TransformerGraph:
         self.graph, self.out = model.graphs.record(run, device)
 
     def __call__(self, x: Tensor, tiles: Tensor) -> Tensor:
-        """Bring in a batch, run, and take out what came of it."""
+        """Copy a batch to the graph's memory, run the graph, and return a copy of the results."""
         self.tiles.copy_(tiles.pin_memory(), non_blocking=True)
         self.x[: len(x)].copy_(x)
         self.graph.replay()

@@ -18,23 +18,23 @@ from elmokit.ops.weights import AnyLstmWeights
 
 
 def reason_against(dtype: torch.dtype, *, int8: bool) -> str | None:
-    """Why the compiled kernels cannot take such inputs here, or None."""
+    """Why the compiled kernels cannot compute inputs of this dtype here, or None."""
     if dtype != torch.float32:
         return f"the compiled kernels take {'activations in ' if int8 else ''}float32, not {str(dtype).split('.')[-1]}"
     try:
         library()
     except BuildError as error:
-        return f"the compiled kernels are not there: {error}"
+        return f"there are no compiled kernels: {error}"
     return None
 
 
 def description(stacks: Sequence[Sequence[AnyLstmWeights]] = ()) -> str:
-    """What was compiled, for which instructions, and in which dtype the weights are."""
+    """The compiled kernels in words: for which instructions, and whether the weights are in float16."""
     kernels = library()
-    what = f"kernels compiled for this CPU, {kernels.instructions().decode()}"
+    text = f"kernels compiled for this CPU, {kernels.instructions().decode()}"
     if kernels.note is not None:
-        what += f", {kernels.note}"
+        text += f", {kernels.note}"
     recurrent = [weights.recurrent for layers in stacks for weights in layers]
     if recurrent and all(isinstance(matrix, Tensor) and float16_is_exact(kernels, matrix) for matrix in recurrent):
-        what += "; weights in float16, which stores them exactly"
-    return what
+        text += "; weights in float16, which stores them exactly"
+    return text

@@ -13,17 +13,17 @@ from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
 from elmokit.ops.native.binding import BiLstm, LayerArguments, Library, Matrix, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.packed import check_place, packed
+from elmokit.ops.native.packed import check_on_cpu, packed
 from elmokit.ops.native.tensor_cache import TensorCache
 from elmokit.ops.outputs import BiLstmOutput
 from elmokit.ops.weights import AnyLstmWeights, Int8LstmWeights
 
 LEAST_PRODUCTS = 1_000_000
-"""Fewer in a layer's recurrence are not worth a second thread."""
+"""Multiplications in a layer's recurrence; with fewer, a second thread saves no time."""
 LEAST_STEP_PRODUCTS = 300_000
-"""Products per step that are worth another thread for the same direction: every step ends with a barrier."""
+"""Multiplications per step that justify another thread for the same direction: every step ends with a barrier."""
 FEW_ROWS = 8
-"""Sentences per step; with at most this many, reading the weights from memory takes most of the time."""
+"""Sentences per step; with at most this many, most of the time goes into reading the weights from memory."""
 CACHED_BYTES = 32 << 20
 """Bytes of weights that fit into the caches of most machines."""
 
@@ -51,7 +51,8 @@ def bilstm_native(
     buffer = torch.empty(layers + 1, batch, time, directions * outputs, dtype=x.dtype, device=x.device)
     wide = list(buffer[1:].unbind(0))
     last_h, last_c = torch.empty_like(h), torch.empty_like(c)
-    threads, apart = _threads(sum(tokens), max(tokens, default=0), 5 * cells * outputs, plan.bytes_each, directions)
+    longest = max(tokens, default=0)
+    threads, separate = _threads(sum(tokens), longest, 5 * cells * outputs, plan.weight_bytes, directions)
     job = BiLstm(
         batch=batch,
         time=time,
@@ -62,7 +63,7 @@ def bilstm_native(
         int8=plan.int8,
         skip_connections=skip_connections,
         threads=threads,
-        apart=apart,
+        separate_directions=separate,
         stack=plan.stack,
         x=x.data_ptr(),
         x_row=x.stride(0),
@@ -91,14 +92,14 @@ class _BilstmPlan:
         self.inputs, self.outputs, self.cells = first.input.shape[1], first.recurrent.shape[1], len(first.bias) // 4
         self.int8 = isinstance(first, Int8LstmWeights)
         self.states = (len(stacks), len(stacks[0]))
-        self._held: list[object] = []  # what the structures point to
+        self._referenced: list[object] = []  # objects that the structures point to
         self._fits = self._fit(stacks)
         layers = [self._layer(kernels, w) for stack in stacks for w in stack] if self._fits else []
         self.stack = (LayerArguments * len(layers))(*layers)
-        self.bytes_each = 1 if self.int8 else 2 if all(layer.recurrent.half for layer in layers) else 4
+        self.weight_bytes = 1 if self.int8 else 2 if all(layer.recurrent.float16 for layer in layers) else 4
 
     def check(self, x: Tensor, falling: Sequence[int], h: Tensor, c: Tensor) -> None:
-        """Refuse inputs that do not fit."""
+        """Refuse inputs that do not fit; `falling` are the lengths of the sentences, the longest first."""
         batch, time, size_in = x.shape
         if not all(given.dtype == torch.float32 and given.device.type == "cpu" for given in (x, h, c)):
             kinds = ", ".join(f"{given.dtype} on {given.device}" for given in (x, h, c))
@@ -115,7 +116,7 @@ class _BilstmPlan:
             )
 
     def _fit(self, stacks: Sequence[Sequence[AnyLstmWeights]]) -> bool:
-        """Whether all layers of all directions have the sizes that the first one asks for."""
+        """Whether the sizes of all layers of all directions agree with those of the first one."""
         outputs, cells = self.outputs, self.cells
         expected = [(4 * cells, self.inputs), (4 * cells, outputs), (4 * cells,), (outputs, cells)]
         fits = True
@@ -133,9 +134,9 @@ class _BilstmPlan:
     def _layer(self, kernels: Library, weights: AnyLstmWeights) -> LayerArguments:
         input_, recurrent = packed(kernels, weights.input, gates=4), packed(kernels, weights.recurrent, gates=4)
         projection = None if weights.projection is None else packed(kernels, weights.projection)
-        check_place(weights.bias)
+        check_on_cpu(weights.bias)
         bias = weights.bias.detach().float().contiguous()
-        self._held += [input_, recurrent, projection, bias]
+        self._referenced += [input_, recurrent, projection, bias]
         return LayerArguments(
             input_.matrix,
             recurrent.matrix,
@@ -151,7 +152,7 @@ _plans = TensorCache[_BilstmPlan]()
 
 
 def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], tuple[object, ...]]:
-    """All tensors of the layers, and the facts besides them on which a plan depends."""
+    """All tensors of the layers, and everything else that a plan depends on."""
     tensors: list[Tensor] = []
     facts: list[object] = []
     for layers in stacks:
@@ -167,17 +168,17 @@ def _tensors(stacks: Sequence[Sequence[AnyLstmWeights]]) -> tuple[list[Tensor], 
     return tensors, tuple(facts)
 
 
-def _threads(tokens: int, steps: int, weights: int, bytes_each: int, directions: int) -> tuple[int, bool]:
+def _threads(tokens: int, steps: int, weights: int, weight_bytes: int, directions: int) -> tuple[int, bool]:
     """The number of threads, and whether each direction has its own, for a layer with this number of weights.
 
-    With few rows, the time goes into reading the weights from memory. Then all threads compute one direction after the
-    other: the weights of one direction stay in the caches from step to step, those of both would not.
+    With few rows, most of the time goes into reading the weights from memory. Then all threads compute one direction
+    after the other, because the caches hold the weights of one direction from step to step, but not those of both.
     """
     most = most_threads()
     if tokens * weights < LEAST_PRODUCTS:
         return 1, False
-    worth = max(1, tokens * weights // (steps * LEAST_STEP_PRODUCTS))
-    waiting = tokens <= FEW_ROWS * steps and directions * weights * bytes_each > CACHED_BYTES
-    if directions == 1 or waiting:
-        return min(most, worth), False
-    return min(most, 2 * worth), most > 1
+    useful = max(1, tokens * weights // (steps * LEAST_STEP_PRODUCTS))
+    memory_bound = tokens <= FEW_ROWS * steps and directions * weights * weight_bytes > CACHED_BYTES
+    if directions == 1 or memory_bound:
+        return min(most, useful), False
+    return min(most, 2 * useful), most > 1

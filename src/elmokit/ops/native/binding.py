@@ -1,4 +1,4 @@
-"""The compiled library in Python: its structures and functions, and the reason if there is none."""
+"""The compiled library in Python: its structures and its functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elmokit.ops.native.build import BuildError, CompiledLibrary, load
 from elmokit.ops.native.cores import pool_functions
 
 SWITCH = "ELMOKIT_NATIVE"
-"""The environment variable that turns the kernels off with the value 0."""
+"""The environment variable that turns the kernels off if its value is 0."""
 
 
 class Matrix(Structure):
@@ -29,7 +29,7 @@ class Matrix(Structure):
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("gates", c_int64),
-        ("half", c_int64),
+        ("float16", c_int64),
         ("parts", c_int64),
         ("repeats", c_int64),
     )
@@ -62,7 +62,7 @@ class BiLstm(Structure):
         ("int8", c_int64),
         ("skip_connections", c_int64),
         ("threads", c_int64),
-        ("apart", c_int64),
+        ("separate_directions", c_int64),
         ("stack", POINTER(LayerArguments)),
         ("x", c_void_p),
         ("x_row", c_int64),
@@ -92,8 +92,8 @@ class Linear(Structure):
     )
 
 
-class Product(Structure):
-    """`struct product` of source/characters.h."""
+class AffineArguments(Structure):
+    """`struct affine` of source/characters.h."""
 
     _fields_ = (("weight", Matrix), ("bias", c_void_p))
 
@@ -101,13 +101,13 @@ class Product(Structure):
 class Filters(Structure):
     """`struct filters` of source/characters.h."""
 
-    _fields_ = (("product", Product), ("width", c_int64))
+    _fields_ = (("affine", AffineArguments), ("width", c_int64))
 
 
 class HighwayArguments(Structure):
     """`struct highway` of source/characters.h."""
 
-    _fields_ = (("transform", Product), ("gate", Product))
+    _fields_ = (("transform", AffineArguments), ("gate", AffineArguments))
 
 
 class Characters(Structure):
@@ -127,7 +127,7 @@ class Characters(Structure):
         ("tanh", c_int64),
         ("highways", POINTER(HighwayArguments)),
         ("depth", c_int64),
-        ("projection", Product),
+        ("projection", AffineArguments),
         ("int8", c_int64),
         ("y", c_void_p),
         ("threads", c_int64),
@@ -158,16 +158,16 @@ class Transformer(Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("int8", c_int64),
-        ("most_parts", c_int64),
+        ("max_parts", c_int64),
         ("blocks", POINTER(Block)),
         ("n_blocks", c_int64),
         ("x", c_void_p),
         ("starts", POINTER(c_int64)),
-        ("ways", POINTER(c_int64)),
+        ("directions", POINTER(c_int64)),
         ("segments", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
-        ("places", POINTER(c_int64)),
+        ("output_index", POINTER(c_int64)),
         ("y", c_void_p),
         ("head", POINTER(Matrix)),
         ("head_bias", c_void_p),
@@ -178,7 +178,7 @@ class Transformer(Structure):
 
 
 class Library:
-    """The functions of the compiled library with their types; other Python threads run while one is called."""
+    """The functions of the compiled library with their types; other Python threads run during a call."""
 
     def __init__(self, compiled: CompiledLibrary) -> None:
         self.note = compiled.note
@@ -205,10 +205,11 @@ def library() -> Library:
     """The compiled library; raises BuildError if there is none."""
     if os.environ.get(SWITCH) == "0":
         raise BuildError(f"{SWITCH} is 0")
-    found = _attempt()
-    if isinstance(found, BuildError):
-        raise found
-    return found
+    with _lock:
+        result = _load_once()
+    if isinstance(result, BuildError):
+        raise result
+    return result
 
 
 _lock = threading.Lock()
@@ -216,14 +217,14 @@ _forked = False
 
 
 def _after_fork() -> None:
-    """Prepare a child process, which does not have the OpenMP threads of its parent: to wait for them would hang.
+    """Prepare a child process, which would wait forever for the OpenMP threads of its parent.
 
     In a child, the kernels start their own threads. Torch gets one thread, because it would wait for OpenMP threads
     that the kernels have used before. The lock is new, because another thread of the parent may have held it.
     """
     global _lock, _forked
     _lock, _forked = threading.Lock(), True
-    loaded = _outcome() if _outcome.cache_info().currsize else None
+    loaded = _load_once() if _load_once.cache_info().currsize else None
     if isinstance(loaded, Library) and loaded.uses_pool:
         torch.set_num_threads(1)
 
@@ -232,13 +233,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _attempt() -> Library | BuildError:
-    with _lock:
-        return _outcome()
-
-
 @cache
-def _outcome() -> Library | BuildError:
+def _load_once() -> Library | BuildError:
+    """The compiled library, or the reason why there is none."""
     try:
         return Library(load())
     except BuildError as error:

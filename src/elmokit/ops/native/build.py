@@ -1,4 +1,4 @@
-"""The C sources in the folder source, compiled once for this machine and cached.
+"""Compiles the C sources in the folder source for this machine, and caches the library.
 
 A library runs with all rights of this user. So a cached one is loaded only if no other user could have written it or
 its folder, and if the checksum in its last bytes is right. Otherwise each process compiles its own.
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "source"
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 MACHINES = (("-march=native",), ("-mcpu=native",), ())
-"""Options that let a compiler use all instructions of this CPU; the first that it accepts is taken."""
+"""Options that let a compiler use all instructions of this CPU; the first ones that it accepts are used."""
 SECONDS = 120
 """Time limit for the compiler."""
-_ALONE = "for this process alone"
+_ALONE = "for this process only"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _LARGEST = 1 << 26
-"""The most bytes of a cached library that are read; real ones are far smaller."""
+"""The most bytes that are read from a cached library; real ones are far smaller."""
 
 
 class BuildError(Exception):
@@ -51,29 +51,29 @@ def find_compiler() -> list[str]:
         command = shlex.split(named)
         if shutil.which(command[0]):
             return command
-        raise BuildError(f"the compiler that CC names, {named}, is not there")
+        raise BuildError(f"the compiler that CC names, {named}, was not found")
     for name in ("cc", "gcc", "clang"):
         path = shutil.which(name)
         if path:
             return [path]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
-    raise BuildError("there is no C compiler here (cc, gcc, clang, or: pip install ziglang)")
+    raise BuildError("no C compiler was found (cc, gcc, clang, or: pip install ziglang)")
 
 
 @dataclass(frozen=True)
 class CompiledLibrary:
-    """The functions of the C sources, and a note on where they are cached."""
+    """The functions of the C sources, and a note if the library is not in the usual cache."""
 
     functions: ctypes.CDLL
     note: str | None = None
-    """Where the library is instead of the usual place in the cache, and why; None if it is there."""
+    """Where the library is instead, and why; None if it is in the usual cache."""
 
 
 def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]] = MACHINES) -> CompiledLibrary:
     """The library for this machine, compiled if it is not cached."""
-    if os.name == "nt":  # threads and memory work in another way there
-        raise BuildError("they are not made for Windows")
+    if os.name == "nt":  # its functions for threads and memory are different
+        raise BuildError("they do not support Windows")
     command = list(compiler or find_compiler())
     name = f"{_fingerprint(command, machines)}.so"
     cache, note = _open_cache()
@@ -85,7 +85,7 @@ def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]
         try:
             functions = _loaded(compiled, name)
         except OSError as error:
-            raise BuildError(f"what the compiler {command[0]} made cannot be loaded: {error}") from error
+            raise BuildError(f"the library that {command[0]} compiled cannot be loaded: {error}") from error
         if cache is not None:
             try:
                 _store(cache, name, compiled)
@@ -100,9 +100,9 @@ def load(compiler: Sequence[str] | None = None, machines: Sequence[Sequence[str]
 
 
 def _open_cache() -> tuple[int | None, str | None]:
-    """The descriptor of the folder of compiled libraries, None if none can be trusted; and a note for the user.
+    """The descriptor of the folder of compiled libraries, or None if no folder can be trusted; and a note for the user.
 
-    If users share a cache, the first of them has the usual folder, and each of the others one with a user id.
+    If users share a cache, the first of them has the usual folder, and each of the others has a folder with their id.
     """
     folder = cache_folder() / "native"
     try:
@@ -131,7 +131,7 @@ def _read(cache: int, name: str) -> bytes | None:
 
 
 def _store(cache: int, name: str, library: bytes) -> None:
-    """Cache a library; if several processes do so at once, any may win, because all have the same one."""
+    """Cache a library; of several processes at once, any may be the last one, because all store the same library."""
     temporary = f".{name}.{secrets.token_hex(8)}.tmp"
     fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=cache)
     try:
@@ -147,12 +147,12 @@ def _store(cache: int, name: str, library: bytes) -> None:
 
 def _loaded(library: bytes, name: str) -> ctypes.CDLL:
     """The library, from a copy that no other process can change."""
-    with suppress(OSError, AttributeError):  # not on every system
+    with suppress(OSError, AttributeError):  # only some systems have memfd_create
         fd = os.memfd_create(name)
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(library)
-            # The descriptor stays open: a loaded library is known by this path, which must not name another file later.
+            # The descriptor stays open: the loader identifies a library by this path, so it must not be used again.
             return ctypes.CDLL(f"/proc/self/fd/{fd}")
         except OSError:
             os.close(fd)
@@ -163,7 +163,7 @@ def _loaded(library: bytes, name: str) -> ctypes.CDLL:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A new folder for temporary files that no other user can change or exchange."""
+    """A new folder for temporary files that no other user can change or replace."""
     with ExitStack() as stack:
         try:
             folder = tempfile.TemporaryDirectory(prefix="elmokit.", ignore_cleanup_errors=True)
@@ -177,7 +177,7 @@ def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
     log.info("compiling the kernels for this CPU with %s", " ".join(command))
     with _private_folder() as folder:
         target = folder / "library.so"
-        # The compiler's temporary files go there too. If Python starts it, no module is imported from that folder.
+        # The compiler's temporary files are in the same folder. A compiler in Python must not import modules from it.
         environment = {**os.environ, "TMPDIR": str(folder), "PYTHONSAFEPATH": "1"}
         failure = ""
         for machine in machines:
@@ -202,10 +202,10 @@ def _compile(command: list[str], machines: Sequence[Sequence[str]]) -> bytes:
 
 
 def _fingerprint(command: list[str], machines: Sequence[Sequence[str]]) -> str:
-    """A digest of what the compiled library depends on: the sources, the flags, the compiler and the CPU."""
-    found = hashlib.sha256()
+    """A hash of everything that the compiled library depends on: the sources, the flags, the compiler and the CPU."""
+    digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
-        found.update(source.name.encode() + b"\0" + source.read_bytes())
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
     program = Path(shutil.which(command[0]) or command[0]).resolve()
     stat = program.stat() if program.exists() else None
     parts = [
@@ -217,8 +217,8 @@ def _fingerprint(command: list[str], machines: Sequence[Sequence[str]]) -> str:
         platform.platform(),
         _cpu(),
     ]
-    found.update(repr(parts).encode())
-    return found.hexdigest()[:32]
+    digest.update(repr(parts).encode())
+    return digest.hexdigest()[:32]
 
 
 def _cpu() -> str:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 from elmokit.ops.int8 import Int8Matrix
-from elmokit.ops.native.binding import Characters, Filters, HighwayArguments, Library, Product, library
+from elmokit.ops.native.binding import AffineArguments, Characters, Filters, HighwayArguments, Library, library
 from elmokit.ops.native.cores import most_threads
-from elmokit.ops.native.packed import check_place, packed
+from elmokit.ops.native.packed import check_on_cpu, packed
 from elmokit.ops.native.tensor_cache import TensorCache
 
 LEAST_PRODUCTS = 5_000_000
-"""Products that are worth another thread, even if it has to be woken first."""
+"""Multiplications that justify another thread, even if it has to be woken first."""
 FEW_WORDS = 4
 """Words per thread; with fewer, all threads share the matrices instead of the words."""
 
@@ -31,8 +31,8 @@ class CharacterWeights:
     """The weights of the character part; its highways and its projection are all float32 or all int8."""
 
     table: Tensor  # [symbols, c]
-    padding: int  # the row of the table that fills words up
-    filters: Sequence[tuple[Tensor, Tensor]]  # of each width
+    padding: int  # the row of the table for padding
+    filters: Sequence[tuple[Tensor, Tensor]]  # weight [O, c, width] and bias [O] for each width
     activation: str  # relu or tanh
     highways: Sequence[tuple[Affine, Affine]]  # transform and gate
     projection: Affine | None
@@ -43,7 +43,7 @@ class CharacterWeights:
         return any(isinstance(matrix, Int8Matrix) for matrix, _ in self._affines())
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors."""
+        """All tensors of the character part."""
         yield self.table
         for matrix, bias in (*self.filters, *self._affines()):
             yield from (*matrix.tensors(), bias) if isinstance(matrix, Int8Matrix) else (matrix, bias)
@@ -84,20 +84,20 @@ def characters_native(ids: Tensor, weights: CharacterWeights, *, pool: bool = Fa
     plan = _plans.of(kernels, list(weights.tensors()), facts, lambda: _CharactersPlan(kernels, weights))
     words, longest = ids.shape
     if not ids.is_cpu or longest < plan.widest:
-        place = f"{longest} on {ids.device}"
-        raise ElmoError(f"words on the CPU must have at least the {plan.widest} characters of a filter, got {place}")
-    # numpy copies in this thread. The threads of torch would stay awake, on cores that the kernels need.
-    numbers = np.ascontiguousarray(ids.numpy(), np.int64)
+        got = f"{longest} on {ids.device}"
+        raise ElmoError(f"words must be on the CPU and have at least {plan.widest} characters (a filter), got {got}")
+    # numpy copies in this thread. Torch's threads would stay awake afterwards, on cores that the kernels need.
+    rows = np.ascontiguousarray(ids.numpy(), np.int64)
     y = torch.empty(words, plan.size, dtype=torch.float32)
     threads = min(most_threads(), max(1, words * (plan.products + plan.window_sums * longest) // LEAST_PRODUCTS))
     job = Characters.from_buffer_copy(plan.job)
-    job.ids, job.words, job.longest, job.y = numbers.ctypes.data, words, longest, y.data_ptr()
+    job.ids, job.words, job.longest, job.y = rows.ctypes.data, words, longest, y.data_ptr()
     job.threads, job.shared, job.pool = threads, words < FEW_WORDS * threads, pool
     status = kernels.characters(ctypes.byref(job))
     if status == 1:
         raise MemoryError("there is not enough memory for the characters of these words")
     if status:
-        raise IndexError(f"the id of a character must be from 0 to {plan.job.symbols - 1}")
+        raise IndexError(f"character ids must be from 0 to {plan.job.symbols - 1}")
     return y
 
 
@@ -107,12 +107,14 @@ class _CharactersPlan:
     def __init__(self, kernels: Library, weights: CharacterWeights) -> None:
         weights.check()
         self._kernels = kernels
-        self._held: list[object] = []  # what the structures point to
-        filters = [Filters(self._product((weight.mT, bias)), weight.shape[2]) for weight, bias in weights.filters]
-        highways = [HighwayArguments(*map(self._product, highway)) for highway in weights.highways]
-        projection = Product() if weights.projection is None else self._product(weights.projection, factors=True)
+        self._referenced: list[object] = []  # objects that the structures point to
+        filters = [Filters(self._affine((weight.mT, bias)), weight.shape[2]) for weight, bias in weights.filters]
+        highways = [HighwayArguments(*map(self._affine, highway)) for highway in weights.highways]
+        projection = AffineArguments()
+        if weights.projection is not None:
+            projection = self._affine(weights.projection, factors=True)
         table = weights.table.detach().contiguous()
-        self._held.append(table)
+        self._referenced.append(table)
         outputs = sum(len(bias) for _, bias in weights.filters)
         self.size = outputs if weights.projection is None else weights.projection[0].shape[0]
         self.widest = max(each.width for each in filters)
@@ -133,12 +135,12 @@ class _CharactersPlan:
             int8=weights.int8,
         )
 
-    def _product(self, affine: Affine, *, factors: bool = False) -> Product:
+    def _affine(self, affine: Affine, *, factors: bool = False) -> AffineArguments:
         matrix, bias = packed(self._kernels, affine[0], factors=factors), affine[1]
-        check_place(bias)
+        check_on_cpu(bias)
         bias = bias.detach().float().contiguous()
-        self._held += [matrix, bias]
-        return Product(matrix.matrix, bias.data_ptr())
+        self._referenced += [matrix, bias]
+        return AffineArguments(matrix.matrix, bias.data_ptr())
 
 
 _plans = TensorCache[_CharactersPlan]()

@@ -20,7 +20,7 @@ def most_threads() -> int:
 
 
 def mapped_files() -> Iterator[tuple[int, int, str]]:
-    """The first address, the address after the last, and the path of each file that is mapped; nothing but on Linux."""
+    """The first address, the address after the last, and the path of each mapped file; empty except on Linux."""
     try:
         lines = MAPS.read_text("utf-8", "surrogateescape").split("\n")  # a path may contain other line separators
     except OSError:
@@ -38,7 +38,7 @@ def pool_functions() -> list[int] | None:
     None if that is not GNU's, or if it cannot be found.
     """
     loaded = {path for _, _, name in mapped_files() if (path := Path(name)).name.startswith("libgomp")}
-    if len(loaded) != 1:  # of two, we cannot know which one torch uses
+    if len(loaded) != 1:  # if there are two, torch may use either
         return None
     try:
         library = ctypes.CDLL(str(loaded.pop()))

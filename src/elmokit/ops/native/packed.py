@@ -1,4 +1,4 @@
-"""Weight matrices in the order the kernels read them, cached as long as the tensors they were made from."""
+"""Weight matrices in the order in which the kernels read them, cached as long as their tensors exist."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from elmokit.ops.native.tensor_cache import TensorCache
 MOST_INT8_INPUTS = 65536
 """The sum of more int8 products may not fit in 32 bits."""
 PAGE_OUT = 21
-"""Linux's advice to drop pages from memory; unchanged pages of a file are read again when they are needed."""
+"""MADV_PAGEOUT, which drops pages from memory; unchanged pages of a file are read again when they are needed."""
 LEAST_RELEASED = 1 << 20
-"""Bytes of the smallest tensor whose pages are released."""
+"""The size in bytes of the smallest tensor whose pages are released."""
 
 
 class PackedMemory:
-    """Memory of the compiled library for some matrices, one after the other, in large pages if possible."""
+    """Memory of the compiled library for several matrices in a row, in large pages if possible."""
 
     def __init__(self, kernels: Library, size: int) -> None:
         address: int | None = kernels.allocate(size)
         if address is None:
-            raise MemoryError(f"no {size} bytes for packed matrices")
+            raise MemoryError(f"there is not enough memory for packed matrices of {size} bytes")
         weakref.finalize(self, kernels.free, address).atexit = False
         self._free, self._end = address, address + size
 
     def take(self, size: int) -> int:
-        """The address of the next `size` bytes, at the beginning of a cache line."""
+        """The address of the next `size` free bytes, at the beginning of a cache line."""
         address = self._free
         self._free += -(-size // 64) * 64
         assert self._free <= self._end
@@ -46,7 +46,7 @@ class PackedMemory:
 def packed_bytes(
     kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, repeated: Sequence[int] = ()
 ) -> int:
-    """The largest number of bytes that a packed matrix takes; memory that it does not need is never touched."""
+    """The most bytes that a packed matrix takes; it may use fewer, and the rest is never written."""
     inputs, int8 = weight.shape[1:].numel() + len(repeated), isinstance(weight, Int8Matrix)
     matrix = Matrix(outputs=weight.shape[0], inputs=inputs, gates=gates, parts=parts + bool(repeated))
     tables = 8 * kernels.table_items(ctypes.byref(matrix))
@@ -57,8 +57,8 @@ def packed_bytes(
 class PackedMatrix:
     """The panels of one matrix.
 
-    int8 inputs come in `parts` of the same size, each with its own scale. The inputs in `repeated`, in rising order,
-    are rounded twice: the remainder of the first rounding is one more part, for which their columns are stored again.
+    The int8 inputs are divided into `parts` of the same size, each with its own scale. The inputs in `repeated`, in
+    rising order, are rounded twice: their rounding errors are one more part, for which their columns are stored again.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class PackedMatrix:
         self.int8 = isinstance(weight, Int8Matrix)
         outputs, inputs = weight.shape[0], weight.shape[1:].numel()
         if self.int8 and inputs > MOST_INT8_INPUTS:
-            raise ElmoError(f"an int8 matrix may have {MOST_INT8_INPUTS} inputs at most, got {inputs}: use float32")
+            raise ElmoError(f"an int8 matrix may have at most {MOST_INT8_INPUTS} inputs, got {inputs}: use float32")
         values, scales = values_and_scales(weight)
         values = values.detach().to(torch.int8 if self.int8 else torch.float32).contiguous()
-        half = not self.int8 and float16_is_exact(kernels, values)
-        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, half=half, parts=parts)
+        float16 = not self.int8 and float16_is_exact(kernels, values)
+        self.matrix = Matrix(outputs=outputs, inputs=inputs, gates=gates, float16=float16, parts=parts)
         pointer = ctypes.byref(self.matrix)
         size = packed_bytes(kernels, weight, gates=gates, parts=parts, repeated=repeated)
         self.memory = memory or PackedMemory(kernels, size)
@@ -108,17 +108,17 @@ _packed_matrices = TensorCache[PackedMatrix]()
 def packed(
     kernels: Library, weight: Tensor | Int8Matrix, *, gates: int = 1, parts: int = 1, factors: bool = False
 ) -> PackedMatrix:
-    """The panels of weight [O, …], packed again only where it has changed.
+    """The panels of weight [O, …], packed again only if it has changed.
 
-    Its rows are those of `gates` gates; int8 inputs come in `parts`, each with its own scale. `factors` says whether
-    the product multiplies by the factors of columns.
+    Its rows are those of `gates` gates; int8 inputs are divided into `parts`, each with its own scale. `factors` says
+    whether the product supports factors of columns.
     """
     if isinstance(weight, Int8Matrix) and weight.columns is not None:
         if not factors:
-            raise ElmoError("this product takes no int8 matrix with factors of its columns")
-        check_place(weight.columns)
+            raise ElmoError("this product does not support an int8 matrix with factors of its columns")
+        check_on_cpu(weight.columns)
     values, scales = values_and_scales(weight)
-    check_place(values, scales)
+    check_on_cpu(values, scales)
     tensors = weight.tensors() if isinstance(weight, Int8Matrix) else [weight]
     return _packed_matrices.of(
         kernels, tensors, (gates, parts), lambda: PackedMatrix(kernels, weight, gates=gates, parts=parts)
@@ -126,18 +126,18 @@ def packed(
 
 
 def float16_is_exact(kernels: Library, values: Tensor) -> bool:
-    """Whether float16 stores all numbers exactly, and the kernels can read float16 on this machine."""
-    check_place(values)
+    """Whether float16 represents all numbers exactly, and the kernels can read float16 on this machine."""
+    check_on_cpu(values)
     values = values.detach().float().contiguous()
     return bool(kernels.float16_is_exact(values.data_ptr(), values.numel()))
 
 
 def values_and_scales(weight: Tensor | Int8Matrix) -> tuple[Tensor, Tensor | None]:
-    """A matrix's numbers, and their scales if it is int8."""
+    """The values of a matrix, and its scales if it is int8."""
     return (weight.values, weight.scales) if isinstance(weight, Int8Matrix) else (weight, None)
 
 
-def check_place(*weights: Tensor | None) -> None:
+def check_on_cpu(*weights: Tensor | None) -> None:
     """Refuse weights that are not on the CPU."""
     for weight in weights:
         if weight is not None and not weight.is_cpu:
@@ -145,7 +145,7 @@ def check_place(*weights: Tensor | None) -> None:
 
 
 def release_pages(values: Tensor) -> None:
-    """Drop a large tensor that is mapped from a file from memory; the file is read again when it is needed."""
+    """Drop the memory of a large tensor that is mapped from a file, which is read again when it is needed."""
     if sys.platform != "linux" or values.nbytes < LEAST_RELEASED or not values.is_contiguous():
         return
     start = -(-values.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -155,5 +155,5 @@ def release_pages(values: Tensor) -> None:
 
 
 def is_mapped_file(start: int, stop: int) -> bool:
-    """Whether one mapping of a file contains these addresses; other memory would be written to the swap."""
+    """Whether one mapping of a file contains these addresses; other memory would be written to swap space."""
     return any(first <= start and stop <= last and not path.startswith("/dev/") for first, last, path in mapped_files())

@@ -1,7 +1,7 @@
 """Objects made from tensors, cached as long as the tensors exist and made again if one of them has changed.
 
 A tensor has changed if it was moved or written to in place. torch counts writes, except those through `.data` and in
-inference mode; to find those, some of the numbers are compared.
+inference mode. To detect those, a hash of some of the numbers is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Entry(Generic[Made]):
     references: list[weakref.ref[Tensor]]
 
     def sampled(self, kernels: Library) -> int:
-        """A digest of some of the numbers, which differs if they have changed."""
+        """A hash of some of the numbers, which is different if they have changed."""
         number: int = kernels.sample(self.addresses, self.sizes, len(self.references))
         return number
 
@@ -47,7 +47,7 @@ class TensorCache(Generic[Made]):
         return len(self._entries)
 
     def of(self, kernels: Library, tensors: Sequence[Tensor], facts: object, make: Callable[[], Made]) -> Made:
-        """The object that `make` returns for these tensors and facts, from the cache if they have not changed."""
+        """The object that `make` returns for these tensors and facts, from the cache if nothing has changed."""
         key = (facts, id(kernels), *map(id, tensors))
         marks = _marks(tensors)
         found = self._entries.get(key)
@@ -69,7 +69,7 @@ class TensorCache(Generic[Made]):
 
 
 def _marks(tensors: Sequence[Tensor]) -> list[list[object]]:
-    """Values that differ if torch knows of a change; one list per property, which is faster to build."""
+    """Values that are different if torch counted a change; one list per property, which is faster to build."""
     try:
         versions: list[object] = [tensor._version for tensor in tensors]
     except RuntimeError:  # a tensor of inference mode has none

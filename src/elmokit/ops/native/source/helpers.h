@@ -1,28 +1,28 @@
-/* Threads that help with a call as they come, and the stages that its work is divided into.
+/* Helper threads that join a call when they get a core, and the stages that its work is divided into.
 
-   Where other processes use the cores too, a thread may get one some milliseconds late, longer than a whole sentence
-   takes. So nobody waits for a thread to come: the items of a stage are taken by the threads that are there, and a stage
-   ends when its last item is done. A thread that comes late joins at the stage that the others have got to. */
+   If other processes use the cores too, a thread may get a core some milliseconds late: a whole sentence takes less
+   time. So no thread waits for another one to start. The running threads take the items of a stage, and the stage ends
+   when its last item is done. A thread that starts late joins the stage that the others have reached. */
 
 #ifndef ELMOKIT_HELPERS_H
 #define ELMOKIT_HELPERS_H
 
 #include <signal.h>
 
-#include "team.h"
+#include "threads.h"
 
-#define CLOSED (1 << 30) /* no helper may join the call any more */
-#define AWAKE_BETWEEN_CALLS 20000 /* pauses, about half a millisecond, before a helper goes to sleep */
+#define CLOSED (1 << 30) /* set in `inside` when no more helpers may join the call */
+#define AWAKE_BETWEEN_CALLS 20000 /* pauses (about half a millisecond) before an idle helper goes to sleep */
 
 static struct {
-    struct signal calls;  /* one more with every call that helpers may join */
-    struct signal inside; /* how many helpers are in the call, and CLOSED */
-    atomic_int taken;     /* whether a call has the helpers: another one at the same time does without */
+    struct waitable calls;  /* the number of calls so far that helpers could join */
+    struct waitable inside; /* the number of helpers in the current call, and the bit CLOSED */
+    atomic_int taken;       /* whether a call uses the helpers; a second call at the same time runs without them */
     void (*work)(void *given, int rank, int size);
     void *given;
-    int size;    /* threads that may take part in the call, the caller among them */
-    int started; /* helpers that there are */
-    int registered;
+    int size;       /* the most threads that may take part in the call, including the caller */
+    int started;    /* the number of helper threads */
+    int registered; /* whether forget_helpers is registered */
 } helpers;
 
 static void leave_call(void) {
@@ -45,7 +45,7 @@ static void *helper_main(void *given) {
     return NULL;
 }
 
-/* A fork takes no thread along but its own: a child starts helpers of its own. */
+/* After a fork: the child has none of the helpers, so it must start its own. */
 static void forget_helpers(void) {
     atomic_store(&helpers.calls.sleepers, 0);
     atomic_store(&helpers.inside.sleepers, 0);
@@ -54,7 +54,8 @@ static void forget_helpers(void) {
     helpers.started = 0;
 }
 
-/* Until there are `count`, or as many as the system gives. They leave signals to the threads of the program. */
+/* Starts helpers until there are `count`, or until the system starts no more. They block all POSIX signals, so that
+   the threads of the program handle those. */
 static void start_helpers(int count) {
     if (helpers.started >= count) return;
     if (!helpers.registered) helpers.registered = !pthread_atfork(NULL, NULL, forget_helpers);
@@ -69,8 +70,8 @@ static void start_helpers(int count) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Calls work(given, 0, size) on this thread, and with other ranks below `size` on helpers that come before it is done.
-   The work must not depend on how many of them do. */
+/* Calls work(given, 0, size) on this thread, and with the other ranks below `size` on helpers that join before it is
+   done. The result must not depend on how many join. */
 static void run_with_helpers(void (*work)(void *, int, int), void *given, int threads) {
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads <= 1 || atomic_exchange(&helpers.taken, 1)) {
@@ -83,49 +84,49 @@ static void run_with_helpers(void (*work)(void *, int, int), void *given, int th
     helpers.given = given;
     helpers.size = helpers.started + 1 < threads ? helpers.started + 1 : threads;
     atomic_store(&helpers.inside.number, 0);
-    set_signal(&helpers.calls, (atomic_load(&helpers.calls.number) + 1) & 0x7fffffff);
+    set_and_wake(&helpers.calls, (atomic_load(&helpers.calls.number) + 1) & 0x7fffffff);
     work(given, 0, helpers.size);
     int inside = atomic_fetch_or(&helpers.inside.number, CLOSED) | CLOSED;
     for (; inside != CLOSED; inside = atomic_load(&helpers.inside.number)) wait_while(&helpers.inside, inside, AWAKE);
     atomic_store(&helpers.taken, 0);
 }
 
-/* Where one thread's part of the items of a stage has got to: the number of the stage, then that of the next item. A
-   number of an earlier stage means that no item of this one has been taken. */
+/* The progress of one thread's part of a stage: the stage's number (high bits) and the next item (low bits). The number
+   of an earlier stage means that no item of the current stage has been taken. */
 struct queue {
     _Alignas(64) atomic_llong next;
 };
 
-/* What the threads of a call share; all zero before the first stage. */
+/* The state that the threads of a call share; all zero before the first stage. */
 struct stages {
-    _Alignas(64) struct signal done; /* items of all stages */
+    _Alignas(64) struct waitable done; /* the number of items of all stages that are done */
     struct queue queues[MOST_THREADS];
 };
 
-/* One thread of those that share stages, or one by itself. */
-struct sharer {
+/* One thread's view of the stages: as one of `size` threads that share them, or alone (size 1). */
+struct participant {
     struct stages *stages;
     int rank, size;
-    int stage;       /* that this thread has got to */
-    unsigned before; /* items of the stages before it */
-    int taken;       /* items of it, of which the others do not know yet that they are done */
-    int helps;       /* whether this thread has done its own part of the stage, and takes items of others */
-    long long own;   /* what this thread's queue was when it last looked */
-    int64_t item;    /* the next one, of a thread by itself */
-    int64_t row, stop; /* the next row, and the end of those that this thread has taken */
+    int stage;         /* the current stage of this thread */
+    unsigned before;   /* the number of items of all stages before it */
+    int taken;         /* finished items that are not yet counted in stages->done */
+    int steals;        /* whether this thread has finished its own part, and takes items of other threads */
+    long long own;     /* this thread's queue, as last read */
+    int64_t item;      /* size 1: the next item */
+    int64_t row, stop; /* the next row, and the end of the rows that this thread has taken */
 };
 
 #define STAGE_SHIFT 32
-#define PATIENCE 10 /* pauses before a thread takes items of others, which slows them down */
+#define PAUSES_BEFORE_STEALING 10 /* a thread first waits, because stealing items slows their owner down */
 
-/* The next item of one thread's part; −1 where none is left, or the stage is over. */
-static int64_t take_from(struct sharer *me, int owner, int64_t count) {
+/* The next item of the part of thread `owner`; −1 if none is left, or if the stage is over. */
+static int64_t take_from(struct participant *me, int owner, int64_t count) {
     int64_t start, stop;
     share(count, owner, me->size, &start, &stop);
     if (start == stop) return -1;
     atomic_llong *next = &me->stages->queues[owner].next;
     long long first = (long long)me->stage << STAGE_SHIFT, item = -1;
-    /* To load its own queue first would bring it from the other core twice: to read, then to write. */
+    /* A thread does not load its own queue: the cache line would come from another core twice, to read and to write. */
     long long word = owner == me->rank ? me->own : atomic_load(next);
     while (item < 0 && word < first + (stop - start)) {
         long long taken = (word > first ? word : first) + 1;
@@ -138,22 +139,22 @@ static int64_t take_from(struct sharer *me, int owner, int64_t count) {
     return item;
 }
 
-/* Whether all items are done up to number `end`. */
+/* Whether `end` items of all stages are done; the counters may wrap. */
 INLINE int all_done(struct stages *stages, unsigned end) {
     return (int)((unsigned)atomic_load_explicit(&stages->done.number, memory_order_acquire) - end) >= 0;
 }
 
-/* The next item of others; −1 when the stage is over. */
-static int64_t take_of_others(struct sharer *me, int64_t count, unsigned end) {
+/* The next item of another thread's part; −1 when the stage is over. */
+static int64_t steal_item(struct participant *me, int64_t count, unsigned end) {
     struct stages *stages = me->stages;
     if (me->taken) {
         unsigned done = (unsigned)atomic_fetch_add(&stages->done.number, me->taken) + (unsigned)me->taken;
         me->taken = 0;
         if (done == end) wake_sleepers(&stages->done);
     }
-    for (int turn = 0; !me->helps && turn < PATIENCE && !all_done(stages, end); turn++) pause_a_little();
+    for (int turn = 0; !me->steals && turn < PAUSES_BEFORE_STEALING && !all_done(stages, end); turn++) pause_a_little();
     if (all_done(stages, end)) return -1;
-    me->helps = 1;
+    me->steals = 1;
     for (int other = 1; other < me->size; other++) {
         int64_t item = take_from(me, (me->rank + other) % me->size, count);
         if (item >= 0) return item;
@@ -163,9 +164,10 @@ static int64_t take_of_others(struct sharer *me, int64_t count, unsigned end) {
     return -1;
 }
 
-/* The next item of a stage of `count` that nobody has taken, first of this thread's part and then of others'; −1 when all are
-   done: the next stage may begin. All threads go through the same stages with the same counts. */
-static int64_t take_item(struct sharer *me, int64_t count) {
+/* The next free item of a stage of `count` items, first from this thread's part and then from the others' parts; −1
+   when all items are done, so that the next stage may begin. All threads go through the same stages with the same
+   counts. */
+static int64_t take_item(struct participant *me, int64_t count) {
     if (me->size == 1) {
         if (me->item < count) return me->item++;
         me->item = 0;
@@ -173,27 +175,27 @@ static int64_t take_item(struct sharer *me, int64_t count) {
     }
     if (!count) return -1;
     unsigned end = me->before + (unsigned)count;
-    int64_t item = me->helps ? -1 : take_from(me, me->rank, count);
-    if (item < 0) item = take_of_others(me, count, end);
+    int64_t item = me->steals ? -1 : take_from(me, me->rank, count);
+    if (item < 0) item = steal_item(me, count, end);
     if (item >= 0) {
         me->taken++;
         return item;
     }
     me->before = end;
-    me->helps = 0;
+    me->steals = 0;
     me->stage++;
     return -1;
 }
 
-/* The next of a stage's `count` rows; −1 when all are done. Each thread takes its part at once: to take one row by itself
-   costs as much as many a row. */
-static int64_t take_row(struct sharer *me, int64_t count) {
+/* The next of a stage's `count` rows; −1 when all are done. A thread takes several rows at once, because taking a
+   single row may cost as much as computing it. */
+static int64_t take_row(struct participant *me, int64_t count) {
     if (me->size == 1) return take_item(me, count);
     if (me->row == me->stop) {
-        int64_t together = larger_of(1, ceiling(count, me->size)), part = take_item(me, ceiling(count, together));
+        int64_t together = max_int(1, ceil_div(count, me->size)), part = take_item(me, ceil_div(count, together));
         if (part < 0) return -1;
         me->row = part * together;
-        me->stop = smaller(count, me->row + together);
+        me->stop = min_int(count, me->row + together);
     }
     return me->row++;
 }

@@ -1,4 +1,4 @@
-/* What Python calls. Nothing here knows Python: pointers and numbers come in, and nothing is stored but spare memory. */
+/* The functions that Python calls through ctypes. They take pointers and numbers, and store only spare memory. */
 
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include "transformer.h"
 
 #define HUGE_PAGE ((int64_t)2 << 20)
-#define SPARE_BYTES ((int64_t)256 << 20) /* working memory larger than this is not stored for the next call */
+#define SPARE_BYTES ((int64_t)256 << 20) /* the largest workspace that is stored for the next call */
 
 const char *elmokit_instructions(void) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -24,7 +24,7 @@ const char *elmokit_instructions(void) {
 #endif
 }
 
-/* Asks for large pages where memory has not been used yet: its pages are made when they are first written. */
+/* Asks for large pages in memory that has not been written yet. */
 static void use_large_pages(void *memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     uintptr_t start = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, stop = (uintptr_t)memory + bytes;
@@ -34,7 +34,7 @@ static void use_large_pages(void *memory, int64_t bytes) {
 #endif
 }
 
-/* Memory for a packed matrix, in large pages where the system has them: a step reads all of it. */
+/* Memory for packed matrices, in large pages if the system has them, because a step reads all of it. */
 void *elmokit_allocate(int64_t bytes) {
     void *memory = NULL;
     if (posix_memalign(&memory, bytes >= HUGE_PAGE ? HUGE_PAGE : 64, bytes ? bytes : 64)) return NULL;
@@ -44,19 +44,19 @@ void *elmokit_allocate(int64_t bytes) {
 
 void elmokit_free(void *memory) { free(memory); }
 
-/* The bytes of a matrix's panels; each of its side tables has at most elmokit_table_items numbers. */
+/* The size of a matrix's panels in bytes; `scales` and `offsets` have at most elmokit_table_items numbers each. */
 int64_t elmokit_panel_bytes(const struct matrix *m, int64_t int8) {
     int64_t outputs = panel_count(m) * WIDTH;
-    return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (m->half ? 2 : 4);
+    return int8 ? outputs * groups_of_4(m->inputs) * 4 : outputs * m->inputs * (m->float16 ? 2 : 4);
 }
 
-/* Whether float16 stores all numbers exactly, and the machine itself converts it to float32. */
+/* Whether float16 represents all numbers exactly, and the CPU has instructions that convert it to float32. */
 int elmokit_float16_is_exact(const float *numbers, int64_t count) {
-    int same = HALVES;
+    int same = HAS_FLOAT16;
     for (int64_t start = 0; same && start < count; start += 1024)
-        for (int64_t i = start; i < smaller(start + 1024, count); i++) {
+        for (int64_t i = start; i < min_int(start + 1024, count); i++) {
             float back;
-            narrowed(numbers[i], &back);
+            to_float16(numbers[i], &back);
             same &= back == numbers[i];
         }
     return same;
@@ -83,15 +83,16 @@ static void pack_work(void *given, int rank, int size) {
         pack_floats(m, job->weights, (void *)m->panels, start, stop);
 }
 
-/* Fills a matrix's panels; with scales [outputs] the weights are of 8 bits. */
+/* Fills a matrix's panels; with scales [outputs], the weights are int8. */
 void elmokit_pack(const struct matrix *m, const void *weights, const float *scales, int64_t threads) {
     struct packing job = {m, weights, scales};
     run_workers(pack_work, &job, (int)threads);
 }
 
-#define SAMPLES 16 /* places of each memory that are looked at */
+#define SAMPLES 16 /* about the number of values that are read of each memory block */
 
-/* A number that changes with almost any change of `count` memories of so many bytes: it reads some of each, all over. */
+/* A hash of some values of `count` memory blocks with these sizes in bytes. The values are spread over each block, so
+   the hash detects almost every change of a matrix. */
 uint64_t elmokit_sample(const uint8_t *const *memories, const int64_t *bytes, int64_t count) {
     uint64_t found = 14695981039346656037u;
     for (int64_t i = 0; i < count; i++) {
@@ -105,7 +106,8 @@ uint64_t elmokit_sample(const uint8_t *const *memories, const int64_t *bytes, in
     return found;
 }
 
-/* Working memory is handed from call to call, so that its pages need not be made again; two callers at once have two. */
+/* A workspace that the last call left for the next one, so that the system need not clear its pages again. Of two calls
+   at the same time, one allocates its own. */
 struct spare {
     int64_t bytes;
     char padding[56];
@@ -132,19 +134,20 @@ static void give_back(char *borrowed) {
     free(memory);
 }
 
-/* Returns 0, or 1 where there was not enough memory. */
+/* All layers and directions of the recurrence. Returns 0, or 1 if there was not enough memory. */
 int elmokit_bilstm(const struct bilstm *job) {
-    struct office office = {.job = job};
-    int64_t bytes = padded(set_out(&office.all_buffers[0], job, NULL)), all_buffers = job->apart ? 2 : 1;
-    char *memory = borrow(bytes * all_buffers);
+    struct bilstm_call call = {.job = job};
+    int64_t bytes = padded(lay_out_bilstm(&call.all_buffers[0], job, NULL)), count = job->separate_directions ? 2 : 1;
+    char *memory = borrow(bytes * count);
     if (!memory) return 1;
-    for (int64_t i = 0; i < all_buffers; i++) set_out(&office.all_buffers[i], job, memory + i * bytes);
-    run_workers(bilstm_work, &office, (int)job->threads);
+    for (int64_t i = 0; i < count; i++) lay_out_bilstm(&call.all_buffers[i], job, memory + i * bytes);
+    run_workers(bilstm_work, &call, (int)job->threads);
     give_back(memory);
     return 0;
 }
 
-/* From now on threads are those of an OpenMP library: its GOMP_parallel, omp_get_thread_num, omp_get_num_threads. */
+/* From now on, run_workers uses the threads of an OpenMP library: its GOMP_parallel, omp_get_thread_num and
+   omp_get_num_threads. */
 void elmokit_use_pool(void *parallel, void *rank, void *size) {
     *(void **)&pool.rank = rank;
     *(void **)&pool.size = size;
@@ -152,51 +155,51 @@ void elmokit_use_pool(void *parallel, void *rank, void *size) {
     *(void **)&pool.parallel = parallel;
 }
 
-/* y [N][O] = x [N][K] · weightᵀ + bias. Returns 0, or 1 where there was not enough memory. */
+/* y [N][O] = x [N][K] · weightᵀ + bias. Returns 0, or 1 if there was not enough memory. */
 int elmokit_linear(const struct linear *job) {
     if (!job->rows || !job->weight.outputs) return 0;
     int64_t parts = job->twice ? 2 : 1, wide = padded(job->weight.inputs);
-    int64_t small = job->int8 ? parts * job->rows * wide : 0, scales = padded(4 * parts * job->rows);
+    int64_t x_int8 = job->int8 ? parts * job->rows * wide : 0, scales = padded(4 * parts * job->rows);
     int64_t rest = job->twice ? job->threads * wide * (int64_t)sizeof(float) : 0;
-    char *memory = borrow(small + scales + rest + job->threads * SUM_ROWS * WIDTH * (int64_t)sizeof(int32_t));
+    char *memory = borrow(x_int8 + scales + rest + job->threads * SUM_ROWS * WIDTH * (int64_t)sizeof(int32_t));
     if (!memory) return 1;
     struct linear_buffers buffers = {
         .job = job,
-        .small = (uint8_t *)memory,
-        .scales = (float *)(memory + small),
-        .rest = (float *)(memory + small + scales),
-        .sums = (int32_t *)(memory + small + scales + rest),
+        .x_int8 = (uint8_t *)memory,
+        .scales = (float *)(memory + x_int8),
+        .rest = (float *)(memory + x_int8 + scales),
+        .sums = (int32_t *)(memory + x_int8 + scales + rest),
     };
     run_workers(linear_work, &buffers, (int)job->threads);
     give_back(memory);
     return 0;
 }
 
-/* The character part of words. Returns 0; 1 where there was not enough memory; 2 where the table lacks an id. */
+/* The character part of words. Returns 0, 1 if there was not enough memory, or 2 if an id is not in the table. */
 int elmokit_characters(const struct characters *job) {
     if (!job->words) return 0;
     struct stages stages = {0};
     struct characters_buffers measured;
     int64_t count = job->shared ? 1 : job->threads, members = job->shared ? job->threads : 1;
     int64_t all_buffers = padded(count * (int64_t)sizeof measured);
-    int64_t bytes = set_out_characters(&measured, job, members, NULL);
+    int64_t bytes = lay_out_characters(&measured, job, members, NULL);
     char *memory = borrow(all_buffers + bytes * count);
     if (!memory) return 1;
-    struct characters_office office = {
+    struct characters_call call = {
         .job = job, .all_buffers = memset(memory, 0, all_buffers), .stages = &stages
     };
     for (int64_t i = 0; i < count; i++)
-        set_out_characters(&office.all_buffers[i], job, members, memory + all_buffers + i * bytes);
-    (job->pool ? run_workers : run_with_helpers)(characters_work, &office, (int)job->threads);
+        lay_out_characters(&call.all_buffers[i], job, members, memory + all_buffers + i * bytes);
+    (job->pool ? run_workers : run_with_helpers)(characters_work, &call, (int)job->threads);
     give_back(memory);
-    return atomic_load(&office.unknown) ? 2 : 0;
+    return atomic_load(&call.unknown) ? 2 : 0;
 }
 
-/* All blocks over a flat batch of segments. Returns 0, or 1 where there was not enough memory. */
+/* All blocks over a flat batch of segments. Returns 0, or 1 if there was not enough memory. */
 int elmokit_transformer(const struct transformer *job) {
     if (!job->starts[job->segments]) return 0;
     int64_t outputs = 0;
-    for (int64_t i = 0; i <= job->n_blocks; i++) outputs += job->places[i] >= 0;
+    for (int64_t i = 0; i <= job->n_blocks; i++) outputs += job->output_index[i] >= 0;
     use_large_pages(job->y, outputs * job->starts[job->segments] * job->size * (int64_t)sizeof(float));
     struct stages stages = {0};
     struct tiling tiling = {.job = job, .tiles = malloc((job->segments + 1) * sizeof(struct tile)), .stages = &stages};

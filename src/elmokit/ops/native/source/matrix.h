@@ -1,11 +1,14 @@
-/* Weight matrices cut into panels of WIDTH outputs, and the products of rows with a panel.
+/* Weight matrices in panels of WIDTH outputs, and the products of rows with a panel.
 
-   A panel of floats is [K][GATES][LANES]; one of int8 [K/4][GATES][LANES][4]. In a matrix of 4 gates the four vectors
-   of a panel are the four gates of the same LANES cells; with 2 gates they are first the one, then the other gate of
-   2 · LANES cells; in a plain one they are WIDTH outputs that follow each other.
-   Weights that float16 stores exactly are stored in float16 and converted to float32 in the product: half the memory to
-   read, and the same result to the last bit.
-   Every sum runs over K in the same order whatever the number of rows, so a row's result does not depend on others. */
+   A panel of floats is [K][GATES][LANES]; an int8 panel is [K/4][GATES][LANES][4]. For a matrix with 4 gates, the four
+   vectors of a panel are the four gates of the same LANES cells. With 2 gates, they are the first gate of 2 · LANES
+   cells, and then the second gate of the same cells. With 1 gate, they are WIDTH consecutive outputs.
+
+   Weights that float16 represents exactly are stored in float16 and converted to float32 in the product: that halves
+   the memory to read, and gives the same result, bit for bit.
+
+   Every sum runs over K in the same order for any number of rows, so the result of a row does not depend on the
+   others. */
 
 #ifndef ELMOKIT_MATRIX_H
 #define ELMOKIT_MATRIX_H
@@ -17,62 +20,62 @@
 struct matrix {
     const void *panels;
     const float *scales;    /* int8: [panels][WIDTH], the scale of each output */
-    const int32_t *offsets; /* int8: [parts][panels][WIDTH], what the sums start from */
-    const float *columns;   /* int8: [inputs], what inputs are multiplied by before they are rounded, or NULL */
-    const int32_t *repeated; /* int8: [repeats], the inputs whose remainders are inputs too */
-    int64_t outputs, inputs; /* inputs: remainders included */
-    int64_t gates; /* 1, 2 or GATES */
-    int64_t half;  /* whether its floats are stored in float16 */
-    int64_t parts; /* int8: number of parts of the inputs, each with its own sum */
-    int64_t repeats; /* int8: number of inputs at the end that are remainders; they are one part */
+    const int32_t *offsets; /* int8: [parts][panels][WIDTH], the initial values of the sums */
+    const float *columns;   /* int8: [inputs], factors that inputs are multiplied by before rounding, or NULL */
+    const int32_t *repeated; /* int8: [repeats], the inputs whose rounding errors are inputs too */
+    int64_t outputs, inputs; /* inputs: includes the rounding errors */
+    int64_t gates;   /* 1, 2 or GATES */
+    int64_t float16; /* whether the floats are stored in float16 */
+    int64_t parts;   /* int8: the number of parts of the inputs, each with its own sum */
+    int64_t repeats; /* int8: the number of rounding errors at the end of the inputs; they are one part */
 };
 
 #define MOST_REPEATS 256
 
-INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE int64_t panel_count(const struct matrix *m) {
-    return ceiling(m->outputs / m->gates, WIDTH / m->gates);
+    return ceil_div(m->outputs / m->gates, WIDTH / m->gates);
 }
 
-/* The inputs of a part; the last one may have fewer. */
+/* The number of inputs in a part; the last part may have fewer. */
 INLINE int64_t part_size(const struct matrix *m) {
     int64_t parts = m->parts - (m->repeats > 0);
-    return m->parts == 1 ? m->inputs : 4 * ceiling(m->inputs - m->repeats, 4 * parts);
+    return m->parts == 1 ? m->inputs : 4 * ceil_div(m->inputs - m->repeats, 4 * parts);
 }
 
-/* int8 activations come in rows of a multiple of 4. */
-INLINE int64_t groups_of_4(int64_t inputs) { return ceiling(inputs, 4); }
-INLINE int64_t padded(int64_t n) { return ceiling(n, 64) * 64; }
+/* The length of a row of int8 activations is a multiple of 4. */
+INLINE int64_t groups_of_4(int64_t inputs) { return ceil_div(inputs, 4); }
+INLINE int64_t padded(int64_t n) { return ceil_div(n, 64) * 64; }
 
-/* The output that lane `lane` of vector `v` of a panel computes, or -1 for filling. */
+/* The output that lane `lane` of vector `v` of a panel computes, or −1 for padding. */
 INLINE int64_t output_of(const struct matrix *m, int64_t panel, int v, int lane) {
-    int vectors = GATES / (int)m->gates; /* of each gate */
+    int vectors = GATES / (int)m->gates; /* per gate */
     int64_t cells = m->outputs / m->gates, cell = (panel * vectors + v % vectors) * LANES + lane;
     return cell < cells ? v / vectors * cells + cell : -1;
 }
 
-/* Where a panel begins. */
+/* The address of a panel. */
 INLINE const char *panel_at(const struct matrix *m, int64_t panel) {
-    int64_t bytes = m->scales ? groups_of_4(m->inputs) * 4 : m->inputs * (m->half ? 2 : 4); /* of an output */
+    int64_t bytes = m->scales ? groups_of_4(m->inputs) * 4 : m->inputs * (m->float16 ? 2 : 4); /* per output */
     return (const char *)m->panels + panel * WIDTH * bytes;
 }
 
-/* Inputs whose products have a sum of their own: sums of sums lose fewer digits than one long sum. A panel's part for
-   them stays in the level 1 cache. */
+/* Inputs whose products are added up first: a sum of partial sums is more precise than one long sum. The weights of so
+   many inputs in a panel fit into the level 1 cache. */
 #define K_BLOCK 64
 
-/* The vector at place `at` of a panel of floats. */
-INLINE floats weights_at(const int half, const void *panel, int64_t at) {
-    return half ? widened((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
+/* The vector at index `at` of a panel of floats. */
+INLINE floats weights_at(const int float16, const void *panel, int64_t at) {
+    return float16 ? from_float16((const uint16_t *)panel + at) : *(const floats *)((const float *)panel + at);
 }
 
-/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Lines at `next` are fetched meanwhile, `step`
-   bytes apart. */
+/* The first V vectors of sums [R][WIDTH] += rows [R][count] · panel. Meanwhile, `count` cache lines from `next` on,
+   `step` bytes apart, are prefetched. */
 INLINE void float_tile(
-    const int R, const int V, const int half, int64_t count, const float *rows, int64_t stride, const void *panel,
+    const int R, const int V, const int float16, int64_t count, const float *rows, int64_t stride, const void *panel,
     float *sums, const char *next, int64_t step
 ) {
     floats s[ROWS][GATES];
@@ -83,7 +86,7 @@ INLINE void float_tile(
     for (int64_t k = 0; k < count; k++) {
         floats w[GATES];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) w[v] = weights_at(half, panel, k * WIDTH + v * LANES);
+        for (int v = 0; v < V; v++) w[v] = weights_at(float16, panel, k * WIDTH + v * LANES);
         __builtin_prefetch(next + k * step, 0, 2);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
@@ -98,14 +101,15 @@ INLINE void float_tile(
         for (int v = 0; v < V; v++) *(floats *)(sums + r * WIDTH + v * LANES) += s[r][v];
 }
 
-/* Activations lie around 128, as Intel's products want them; products of signed numbers take it away themselves. */
+/* 128 is added to int8 activations, because Intel's products take unsigned ones. ARM's take signed ones: for them,
+   dot_4 subtracts 128 again. */
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #define SUM_OFFSET 0
 #else
 #define SUM_OFFSET 128
 #endif
 
-/* sum + Σ over 4 of activations (0 to 255) times weights (−127 to 127), in each lane. Exact: nothing saturates. */
+/* In each lane, sum + the products of 4 activations (0 to 255) and 4 weights (−127 to 127). It cannot saturate. */
 INLINE ints dot_4(ints sum, int32_t activations, ints weights) {
 #if LANES == 16 && defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(activations), (__m512i)weights);
@@ -145,14 +149,14 @@ INLINE ints dot_4(ints sum, int32_t activations, ints weights) {
 #endif
 }
 
-/* What turns sums of int8 products into float32. */
+/* The scales that convert sums of int8 products to float32. */
 struct units {
-    const float *outputs; /* [WIDTH]: what one unit of each output is worth */
-    const float *rows;    /* [n]: and of each row */
-    int add;              /* to what is there, or in its place */
+    const float *outputs; /* [WIDTH]: the scale of each output */
+    const float *rows;    /* [n]: the scale of each row */
+    int add;              /* whether to add to the destination instead of overwriting it */
 };
 
-/* sums [R][WIDTH] = rows [R][groups · 4] · panel in whole numbers, or in float32 where there are units. */
+/* sums [R][WIDTH] = rows [R][groups · 4] · panel, as integers (`whole`) or converted to float32 with `units`. */
 INLINE void int8_tile(
     const int R, const int whole, int64_t groups, const uint8_t *rows, int64_t stride, const int8_t *panel,
     const int32_t *offsets, void *sums, const char *next, int64_t step, const struct units *units, int64_t row
@@ -190,7 +194,7 @@ INLINE void int8_tile(
         }
 }
 
-/* CALL(R) for a tile of `high` rows, each with code of its own. */
+/* CALL(R) with R = `high`, a compile-time constant: each height of a tile has its own code. */
 #if ROWS == 2
 #define TILE_CASES(high) \
     if (high == 2) CALL(2); \
@@ -215,10 +219,10 @@ INLINE void int8_tile(
 #endif
 
 INLINE void float_tile_of(
-    int rows_here, const int half, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
+    int rows_here, const int float16, int64_t count, const float *rows, int64_t stride, const void *panel, float *sums,
     const char *next, int64_t step
 ) {
-#define CALL(R) float_tile(R, GATES, half, count, rows, stride, panel, sums, next, step)
+#define CALL(R) float_tile(R, GATES, float16, count, rows, stride, panel, sums, next, step)
     TILE_CASES(rows_here)
 #undef CALL
 }
@@ -238,33 +242,33 @@ static void int8_tile_of(
     }
 }
 
-#define WIDE_ROWS (3 * ROWS) /* rows that are worth a copy of the weights in float32 */
+#define WIDE_ROWS (3 * ROWS) /* from this number of rows on, a float32 copy of float16 weights saves time */
 
-/* sums [n][WIDTH] += rows [n][K] · panel; `after` is the place of the panel that is needed next. */
+/* sums [n][WIDTH] += rows [n][K] · panel; `after` is the address of the panel that is needed next. */
 static void float_product(
     const struct matrix *m, int64_t n, const float *rows, int64_t stride, int64_t panel, const char *after, float *sums
 ) {
-    const int64_t bytes = WIDTH * (m->half ? 2 : 4); /* of one input of a panel */
+    const int64_t bytes = WIDTH * (m->float16 ? 2 : 4); /* per input of a panel */
     float copy[K_BLOCK * WIDTH] __attribute__((aligned(64)));
-    int64_t tiles = ceiling(n, ROWS);
+    int64_t tiles = ceil_div(n, ROWS);
     const char *here = panel_at(m, panel);
     for (int64_t k = 0; k < m->inputs; k += K_BLOCK) {
-        int64_t count = smaller(K_BLOCK, m->inputs - k);
+        int64_t count = min_int(K_BLOCK, m->inputs - k);
         const char *slice = here + k * bytes, *coming = k + count < m->inputs ? slice + count * bytes : after;
         const void *weights = slice;
-        int half = m->half;
-        if (half && n >= WIDE_ROWS) {
+        int float16 = m->float16;
+        if (float16 && n >= WIDE_ROWS) {
             for (int64_t at = 0; at < count * WIDTH; at += LANES) *(floats *)(copy + at) = weights_at(1, slice, at);
             weights = copy;
-            half = 0;
+            float16 = 0;
         }
         for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
             int high = (int)(n / tiles + (tile < n % tiles));
-            /* One line a round: the first tiles bring what the next slice needs. */
+            /* One cache line per input: the first tiles prefetch the next slice. */
             int64_t lines = tile * count, needed = count * bytes / 64;
             const char *fetch = lines < needed ? coming + 64 * lines : slice;
             int64_t step = lines < needed ? 64 : 0;
-            if (half)
+            if (float16)
                 float_tile_of(high, 1, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
             else
                 float_tile_of(high, 0, count, rows + row * stride + k, stride, weights, sums + row * WIDTH, fetch, step);
@@ -273,14 +277,14 @@ static void float_product(
     }
 }
 
-/* sums [n][WIDTH] = rows [n][K] · panel, int8 rows and weights: of one part of the inputs; in whole numbers, or in
-   float32 where there are units. */
+/* sums [n][WIDTH] = rows [n][K] · panel over one part of the inputs, for int8 rows and weights: as integers if `units`
+   is NULL, otherwise converted to float32. */
 static void int8_part_product(
     const struct matrix *m, int64_t part, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel,
     const char *after, void *sums, const struct units *units
 ) {
-    int64_t first = part * part_size(m), last = smaller(first + part_size(m), m->inputs);
-    int64_t tiles = ceiling(n, ROWS), groups = groups_of_4(last - first);
+    int64_t first = part * part_size(m), last = min_int(first + part_size(m), m->inputs);
+    int64_t tiles = ceil_div(n, ROWS), groups = groups_of_4(last - first);
     const char *here = panel_at(m, panel) + first * WIDTH;
     if (last < m->inputs) after = here + groups * 4 * WIDTH;
     for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
@@ -296,7 +300,7 @@ static void int8_part_product(
     }
 }
 
-/* The same for a matrix whose inputs are all one part. */
+/* int8_part_product for a matrix with one part, as integers. */
 static void int8_product(
     const struct matrix *m, int64_t n, const uint8_t *rows, int64_t stride, int64_t panel, const char *after,
     int32_t *sums
@@ -304,17 +308,17 @@ static void int8_product(
     int8_part_product(m, 0, n, rows, stride, panel, after, sums, NULL);
 }
 
-/* A row less its mean, times factors [count] unless they are NULL, as int8 around 128, and what one unit of it is worth:
-   NaN where the row has a NaN or something infinite. */
+/* Quantises (row − mean) · factors [count]: to = int8 values + 128. `factors` may be NULL. Returns the scale, which is
+   NaN if the row contains NaN or an infinity. */
 INLINE float quantise_around(const float mean, const float *factors, const float *row, int64_t count, uint8_t *to) {
 #define LANES_AT(K) (factors ? (load(row + (K)) - all(mean)) * load(factors + (K)) : load(row + (K)) - all(mean))
 #define NUMBER_AT(K) (factors ? (row[K] - mean) * factors[K] : row[K] - mean)
     int64_t k = 0;
-    int32_t most = 0; /* of the bits of |x|, which order as the numbers do, NaN above all */
+    int32_t most = 0; /* the largest |x| as bits: these are in the order of the numbers, and NaN is the largest */
     ints mosts = (ints)all(0.0f);
     for (; k + LANES <= count; k += LANES) {
         ints x = (ints)magnitude(LANES_AT(k));
-        mosts = larger_ints(x, mosts);
+        mosts = max_ints(x, mosts);
     }
 #if LANES == 16
     most = _mm512_reduce_max_epi32((__m512i)mosts);
@@ -330,7 +334,7 @@ INLINE float quantise_around(const float mean, const float *factors, const float
     }
     float largest;
     memcpy(&largest, &most, 4);
-    int nothing = largest < 1e-30f; /* whose reciprocal would not be a float */
+    int nothing = largest < 1e-30f; /* 127 / largest could be infinite */
     float inverse = nothing ? 0.0f : 127.0f / largest;
     const float shift = 12583040.0f; /* 1.5 · 2^23 + 128: the low byte is the rounded number + 128 */
     for (k = 0; k + LANES <= count; k += LANES)
@@ -351,35 +355,35 @@ static float quantise(const float *row, int64_t count, uint8_t *to) {
     return quantise_around(0.0f, NULL, row, count, to);
 }
 
-/* The same in two parts `wide` apart, the second for what the first leaves over, which is put into `rest`. */
-static void quantise_twice(const float *row, int64_t count, uint8_t *to, int64_t wide, float *scales, float *rest) {
+/* Quantises a row, and its rounding error, which is stored in `rest`; the two int8 rows are `stride` apart. */
+static void quantise_twice(const float *row, int64_t count, uint8_t *to, int64_t stride, float *scales, float *rest) {
     scales[0] = quantise(row, count, to);
     for (int64_t k = 0; k < count; k++) rest[k] = row[k] - (float)(to[k] - 128) * scales[0];
-    scales[1] = quantise(rest, count, to + wide);
+    scales[1] = quantise(rest, count, to + stride);
 }
 
-#define PACK_BLOCK 16 /* inputs of all outputs of a panel that are moved together, near enough for the cache */
+#define PACK_BLOCK 16 /* inputs that are packed together for all outputs of a panel, so that they stay in the cache */
 
-/* Weights [outputs][inputs] into panels start to stop. */
+/* Packs weights [outputs][inputs] into the panels from start to stop. */
 static void pack_floats(const struct matrix *m, const float *weights, void *panels, int64_t start, int64_t stop) {
     for (int64_t p = start; p < stop; p++)
         for (int64_t first = 0; first < m->inputs; first += PACK_BLOCK)
             for (int v = 0; v < GATES; v++)
                 for (int lane = 0; lane < LANES; lane++) {
-                    int64_t output = output_of(m, p, v, lane), last = smaller(m->inputs, first + PACK_BLOCK);
+                    int64_t output = output_of(m, p, v, lane), last = min_int(m->inputs, first + PACK_BLOCK);
                     int64_t at = p * m->inputs * WIDTH + v * LANES + lane;
                     const float *from = weights + (output < 0 ? 0 : output) * m->inputs;
                     for (int64_t k = first; k < last; k++) {
                         float value = output < 0 ? 0.0f : from[k], back;
-                        if (m->half)
-                            ((uint16_t *)panels)[at + k * WIDTH] = narrowed(value, &back);
+                        if (m->float16)
+                            ((uint16_t *)panels)[at + k * WIDTH] = to_float16(value, &back);
                         else
                             ((float *)panels)[at + k * WIDTH] = value;
                     }
                 }
 }
 
-/* The same as int8, with each output's scale and the sums that take the activations' 128 away again. */
+/* Packs int8 weights, the scale of each output, and the offsets that cancel the 128 in the activations. */
 static void pack_int8(
     const struct matrix *m, const int8_t *weights, const float *scales, int8_t *panels, float *panel_scales,
     int32_t *offsets, int64_t start, int64_t stop
@@ -395,7 +399,7 @@ static void pack_int8(
                 for (int64_t part = 0; part < m->parts; part++) offsets[part * part_step + place] = 0;
                 for (int64_t group = 0; group < groups; group++) {
                     int8_t four[4] = {0, 0, 0, 0};
-                    int64_t here = output < 0 ? 0 : smaller(4, m->inputs - 4 * group);
+                    int64_t here = output < 0 ? 0 : min_int(4, m->inputs - 4 * group);
                     int32_t *offset = offsets + 4 * group / size * part_step + place;
                     for (int64_t k = 0; k < here; k++) *offset -= SUM_OFFSET * (four[k] = from[4 * group + k]);
                     memcpy(to + group * 4 * WIDTH, four, 4);

@@ -1,4 +1,4 @@
-/* Vectors of the machine's own width, and the activations on them. */
+/* Vectors as wide as the CPU's registers, and the activation functions on them. */
 
 #ifndef ELMOKIT_VECTOR_H
 #define ELMOKIT_VECTOR_H
@@ -11,7 +11,7 @@
 #include <arm_neon.h>
 #endif
 
-/* LANES numbers make a vector; a tile is up to ROWS rows times GATES vectors, as many as the registers hold. */
+/* A vector has LANES numbers. A tile is up to ROWS rows times GATES vectors: the most that fit into the registers. */
 #define GATES 4
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define LANES 16
@@ -38,6 +38,7 @@ typedef float loose_floats __attribute__((vector_size(4 * LANES), may_alias, ali
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* A vector with this value in all lanes. */
 INLINE floats all(float value) {
 #if LANES == 16
     return _mm512_set1_ps(value);
@@ -48,32 +49,32 @@ INLINE floats all(float value) {
 #endif
 }
 
-/* Whether the machine itself converts float16 to float32; every float16, also the smallest, is exact in float32. */
+/* Whether the CPU has instructions that convert float16 to float32; float32 represents every float16 exactly. */
 #if LANES > 4 && defined(__F16C__) || defined(__aarch64__)
-#define HALVES 1
+#define HAS_FLOAT16 1
 #else
-#define HALVES 0
+#define HAS_FLOAT16 0
 #endif
 
-INLINE floats widened(const uint16_t *from) {
-#if LANES == 16 && HALVES
+INLINE floats from_float16(const uint16_t *from) {
+#if LANES == 16 && HAS_FLOAT16
     return _mm512_cvtph_ps(*(const __m256i *)from);
-#elif LANES == 8 && HALVES
+#elif LANES == 8 && HAS_FLOAT16
     return _mm256_cvtph_ps(*(const __m128i *)from);
-#elif HALVES
+#elif HAS_FLOAT16
     return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
-    return all((float)*from); /* never asked for */
+    return all((float)*from); /* never called */
 #endif
 }
 
 /* The nearest float16, and its value in float32. */
-INLINE uint16_t narrowed(float value, float *back) {
+INLINE uint16_t to_float16(float value, float *back) {
     uint16_t half = 0;
-#if LANES > 4 && HALVES
+#if LANES > 4 && HAS_FLOAT16
     half = (uint16_t)_cvtss_sh(value, 0);
     *back = _cvtsh_ss(half);
-#elif HALVES
+#elif HAS_FLOAT16
     __fp16 nearest = (__fp16)value;
     memcpy(&half, &nearest, 2);
     *back = (float)nearest;
@@ -86,7 +87,7 @@ INLINE uint16_t narrowed(float value, float *back) {
 INLINE floats load(const float *from) { return *(const loose_floats *)from; }
 INLINE void store(float *to, floats value) { *(loose_floats *)to = value; }
 
-INLINE ints larger_ints(ints a, ints b) {
+INLINE ints max_ints(ints a, ints b) {
 #if LANES == 16
     return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif LANES == 8
@@ -97,7 +98,7 @@ INLINE ints larger_ints(ints a, ints b) {
 #endif
 }
 
-/* The low byte of each number. */
+/* Stores the low byte of each number. */
 INLINE void store_bytes(uint8_t *to, ints numbers) {
 #if LANES == 16
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)numbers));
@@ -106,7 +107,7 @@ INLINE void store_bytes(uint8_t *to, ints numbers) {
 #endif
 }
 
-/* a·b + c. Explicit, so that tiles of every height round the same way. */
+/* a·b + c. Explicit, so that tiles of every height round in the same way. */
 INLINE floats times_plus(floats a, floats b, floats c) {
 #if LANES == 16
     return _mm512_fmadd_ps(a, b, c);
@@ -121,7 +122,7 @@ INLINE floats where(ints condition, floats yes, floats no) {
     return (floats)((condition & (ints)yes) | (~condition & (ints)no));
 }
 
-/* Bounds that let NaN through. */
+/* at_least and at_most return NaN for NaN. */
 INLINE floats at_least(float bound, floats x) {
 #if LANES == 16
     return _mm512_max_ps(all(bound), x);
@@ -158,14 +159,14 @@ INLINE floats with_sign_of(floats positive, floats x) { return (floats)((ints)po
 
 #define FAR 87.0f /* e^87 is still a float */
 
-/* e^x = power · (1 + rest) for |x| ≤ FAR, with a small rest, so that e^x − 1 keeps its digits near 0. */
+/* e^x = power · (1 + rest) for |x| ≤ FAR. The rest is small, so that e^x − 1 is precise near 0. */
 INLINE void exponential(floats x, floats *power, floats *rest) {
     const float shift = 12582912.0f; /* 1.5 · 2^23: adding it leaves a whole number in the low bits */
     floats shifted = times_plus(x, all(1.44269504f), all(shift));
     floats whole = shifted - all(shift);
 #if LANES > 4 || defined(__aarch64__)
     floats r = times_plus(whole, all(-0.693147181f), x); /* |r| ≤ ln 2 / 2 */
-#else /* the product is rounded: ln 2 in two parts, the first of which leaves nothing to round */
+#else /* without a fused product: ln 2 in two parts, and the product with the first one is exact */
     floats r = times_plus(whole, all(2.12194440e-4f), times_plus(whole, all(-0.693359375f), x));
 #endif
     *power = (floats)(((ints)shifted << 23) + 0x3f800000);
@@ -177,24 +178,24 @@ INLINE void exponential(floats x, floats *power, floats *rest) {
     *rest = times_plus(q * r, r, r);
 }
 
-/* 1 + e^−x, one over the logistic function. */
+/* 1 + e^−x, the reciprocal of the logistic function. */
 INLINE floats one_over_sigmoid(floats x) {
     floats power, rest;
     exponential(clip(all(0.0f) - x, FAR), &power, &rest);
     return times_plus(power, rest, power) + all(1.0f);
 }
 
-/* tanh x = up / down. */
-INLINE void tanh_fraction(floats x, floats *up, floats *down) {
+/* tanh x = numerator / down. */
+INLINE void tanh_fraction(floats x, floats *numerator, floats *denominator) {
     floats power, rest;
     exponential(at_least(-FAR, magnitude(x) * all(-2.0f)), &power, &rest);
     floats below = times_plus(power, rest, power - all(1.0f)); /* e^−2|x| − 1 */
-    *up = with_sign_of(magnitude(below), x);
-    *down = below + all(2.0f);
+    *numerator = with_sign_of(magnitude(below), x);
+    *denominator = below + all(2.0f);
 }
 
-/* x Φ(x), Φ being the normal distribution's. Φ(−|x|) is 2^p(|x|) with a polynomial p fitted so that the largest error
-   of Φ is 8e-9; beyond 9 it is below 1e-18 and stays as it is. */
+/* x Φ(x), where Φ is the cumulative normal distribution. Φ(−|x|) = 2^p(|x|), with a polynomial p fitted so that the
+   largest error of Φ is 8e-9. For |x| > 9, Φ(−9) is used, which is below 1e-18. */
 INLINE floats gelu(floats x) {
     const float shift = 12582912.0f; /* as in `exponential` */
     floats t = at_most(9.0f, magnitude(x));
@@ -218,7 +219,7 @@ INLINE floats gelu(floats x) {
 }
 
 /* The sum of all lanes, always in the same order. */
-INLINE float total(floats x) {
+INLINE float sum_lanes(floats x) {
 #if LANES == 16
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 #elif LANES == 8
