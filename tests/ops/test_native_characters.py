@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched():
 
     refuse("take float32 on the CPU, got torch.float64", table=table.double())
     refuse("at least 3 characters .*, got 2 on cpu", ids=ids[:, :2])
-    refuse("on the CPU must have at least .* got 20 on meta", ids=ids.to("meta"))
+    refuse("must be on the CPU and have at least .* got 20 on meta", ids=ids.to("meta"))
     refuse("do not fit 8 filters", table=table[:, :4].contiguous())
     refuse("do not fit 8 filters", highways=(((square[:, :7], bias), pair),))
     refuse("do not fit 8 filters", highways=(((square, bias[:7]), pair),))

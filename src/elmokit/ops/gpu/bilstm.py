@@ -137,7 +137,7 @@ class Plan:
         self.order, self.lengths = (
             numbers[:batch],
             numbers[batch : 2 * batch],
-        )  # of each row: its sentence and its length
+        )  # the sentence and the length of each row
         self.running = numbers[2 * batch :]  # the number of rows at each step; `counts` has the same on the host
 
     @classmethod

@@ -1,8 +1,8 @@
-"""What is between the matrix products of a Transformer block in inference, as Triton kernels.
+"""The operations between the matrix products of a Transformer block in inference, as Triton kernels.
 
 N tokens, P numbers per token, H heads of E numbers, I numbers inside the feed-forward part. A program of `attend` has
-BLOCK queries of one head of one segment, and reads the keys in blocks that are counted from the segment's beginning:
-a segment's numbers do not depend on where it is in the batch. A program of the other kernels has ROWS whole rows.
+BLOCK queries of one head of one segment, and reads the keys in blocks that start at the segment's beginning: so the
+result does not depend on the segment's position in the batch. A program of the other kernels has ROWS whole rows.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -17,21 +17,21 @@ from elmokit.ops.windows_triton import sigmoid
 
 @jit()
 def _rotated(
-    at: tl.tensor,  # [BLOCK]: the first number of each row
+    at: tl.tensor,  # [BLOCK]: the address of each row
     position: tl.tensor,  # [BLOCK]
-    inside: tl.tensor,  # [BLOCK]: which rows there are
+    inside: tl.tensor,  # [BLOCK]: false for rows past the end
     cos: tl.tensor,  # [positions, E / 2]
     sin: tl.tensor,
     E: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> Any:  # noqa: ANN401
-    """The two halves [BLOCK, WIDE] of queries or keys, of mean square 1, turned by their positions."""
+    """The two halves [BLOCK, WIDE] of queries or keys, scaled to mean square 1 and rotated by their positions."""
     column = tl.arange(0, WIDE)
     mask = inside[:, None] & (column < E // 2)[None, :]
     a = tl.load(at[:, None] + column[None, :], mask=mask, other=0.0)
     b = tl.load(at[:, None] + column[None, :] + E // 2, mask=mask, other=0.0)
     x, y = a.to(tl.float32), b.to(tl.float32)
-    scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / E + 1.1920928955078125e-07)  # torch's for float32 and less
+    scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / E + 1.1920928955078125e-07)  # torch's epsilon
     angle = position[:, None] * (E // 2) + column[None, :]
     c = tl.load(cos + angle, mask=mask, other=0.0) * scale[:, None]
     s = tl.load(sin + angle, mask=mask, other=0.0) * scale[:, None]
@@ -44,7 +44,7 @@ def attend(
     gate_bias: tl.tensor,  # [H]
     cos: tl.tensor,  # [positions, E / 2]
     sin: tl.tensor,
-    tiles: tl.tensor,  # [tiles, 4]: a segment's beginning and end, the first query, what is seen; all 0 for nothing
+    tiles: tl.tensor,  # [tiles, 4]: a segment's start and end, the first query, the direction; all 0 for an empty tile
     out: tl.tensor,  # [N, P]
     window: tl.tensor,
     scale: tl.tensor,  # log2(e) / √E
@@ -97,7 +97,7 @@ def attend(
 
 @jit()
 def _layer_norm(x: tl.tensor, inside: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Rows of mean 0 and variance 1; x [ROWS, COLUMNS] is 0 where there is no number, and so is what is given."""
+    """x [ROWS, COLUMNS] with mean 0 and variance 1 in each row; x must be 0 in the padding, and so is the result."""
     mean = tl.sum(x, 1) / SIZE
     away = tl.where(inside, x - mean[:, None], 0.0)
     variance = tl.sum(away * away, 1) / SIZE
@@ -107,15 +107,15 @@ def _layer_norm(x: tl.tensor, inside: tl.tensor, SIZE: tl.constexpr) -> tl.tenso
 @jit("N")
 def norm_tokens(
     tokens: tl.tensor,  # [N, P]
-    x: tl.tensor,  # float32 [N, P]: the running sum
+    x: tl.tensor,  # float32 [N, P]: the residual sum
     layer: tl.tensor,  # [N, P]: the same in the dtype of the computation
-    y: tl.tensor,  # [N, P]: normed once more, the first product's input
+    y: tl.tensor,  # [N, P]: normalised once more, the input of the first product
     N: tl.tensor,
     P: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The token layer, and what the first block reads."""
+    """Compute the token layer, and the input of the first block."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < P)
@@ -128,13 +128,13 @@ def norm_tokens(
 
 @jit("N")
 def norm_rows(
-    x: tl.tensor,  # [N, P]: written over
+    x: tl.tensor,  # [N, P]: overwritten
     N: tl.tensor,
     P: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """What was attended to, normed."""
+    """Normalise the results of attention."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < P)
@@ -144,15 +144,15 @@ def norm_rows(
 
 @jit("N")
 def add_norm(
-    x: tl.tensor,  # float32 [N, P]: the running sum, written over
-    product: tl.tensor,  # [N, P]: what is added
-    y: tl.tensor,  # [N, P]: the sum, normed
+    x: tl.tensor,  # float32 [N, P]: the residual sum, overwritten
+    product: tl.tensor,  # [N, P]: added to the sum
+    y: tl.tensor,  # [N, P]: the normalised sum
     N: tl.tensor,
     P: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The end of a half of a block: its product is added, and the next product's input is made."""
+    """Add a product to the residual sum, and normalise the sum for the next product."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < P)
@@ -171,7 +171,7 @@ def gelu_norm(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """values · gelu(gates), normed."""
+    """values · gelu(gates), normalised."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < N) & (column < I)

@@ -1,9 +1,9 @@
 """The steps of inference over ragged sentences, as Triton kernels.
 
-D directions, T steps, B rows sorted by falling length, H cell, P output. Step s of the second direction is a sentence's
-s-th token from its end. At each step only the first rows run; a tile of rows that have all ended does nothing. The
-gates' weights are stored as [D, 4H, K], rows in the order i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …, so that a thread has both
-gates of a pair after the product.
+D directions, T steps, B rows sorted by falling length, H cells, P outputs. Step s of the second direction is a
+sentence's s-th token from its end. Each step computes only the first rows, whose sentences have not ended; a tile of
+ended rows does nothing. The weights of the gates are [D, 4H, K], with rows in the order i₀ f₀ i₁ f₁ … g₀ o₀ g₁ o₁ …, so
+that a thread has both gates of a pair after the product.
 """
 
 # ruff: noqa: N803  (dimension letters, as everywhere)
@@ -18,14 +18,14 @@ from elmokit.ops.windows_triton import clip, sigmoid, tanh
 def _update(
     first: tl.tensor,  # [ROWS, 2·CELLS]: i and f in pairs, before their activations
     second: tl.tensor,  # g and o
-    cells: tl.tensor,  # [ROWS, CELLS] places, written over
+    cells: tl.tensor,  # [ROWS, CELLS] addresses, overwritten
     hidden: tl.tensor,
     mask: tl.tensor,
     CLIP: tl.constexpr,  # 0: none
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
 ) -> None:
-    """The gates and the cell of a tile."""
+    """Compute the gates, the cells and the hidden values of a tile."""
     i, f = tl.split(tl.reshape(first, (ROWS, CELLS, 2)))
     g, o = tl.split(tl.reshape(second, (ROWS, CELLS, 2)))
     c = sigmoid(f) * tl.load(cells, mask=mask, other=0) + sigmoid(i) * tanh(g)
@@ -37,18 +37,18 @@ def _update(
 
 @jit("t")
 def gates_step(
-    values: tl.tensor,  # [D, B, K]: what the weights are multiplied with, h or x and h side by side
-    values_stride: tl.tensor,  # from direction to direction, as values are among other steps
-    values_pitch: tl.tensor,  # from row to row
+    values: tl.tensor,  # [D, B, K]: the inputs of the product, h, or x and h side by side
+    values_stride: tl.tensor,  # between directions: values are a part of a larger array
+    values_pitch: tl.tensor,  # between rows
     weight: tl.tensor,  # [D, 4H, K]
     weight_stride: tl.tensor,
     weight_pitch: tl.tensor,
-    products: tl.tensor,  # [D, B, 4H]: what is added to that, where x is not among the values
+    products: tl.tensor,  # [D, B, 4H]: with PRODUCTS, the products with x, which are added
     products_stride: tl.tensor,
     bias: tl.tensor,  # [D, 4H]
-    cells: tl.tensor,  # [D, B, H]: written over
+    cells: tl.tensor,  # [D, B, H]: overwritten
     hidden: tl.tensor,  # [D, B, H]
-    running: tl.tensor,  # [T]: how many rows run
+    running: tl.tensor,  # [T]: the number of rows at each step
     t: tl.tensor,
     B: tl.tensor,
     H: tl.tensor,
@@ -60,7 +60,7 @@ def gates_step(
     CELLS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Step t: the product, the gates, the cell; the product is never stored."""
+    """Step t: the product, the gates and the cells; the product is never stored."""
     n = tl.load(running + t)
     if tl.program_id(0) * ROWS >= n:
         return
@@ -150,7 +150,7 @@ def project_step(
 def cell_step(
     z: tl.tensor,  # [D, B, 4H]: the product
     bias: tl.tensor,  # [D, 4H]
-    cells: tl.tensor,  # [D, B, H]: written over
+    cells: tl.tensor,  # [D, B, H]: overwritten
     hidden: tl.tensor,  # [D, B, H]
     running: tl.tensor,  # [T]
     t: tl.tensor,
@@ -160,7 +160,7 @@ def cell_step(
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
 ) -> None:
-    """Step t where the product is cuBLAS's: the gates and the cell."""
+    """Step t after a product of cuBLAS: the gates and the cells."""
     n = tl.load(running + t)
     if tl.program_id(0) * ROWS >= n:
         return
@@ -191,7 +191,7 @@ def output_step(
     CLIP: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Step t where the projection is cuBLAS's: its output, clipped."""
+    """Step t after a projection of cuBLAS: the clipped output."""
     row, d = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if row >= tl.load(running + t):
         return
@@ -206,17 +206,17 @@ def output_step(
 @jit()
 def to_steps(
     x: tl.tensor,  # [B, T, P]
-    order: tl.tensor,  # [B]: which sentence a row is
-    lengths: tl.tensor,  # [B] of the rows
+    order: tl.tensor,  # [B]: the sentence of each row
+    lengths: tl.tensor,  # [B]: the length of each row
     steps: tl.tensor,  # [D, T, B, P]
-    stride: tl.tensor,  # from direction to direction
-    pitch: tl.tensor,  # from row to row
+    stride: tl.tensor,  # between directions
+    pitch: tl.tensor,  # between rows
     T: tl.tensor,
     B: tl.tensor,
     P: tl.tensor,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Sentences as the steps take them; 0 past their ends."""
+    """Copy sentences to the layout of the steps, with 0 past their ends."""
     row, s, d = tl.program_id(0) % B, tl.program_id(0) // B, tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
     sentence = tl.load(order + row).to(tl.int64)
@@ -242,7 +242,7 @@ def from_steps(
     P: tl.tensor,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The steps' outputs back in the places of their tokens; 0 past a sentence's end."""
+    """Copy the outputs of the steps to the positions of their tokens, with 0 past a sentence's end."""
     row, token, d = tl.program_id(0) % B, tl.program_id(0) // B, tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
     sentence = tl.load(order + row).to(tl.int64)
@@ -268,10 +268,10 @@ def begin_states(
     B: tl.tensor,
     H: tl.tensor,
     P: tl.tensor,
-    ZERO: tl.constexpr,  # start from zero, h and c are not read
+    ZERO: tl.constexpr,  # start from zero instead of h and c
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The states before the first step, row by row."""
+    """Copy the states before the first step to the order of the rows."""
     row, d = tl.program_id(0), tl.program_id(1).to(tl.int64)
     given = d * layers * B + tl.load(order + row)
     for start in range(0, P, COLUMNS):
@@ -304,7 +304,7 @@ def end_states(
     P: tl.tensor,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The states after each sentence's last token, in the places of the sentences."""
+    """Copy the states after each sentence's last token to the order of the sentences."""
     row, d = tl.program_id(0), tl.program_id(1).to(tl.int64)
     into = d * layers * B + tl.load(order + row)
     last = states + d * stride + (tl.load(lengths + row) * B + row) * pitch
