@@ -138,7 +138,7 @@ def test_the_mixes_learn_and_the_network_does_not(small, model_folder):
 
 
 def test_it_is_for_the_cpu(small, model_folder):
-    with pytest.raises(ElmoError, match="dtype int8 is for the CPU, got the device meta"):
+    with pytest.raises(ElmoError, match="dtype int8 is only for the CPU, got the device meta"):
         Elmo.load(model_folder, dtype="int8", device="meta")
     with pytest.raises(ElmoError, match="int8 weights are for float32 computation on the CPU"):
         small.half()

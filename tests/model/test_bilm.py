@@ -129,9 +129,9 @@ def test_gaps_and_missing_inputs_are_named():
         bilm(torch.tensor([[4, 0, 5]]))
     with pytest.raises(ElmoError, match="needs ids"):
         bilm()
-    with pytest.raises(ElmoError, match="reads word ids"):
+    with pytest.raises(ElmoError, match="needs word ids"):
         bilm(torch.ones(1, 2, 50, dtype=torch.long))
-    with pytest.raises(ElmoError, match="reads character ids"):
+    with pytest.raises(ElmoError, match="needs character ids"):
         build(tiny_config())(torch.ones(1, 2, dtype=torch.long))
 
 

@@ -1,1 +1,1 @@
-"""The network: token encoder, LSTM stacks, biLM, mixes and the softmax."""
+"""The network: token encoder, context encoders, biLM, mixes and the softmax."""

@@ -1,4 +1,4 @@
-"""The network: ids to all layers, and state in and out on request."""
+"""The network: from ids to the vectors of all layers, with or without a recurrent state."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from elmokit.model.placement import moved, shells
 from elmokit.model.token_encoder import TokenEncoder
 
 TYPES = 1024
-"""Tokens whose character convolutions are computed together."""
+"""Distinct tokens whose character convolutions are computed together."""
 TRAINING_TYPES = 8192
-"""The same in training, where they fill a GPU and all are needed for the gradients anyway."""
+"""The same in training: so many fill a GPU, and the gradients need the memory of all of them anyway."""
 _CONTEXT = "context."
-"""How names of the context encoder's weights begin inside the network; in files they do not."""
+"""The prefix of the context encoder's weights in the network; files do not have it."""
 
 
 class BiLM(nn.Module):
-    """A token encoder (characters, words or both) and a context encoder above it.
+    """A token encoder (characters, words or both) with a context encoder on top.
 
     >>> from elmokit import BiLM, ElmoConfig
     >>> from elmokit.config import CharacterConfig, LstmConfig
@@ -40,7 +40,7 @@ class BiLM(nn.Module):
     """
 
     def __init__(self, config: ElmoConfig, *, dropout: float = 0.0, file_names: bool = True) -> None:
-        """Build it with new weights; without `file_names`, `state_dict` has the names of modules instead of files."""
+        """Build it with new weights; without `file_names`, `state_dict` uses the names of the modules, not of files."""
         super().__init__()
         count_fused_updates()
         self.config = config
@@ -57,7 +57,7 @@ class BiLM(nn.Module):
 
     @classmethod
     def shell(cls, config: ElmoConfig, *, int8: bool = False, factors: bool = True) -> Self:
-        """The network without memory or values; `load_state_dict(…, assign=True)` gives it some."""
+        """The network without memory for its weights; `load_state_dict(…, assign=True)` gives it weights."""
         with shells():
             network = cls(config)
             if int8:
@@ -105,11 +105,11 @@ class BiLM(nn.Module):
         *,
         return_state: bool,
     ) -> Tensor:
-        """`forward` in operations that torch.export records, without a look at a value or a choice of kernels."""
+        """`forward` in operations that torch.export records: no value is read and no kernel is chosen."""
         if self.int8:
-            raise ElmoError("torch.export needs a network in floats: load the model with dtype='float32'")
+            raise ElmoError("torch.export needs a float32 network, got an int8 one: load it with dtype='float32'")
         if state is not None or return_state or (self.training and self.dropout):
-            raise ElmoError("torch.export records a BiLM without state and without the dropout of pre-training")
+            raise ElmoError("torch.export supports a BiLM only without state and without the dropout of pre-training")
         ids, words = (None if part is None else part.to(self.device) for part in (ids, words))
         given = given.to(self.device)
         real = (given != 0).any(dim=-1) if given.dim() == 3 else given != 0  # [B, T]
@@ -132,7 +132,7 @@ class BiLM(nn.Module):
         return super().requires_grad_(requires_grad)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `to`, `half`, `cuda` and others call with the change of each tensor."""
+        """The method behind `to`, `half`, `cuda` and similar ones; `fn` converts a tensor."""
         if self.int8:
             moved = fn(torch.zeros(1))
             if moved.dtype != torch.float32 or moved.device.type not in ("cpu", "meta"):
@@ -145,7 +145,7 @@ class BiLM(nn.Module):
     def encode_types(self, ids: Tensor | None, words: Tensor | None) -> Tensor:
         """ids [U, M] and/or words [U] → token vectors [U, P], without context.
 
-        They are computed in blocks, which bound the memory of the convolutions.
+        They are computed in blocks, which limits the memory of the convolutions.
         """
         count = len(ids) if ids is not None else len(words) if words is not None else 0
         size = TRAINING_TYPES if self.training and torch.is_grad_enabled() else TYPES
@@ -202,23 +202,23 @@ def lengths_of(mask: Tensor) -> Tensor:
 
 
 def int8_names(config: ElmoConfig, part: str = VALUES) -> set[str]:
-    """The weights of a network that become int8; with `COLUMNS`, those of them that have factors of their columns."""
+    """The names of the weights that become int8; with `COLUMNS`, only those that have factors of their columns."""
     return {name.removesuffix(part) for name in BiLM.shell(config, int8=True).state_dict() if name.endswith(part)}
 
 
 def file_name(name: str) -> str:
-    """The name in files of a parameter of a module that has a BiLM as `bilm`."""
+    """The name in files for a parameter of a module whose attribute `bilm` is a BiLM."""
     return name.replace(f"bilm.{_CONTEXT}", "bilm.", 1)
 
 
 def _names_of_files(_: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: object) -> None:
-    """A hook of `state_dict`."""
+    """A hook of `state_dict`: turn the names of modules into those of files."""
     for name in [name for name in state if name.startswith(prefix + _CONTEXT)]:
         state[prefix + name.removeprefix(prefix + _CONTEXT)] = state.pop(name)
 
 
 def _names_of_modules(_: nn.Module, state: dict[str, Tensor], prefix: str, *_more: Any) -> None:  # noqa: ANN401
-    """A hook of `load_state_dict`."""
+    """A hook of `load_state_dict`: turn the names of files into those of modules."""
     for name in [name for name in state if name.startswith(prefix)]:
         rest = name.removeprefix(prefix)
         if not rest.startswith(("token_encoder.", _CONTEXT)):
@@ -227,10 +227,10 @@ def _names_of_modules(_: nn.Module, state: dict[str, Tensor], prefix: str, *_mor
 
 @cache
 def count_fused_updates() -> None:
-    """From now on count a step of any fused optimiser as a change of its parameters, which torch does not do.
+    """From now on, count each step of a fused optimiser as a change of its parameters, which torch does not do.
 
-    `Tensor._version` says when weights change in place, and what was made from them must be made again: packed
-    matrices, CUDA graphs.
+    `Tensor._version` detects that weights have changed in place, so that packed matrices and CUDA graphs are made
+    again.
     """
     register_optimizer_step_post_hook(_count_update)
 

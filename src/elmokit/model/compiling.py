@@ -1,4 +1,4 @@
-"""The network in a module that somebody else compiles or exports."""
+"""The network inside a module that the user compiles or exports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REASON = "elmokit runs kernels of its own between torch.compile's graphs: leave 
 
 
 def outside_graphs(function: Callable[P, Result]) -> Callable[P, Result]:
-    """The same function, which torch.compile does not compile but calls between two graphs of the module around it.
+    """The same function, which torch.compile does not compile: it is called between two graphs of the outer module.
 
-    `torch.compiler.disable` does that, but it imports the compiler, which takes seconds. So nothing happens until
-    somebody else has imported it.
+    `torch.compiler.disable` does the same, but imports the compiler, which takes seconds. So it is called only if the
+    compiler is already imported.
     """
     uncompiled: Callable[P, Result] | None = None
 
@@ -29,7 +29,7 @@ def outside_graphs(function: Callable[P, Result]) -> Callable[P, Result]:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **named)
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(msg=REASON)  # which would happen anyway; this one has a message
+            torch._dynamo.graph_break(msg=REASON)  # gives the reason; the graph would break anyway
         if uncompiled is None:
             uncompiled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return uncompiled(*args, **named)
@@ -39,4 +39,4 @@ def outside_graphs(function: Callable[P, Result]) -> Callable[P, Result]:
 
 def is_exporting() -> bool:
     """Whether torch.export is recording."""
-    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()  # torch 2.6 has none
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()  # torch 2.6 has no is_exporting

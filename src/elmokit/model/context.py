@@ -1,7 +1,7 @@
-"""Context encoders: their interface, and the registry of their kinds.
+"""Context encoders: their interface and their registry.
 
-A context encoder reads the token vectors of sentences, without context, and returns layers of vectors in context.
-Adding one takes a `ContextConfig`, a `ContextEncoder` and a call of `register_context`; docs/architecture.md has an
+A context encoder reads the token vectors of sentences, which have no context, and returns layers of vectors in context.
+To add one, write a `ContextConfig` and a `ContextEncoder`, and call `register_context`; docs/architecture.md has an
 example.
 """
 
@@ -36,7 +36,7 @@ class State:
         return State(self.h.to(values), self.c.to(values))
 
     def resized(self, batch: int) -> State:
-        """The first `batch` rows; rows that were not there start from zero."""
+        """The state for `batch` rows: the first ones of this state, then zeros."""
         rows = self.h.shape[2]
         if batch <= rows:
             return State(self.h[:, :, :batch], self.c[:, :, :batch])
@@ -45,14 +45,14 @@ class State:
         )
 
     def with_rows_of(self, older: State) -> State:
-        """These rows, then the further rows of an older state of a larger batch."""
+        """This state's rows, then the remaining rows of an older state of a larger batch."""
         rows = self.h.shape[2]
         older = older.like(self.h)
         return State(torch.cat([self.h, older.h[:, :, rows:]], dim=2), torch.cat([self.c, older.c[:, :, rows:]], dim=2))
 
 
 class ContextOutput(NamedTuple):
-    """What a context encoder returns for a batch of sentences."""
+    """The result of a context encoder for a batch of sentences."""
 
     layers: Tensor
     """[L+1, B, T, D]: the token layer, then the context layers; 0 past a sentence's end."""
@@ -61,12 +61,12 @@ class ContextOutput(NamedTuple):
 
 
 class SoftmaxInputs(NamedTuple):
-    """What the softmax reads to predict the words around each token."""
+    """The inputs of the softmax to predict the words before and after each token."""
 
     forward: Tensor
-    """[B, T, S]: at each token, for the next one."""
+    """[B, T, S]: at each token, to predict the next word."""
     backward: Tensor | None
-    """[B, T, S]: at each token, for the one before; None for a model of one direction."""
+    """[B, T, S]: at each token, to predict the word before; None for a model with one direction."""
     state: State | None
 
 
@@ -74,17 +74,17 @@ class ContextEncoder(nn.Module, ABC):
     """Token vectors of sentences → layers of vectors in context."""
 
     carries_state: ClassVar[bool] = False
-    """Whether it can continue a sentence where the batch before stopped (`state="carry"`)."""
+    """Whether it can continue from the state of the batch before (`state="carry"`)."""
     predicts_masked: ClassVar[bool] = False
-    """Whether it can predict a word that is masked from both its sides at once (`predict_masked`)."""
+    """Whether it can predict a masked word from the words before and after it at once (`predict_masked`)."""
     uses_pool: ClassVar[bool] = False
-    """Whether its compiled kernels run on the threads of torch's OpenMP: the character part then does so too."""
+    """Whether its compiled kernels run on torch's OpenMP threads; then the character part uses those too."""
     reads_flat: ClassVar[bool] = False
-    """Whether it can read sentences without padding (`flat_layers`), as `Elmo` then gives them."""
+    """Whether it can read sentences without padding (`flat_layers`); then `Elmo` calls that method."""
     joined_matrices: ClassVar[Mapping[str, int]] = {}
-    """How many matrices a weight joins, by the last part of its name: Muon orthogonalises each by itself."""
+    """The number of matrices that a weight joins, by the last part of its name: Muon orthogonalises each separately."""
     token_factors: ClassVar[tuple[str, ...]] = ()
-    """Layers of the token encoder whose int8 matrices have factors of their columns."""
+    """The layers of the token encoder whose int8 matrices have factors of their columns."""
 
     def __init__(self, config: ContextConfig, n_directions: int) -> None:
         super().__init__()
@@ -101,22 +101,22 @@ class ContextEncoder(nn.Module, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the weights of a new encoder."""
+        """Draw new weights."""
 
     @abstractmethod
     def explain(self, tokens: Tensor) -> str:
-        """How tokens of this shape [B, T, P] and dtype would be computed on this machine, and why."""
+        """How this machine computes tokens of this shape [B, T, P] and dtype, and why."""
 
     def token_layer(self, tokens: Tensor) -> Tensor:
-        """The token layer as the user gets it, [..., P] → [..., D]: one copy for each direction."""
+        """The token layer of the result, [..., P] → [..., D]: one copy for each direction."""
         return torch.cat([tokens] * self.n_directions, dim=-1)
 
     def flat_layers(self, tokens: Tensor, lengths: Tensor, *, only: int | None = None, dropout: float = 0.0) -> Tensor:
         """The layers of `forward` without padding, for encoders with `reads_flat`: tokens [N, P] → [L+1, N, D].
 
-        The sentences follow each other, lengths [B]. With `only`, the number of a layer (−1 is the last), [1, N, D].
+        The sentences follow each other, lengths [B]. With `only`, the index of a layer (−1 is the last): [1, N, D].
         """
-        raise NotImplementedError(f"{type(self).__name__} reads no sentences without padding")
+        raise NotImplementedError(f"{type(self).__name__} cannot read sentences without padding")
 
     def traceable_layers(self, tokens: Tensor, inside: Tensor) -> list[Tensor]:
         """The layers of `forward` in operations that torch.export records, L+1 of [B, T, D].
@@ -126,15 +126,15 @@ class ContextEncoder(nn.Module, ABC):
         raise ElmoError(f"torch.export cannot record the context encoder {self.config.kind}: write traceable_layers")
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
-        """What the softmax reads at each token; here the top layer, one half for each direction."""
+        """The inputs of the softmax at each token; by default the top layer, one half for each direction."""
         layers, after = self(tokens, lengths, state)
         forward, *backward = layers[-1].chunk(self.n_directions, dim=-1)
         return SoftmaxInputs(forward, backward[0] if backward else None, after)
 
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
-        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; all are masked at the same time.
+        """The inputs of the softmax [M, S] at the tokens in `masked` [B, T], in order; all are masked at the same time.
 
-        For encoders with `predicts_masked`.
+        Only for encoders with `predicts_masked`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not predict masked words")
 
@@ -143,18 +143,18 @@ class ContextEncoder(nn.Module, ABC):
     ) -> tuple[Tensor, State | None]:
         """Read windows of running text, in training: x [D, T, B, P] in the reading order of each direction.
 
-        `keep` [T, B] is 0 where a sentence starts from zero. Returns what the softmax reads [D, T, B, S]. For encoders
-        that are trained on windows (`ContextConfig.objective`).
+        `keep` [T, B] is 0 where a sentence starts from zero. Returns the inputs of the softmax [D, T, B, S]. Only for
+        encoders that are trained on windows (`ContextConfig.objective`).
         """
         raise NotImplementedError(f"{type(self).__name__} is not trained on windows of text")
 
     def zero_state(self, batch: int) -> State | None:
-        """The state that every sentence starts from unless one is given; None for an encoder without state."""
+        """The default state before a sentence; None for an encoder without state."""
         return None
 
 
 def padded(flat: Tensor, lengths: Tensor, time: int | None = None) -> Tensor:
-    """flat [L, N, D], sentences one after the other, lengths [B] on the CPU → [L, B, T, D], 0 past a sentence's end."""
+    """flat [L, N, D], sentences in a row, lengths [B] on the CPU → [L, B, T, D], 0 past a sentence's end."""
     if time is None:
         time = max(lengths.tolist(), default=0)
     shape = len(flat), len(lengths), time, flat.shape[2]
@@ -169,9 +169,9 @@ _ENCODERS: dict[type[ContextConfig], type[ContextEncoder]] = {}
 
 
 def register_context(config: type[ContextConfig], encoder: type[ContextEncoder]) -> None:
-    """Add a kind of context encoder: its configuration, named `config.kind`, and its network."""
+    """Add a kind of context encoder: its configuration, whose name is `config.kind`, and its network."""
     if CONTEXTS.setdefault(config.kind, config) is not config:
-        raise ElmoError(f"there is a context encoder {config.kind!r} already: give this one another kind")
+        raise ElmoError(f"the kind of a context encoder must be new, got {config.kind!r}: choose another kind")
     _ENCODERS[config] = encoder
 
 
@@ -181,7 +181,7 @@ def unregister_context(kind: str) -> None:
 
 
 def build_context(config: ContextConfig, n_directions: int) -> ContextEncoder:
-    """The encoder of a configuration, with new weights."""
+    """A new encoder for a configuration, with new weights."""
     if type(config) not in _ENCODERS:
         raise ElmoError(f"no context encoder is registered for {type(config).__name__}: call register_context first")
     return _ENCODERS[type(config)](config, n_directions)

@@ -1,6 +1,6 @@
-"""int8 matrices in a network: modules whose buffers are saved and copied with it, but not trained.
+"""int8 matrices in a network: modules whose buffers are saved and copied with the network, but not trained.
 
-A network is built in floats; `to_int8` then replaces the modules that have matrices.
+A network is built with float32 weights; `to_int8` then replaces the modules that have matrices.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elmokit.ops.int8 import LARGEST, Int8Matrix, column_sizes
 from elmokit.ops.linear import linear
 
 _BLOCK = 2**20
-"""Values that are quantised at once, which bounds the additional memory."""
+"""The number of values that are quantised at once, which limits the additional memory."""
 VALUES, SCALES, COLUMNS = ".values", ".scales", ".columns"
 """The suffixes of an int8 matrix's name in a file."""
 
 
 class Int8Weight(nn.Module):
-    """A matrix [O, K]: `values` int8 [O, K], `scales` float32 [O] and, where it has factors, `columns` float32 [K]."""
+    """A matrix [O, K]: `values` int8 [O, K], `scales` float32 [O] and optional factors `columns` float32 [K]."""
 
     values: Tensor
     scales: Tensor
@@ -38,14 +38,14 @@ class Int8Weight(nn.Module):
 
     def matrix(self) -> Int8Matrix:
         """The matrix: the same object until its values change, so that its packed forms can be cached."""
-        tensors = tuple(part for part in self._buffers.values() if part is not None)  # attributes take longer
+        tensors = tuple(part for part in self._buffers.values() if part is not None)  # faster than attributes
         known, now = self._known, tuple(map(version, tensors))
         if known is None or known[1] != now or not all(map(is_, known[0].tensors(), tensors)):
             known = self._known = Int8Matrix(*tensors), now
         return known[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As in torch, but scales and factors are always float32: in float16 they would be another matrix."""
+        """As in torch, but scales and factors stay float32: float16 would change the matrix."""
         before = {name: part for name, part in self._buffers.items() if part is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, part in before.items():
@@ -55,12 +55,12 @@ class Int8Weight(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """Its size, as torch's own layers show theirs."""
+        """The size of the matrix, for `repr`."""
         return "{} x {}, int8".format(*self.values.shape)
 
 
 class Int8Linear(nn.Module):
-    """`nn.Linear` with an int8 matrix; the bias stays float32."""
+    """`nn.Linear` with an int8 matrix and a float32 bias."""
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = True, factors: bool = False) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ Linear = nn.Linear | Int8Linear
 
 
 def to_int8(network: nn.Module, *, factors: bool = True) -> None:
-    """Replace every linear layer, and the weights that a module names in `int8_weights`, by int8 ones of that shape.
+    """Replace linear layers, and the weights that a module names in `int8_weights`, by int8 ones of the same shape.
 
-    Those that it also names in `int8_factors` have factors of their columns; without `factors`, as in older files, none
-    has. The new matrices have no values yet: `load_state_dict` fills them with what `quantised` made. Tables remain
-    floats: their rows are read, never multiplied, so int8 would cost accuracy and save no time.
+    Weights that a module also names in `int8_factors` have factors of their columns; without `factors`, as in older
+    files, none has. The new matrices have no values yet: `load_state_dict` fills them with the result of `quantised`.
+    Embedding tables are not replaced: they are not multiplied, so int8 would lose accuracy and save no time.
     """
     for module in list(network.modules()):
         with_factors = getattr(module, "int8_factors", ()) if factors else ()
@@ -108,12 +108,12 @@ def apply_linear(layer: Linear, x: Tensor) -> Tensor:
 
 
 def version(tensor: Tensor) -> int:
-    """A number that grows when the tensor is changed in place; tensors of inference mode have none."""
+    """A number that grows when the tensor is changed in place; always −1 for tensors of inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def quantised(weights: Mapping[str, Tensor], names: set[str], factors: Collection[str] = ()) -> dict[str, Tensor]:
-    """The same weights, those in `names` as int8, and those of them in `factors` with factors of their columns."""
+    """The weights, those in `names` as int8, and those in `factors` with factors of their columns."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name in names:
@@ -133,7 +133,7 @@ def quantised(weights: Mapping[str, Tensor], names: set[str], factors: Collectio
 
 
 def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights, all in floats."""
+    """The weights with int8 matrices converted to float32."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name.endswith(VALUES):
@@ -146,6 +146,6 @@ def dense(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_int8(value: Tensor, name: str, where: str) -> None:
-    """Refuse values that the int8 products do not support."""
+    """Refuse values that int8 products do not support."""
     if value.dtype != torch.int8 or int(value.min()) < -LARGEST:
         raise ElmoError(f"{where}: {name} must be int8 values from -{LARGEST} to {LARGEST}; fetch it again")

@@ -29,7 +29,7 @@ _IN_ORDER = 0.5
 """The correlation of bias and rank above which a vocabulary counts as sorted by falling counts."""
 
 MASKED_SHARE = 0.15
-"""Words of a text that are masked where its masked perplexity is measured."""
+"""The share of a text's words that are masked to measure its masked perplexity."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 """The steps of SplitMix64, which turn consecutive numbers into ones that look random."""
@@ -54,7 +54,7 @@ class LmHead(nn.Module):
 
 
 class Int8LmHead(nn.Module):
-    """The same with an int8 matrix, which is mapped and not read before the first product with it."""
+    """`LmHead` with an int8 matrix, which is mapped from a file and not read before the first product with it."""
 
     def __init__(self, n_words: int, size: int) -> None:
         super().__init__()
@@ -71,9 +71,9 @@ class Int8LmHead(nn.Module):
         return target_losses(states, self._matrix(states), self.bias, targets)
 
     def _matrix(self, states: Tensor) -> Tensor | Int8Matrix:
-        """The matrix in the form that products with such states take."""
+        """The matrix in the form for a product with these states."""
         matrix = self.weight.matrix()
-        if matrix is not self._checked:  # not when it was loaded: that would have read all of it
+        if matrix is not self._checked:  # not checked when it was loaded, because that would read all of it
             check_int8(matrix.values, f"weight{VALUES}", "the softmax")
             self._checked = matrix
         if states.device.type == "cpu" and states.dtype == torch.float32:
@@ -100,7 +100,7 @@ def target_losses(states: Tensor, weight: Tensor | Int8Matrix, bias: Tensor, tar
 
 
 def head_shell(weights: Mapping[str, Tensor]) -> AnyLmHead:
-    """A softmax without memory for weights as files have them; `placement.fill` gives it those."""
+    """A softmax without memory, of the kind and size of these weights; `placement.fill` gives it the weights."""
     kind, name = (Int8LmHead, f"weight{VALUES}") if f"weight{VALUES}" in weights else (LmHead, "weight")
     with shells():
         return kind(*weights[name].shape)
@@ -108,15 +108,15 @@ def head_shell(weights: Mapping[str, Tensor]) -> AnyLmHead:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """Natural logarithms for one sentence of T tokens; a word outside the vocabulary counts as `<UNK>`."""
+    """Natural log-probabilities for one sentence of T tokens; a word outside the vocabulary counts as `<UNK>`."""
 
     forward: NDArray[np.float32]
-    """[T + 1]: each token, then the end of the sentence, given what comes before it."""
+    """[T + 1]: of each token, then of the end of the sentence, given the tokens before."""
     backward: NDArray[np.float32] | None
-    """[T + 1]: the beginning of the sentence, then each token, given what comes after it; None for one direction."""
+    """[T + 1]: of the sentence's beginning, then of each token, given the tokens after; None without this direction."""
 
     def sums(self, counts: Sequence[int]) -> LogProbs:
-        """The same for groups of tokens, `counts` of them in each: log p(a, b) = log p(a) + log p(b | a)."""
+        """The log-probabilities of groups of `counts` tokens: log p(a, b) = log p(a) + log p(b | a)."""
         starts = np.cumsum([0, *counts])
         return LogProbs(
             np.add.reduceat(self.forward, starts),
@@ -125,12 +125,12 @@ class LogProbs:
 
 
 class Perplexity(float):
-    """exp of the mean loss over both directions; `forward` and `backward` are those of one direction."""
+    """exp of the mean loss over both directions; `forward` and `backward` are the perplexities of one direction."""
 
     forward: float
     backward: float | None
     tokens: int
-    """Predictions in each direction: the tokens and one boundary per sentence."""
+    """The number of predictions in each direction: the tokens, and one boundary per sentence."""
 
     @classmethod
     def of(cls, sentences: Sequence[LogProbs]) -> Self:
@@ -153,9 +153,9 @@ class Scores(NamedTuple):
     """−log p of every prediction in a batch of sentences."""
 
     losses: Tensor
-    """[directions, N]: sentence after sentence, each with one prediction more than it has words."""
+    """[directions, N]: sentence after sentence; a sentence has one more prediction than words."""
     counts: list[int]
-    """[B]: the predictions of each sentence in one direction."""
+    """[B]: the number of predictions for each sentence in one direction."""
     state: State | None
     """The recurrent state after the sentences, for encoders that have one."""
 
@@ -170,41 +170,41 @@ def score(
 ) -> Scores:
     """Score whole sentences, boundaries included: tokens [B, T, P], lengths [B] on the CPU, words [B, T].
 
-    `words` are rows of the softmax, and `losses` takes what it reads [N, S] and the right words [N]. This is the one
-    scorer behind `Elmo.perplexity`, `elmo eval` and the held-out perplexities of training.
+    `words` are rows of the softmax. `losses` takes the inputs of the softmax [N, S] and the correct words [N].
+    `Elmo.perplexity`, `elmo eval` and the held-out perplexities of training all use this function.
     """
     forward, backward, after = bilm.predict(tokens, lengths, state)
-    there = torch.arange(tokens.shape[1] - 1) < (lengths - 1).unsqueeze(1)
-    there, words = there.to(forward.device), words.to(forward.device)
-    found = [losses(forward[:, :-1][there], words[:, 1:][there])]
+    inside = torch.arange(tokens.shape[1] - 1) < (lengths - 1).unsqueeze(1)
+    inside, words = inside.to(forward.device), words.to(forward.device)
+    by_direction = [losses(forward[:, :-1][inside], words[:, 1:][inside])]
     if backward is not None:
-        found.append(losses(backward[:, 1:][there], words[:, :-1][there]))
-    return Scores(torch.stack(found), (lengths - 1).tolist(), after)
+        by_direction.append(losses(backward[:, 1:][inside], words[:, :-1][inside]))
+    return Scores(torch.stack(by_direction), (lengths - 1).tolist(), after)
 
 
 def masked_losses(
     bilm: BiLM, losses: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, lengths: Tensor, words: Tensor
 ) -> Tensor:
-    """−log p [M] of the words that `to_mask` chooses, each from both its sides; arguments as in `score`."""
+    """−log p [M] of the words that `to_mask` chooses, from the words before and after them; arguments as in `score`."""
     masked = to_mask(words, lengths)
     return losses(bilm.predict_masked(tokens, lengths, masked), words[masked].to(tokens.device))
 
 
 def to_mask(words: Tensor, lengths: Tensor) -> Tensor:
-    """words [B, T] with boundaries, lengths [B] → [B, T]: about 15 % of the words of each sentence.
+    """words [B, T] with boundaries, lengths [B] → [B, T]: true for about 15 % of the words of each sentence.
 
-    Which ones depends on nothing but the sentence, so that a perplexity is the same however a text is divided.
+    The choice depends only on the sentence, so that a perplexity does not depend on how a text is divided.
     """
     rows = words.numpy().astype(np.uint64)
-    places = np.arange(rows.shape[1])
+    positions = np.arange(rows.shape[1])
     last = lengths.numpy()[:, None] - 1
-    powers = np.cumprod(np.full(rows.shape[1], _ODD, np.uint64))  # all of this is modulo 2**64
-    sentences = np.where(places <= last, (rows + 1) * powers, 0).sum(axis=1, dtype=np.uint64)
-    mixed = sentences[:, None] + (places.astype(np.uint64) + 1) * _ODD
+    powers = np.cumprod(np.full(rows.shape[1], _ODD, np.uint64))  # all arithmetic is modulo 2**64
+    sentences = np.where(positions <= last, (rows + 1) * powers, 0).sum(axis=1, dtype=np.uint64)
+    mixed = sentences[:, None] + (positions.astype(np.uint64) + 1) * _ODD
     for shift, factor in _MIXING:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     chosen = (mixed >> np.uint64(32)) < np.uint64(int(MASKED_SHARE * 2**32))
-    return torch.from_numpy(chosen & (places > 0) & (places < last))
+    return torch.from_numpy(chosen & (positions > 0) & (positions < last))
 
 
 class LanguageModel:
@@ -230,14 +230,14 @@ class LanguageModel:
     def log_probs(scores: Scores) -> list[LogProbs]:
         """The log-probabilities of each sentence of a batch."""
         forward, *backward = (-direction.float().cpu() for direction in scores.losses)
-        parts = [[part.numpy() for part in way.split(scores.counts)] for way in (forward, *backward)]
+        parts = [[part.numpy() for part in losses.split(scores.counts)] for losses in (forward, *backward)]
         return [LogProbs(*pair) if len(pair) == 2 else LogProbs(pair[0], None) for pair in zip(*parts, strict=True)]
 
     def fitting(self, index: int, inputs: SoftmaxInputs) -> Tensor:
-        """How well each word fits in the place of a token of one sentence, from both directions [V].
+        """Scores [V]: how well each word would fit at the position of a token in one sentence, from both directions.
 
-        p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division a word's frequency would count
-        twice, once in each direction, and `the` would fit everywhere. p(w) follows from the word's rank where the
+        p(w | before, after) ∝ p(w | before) p(w | after) / p(w): without the division, a word's frequency would count
+        twice, once in each direction, and `the` would fit everywhere. p(w) is computed from the word's rank if the
         vocabulary is sorted by falling counts, as `elmo vocab` writes it, otherwise from the softmax's bias.
         """
         scores: Tensor = self.head(inputs.forward[0, index : index + 1])[0].double()
@@ -247,18 +247,18 @@ class LanguageModel:
         return scores
 
     def best(self, scores: Tensor, k: int) -> list[tuple[str, float]]:
-        """The k words with the highest scores [V], boundaries and `<UNK>` left out, and their probabilities."""
+        """The k words with the highest scores [V], without boundaries and `<UNK>`, and their probabilities."""
         scores = scores.double()
         scores[[self.vocab.begin, self.vocab.end, self.vocab.unknown]] = -torch.inf
         best = torch.softmax(scores, dim=0).topk(min(k, len(scores) - 3))
         return [(self.vocab[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
     def _log_frequencies(self) -> Tensor:
-        """The logarithm of how frequent each word is, up to a constant, [V]."""
+        """The logarithm of each word's frequency, up to a constant, [V]."""
         bias = self.head.bias.detach().double()
         ranks = torch.arange(1, len(bias) + 1, dtype=bias.dtype, device=bias.device)
         by_rank = torch.log(torch.log1p(1 / ranks))  # as in the sampled softmax
-        # A bias learns frequencies, if less evenly than ranks give them (a correlation of 0.95 and more in the bundled
-        # models): where it does not fall with the ranks, the words are in another order.
-        together = torch.corrcoef(torch.stack([by_rank, bias]))[0, 1]
-        return bias if together < _IN_ORDER else by_rank
+        # A trained bias follows the frequencies, less evenly than the ranks do: in the bundled models, the correlation
+        # of the two is at least 0.95. With a low correlation, the words are not sorted by frequency.
+        correlation = torch.corrcoef(torch.stack([by_rank, bias]))[0, 1]
+        return bias if correlation < _IN_ORDER else by_rank

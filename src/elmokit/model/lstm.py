@@ -19,7 +19,7 @@ from elmokit.ops.windows import lstm_windows
 
 
 class LstmLayer(nn.Module):
-    """The weights of one layer in one direction; see `elmokit.ops.reference` for what they do."""
+    """The weights of one layer in one direction; `elmokit.ops.reference` shows how they are used."""
 
     int8_weights: ClassVar[tuple[str, ...]] = ("input_weight", "recurrent_weight", "projection_weight")
 
@@ -36,8 +36,8 @@ class LstmLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The distributions that bilm-tf draws from; the forget bias is added in the recurrence."""
-        bound = math.sqrt(6 / (2 * self.config.output_size + 4 * self.config.cell_size))  # of one matrix [2P, 4H]
+        """Draw new weights from the distributions of bilm-tf; the recurrence adds the forget bias."""
+        bound = math.sqrt(6 / (2 * self.config.output_size + 4 * self.config.cell_size))  # for one matrix [2P, 4H]
         with torch.no_grad():
             nn.init.zeros_(self.bias)
             if isinstance(self.projection_weight, nn.Parameter):
@@ -47,15 +47,15 @@ class LstmLayer(nn.Module):
                 nn.init.uniform_(weight, -bound, bound)
 
     def weights(self) -> AnyLstmWeights:
-        """The layer's weights as the recurrence takes them."""
-        matrices = (self.input_weight, self.recurrent_weight, self.projection_weight)
-        numbers = [matrix.matrix() if isinstance(matrix, Int8Weight) else matrix for matrix in matrices]
+        """The layer's weights in the form that the recurrence takes."""
+        weights = (self.input_weight, self.recurrent_weight, self.projection_weight)
+        matrices = [weight.matrix() if isinstance(weight, Int8Weight) else weight for weight in weights]
         kind = Int8LstmWeights if isinstance(self.input_weight, Int8Weight) else LstmWeights
         return kind(
-            numbers[0],  # type: ignore[arg-type]  # all three are of one kind
-            numbers[1],  # type: ignore[arg-type]
+            matrices[0],  # type: ignore[arg-type]  # all three have the same type
+            matrices[1],  # type: ignore[arg-type]
             self.bias,
-            numbers[2],  # type: ignore[arg-type]
+            matrices[2],  # type: ignore[arg-type]
             forget_bias=self.config.forget_bias,
             cell_clip=self.config.cell_clip,
             projection_clip=self.config.projection_clip,
@@ -75,7 +75,7 @@ class LstmStack(nn.Module):
 
 
 class LstmEncoder(ContextEncoder):
-    """An LSTM stack per direction; the second reads each sentence from its last token to its first."""
+    """An LSTM stack per direction; the second stack reads each sentence from its last token to its first."""
 
     config: LstmConfig
     carries_state = True
@@ -154,7 +154,7 @@ class LstmEncoder(ContextEncoder):
         return State(*zero_states(self.stacks(), batch))
 
     def explain(self, tokens: Tensor) -> str:
-        """The path that the dispatcher chooses for tokens of this shape and dtype, and why."""
+        """The path that the dispatcher chooses for tokens of this shape and dtype, and the reason."""
         choice = choose(tokens, self.stacks(), gradient=False)
         return f"{choice.path}: {choice.why}"
 

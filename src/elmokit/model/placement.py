@@ -1,4 +1,4 @@
-"""Where a network's weights are: on which device, in which dtype, or still without memory."""
+"""The device and the dtype of a network's weights, and networks whose weights have no memory yet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device that was given, or by default a GPU if there is one."""
+    """The given device, or by default a GPU if there is one."""
     if device is None:
         chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         log.info(
@@ -46,7 +46,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The dtype of a name."""
+    """The dtype with this name."""
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
         raise ElmoError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}", "dtype")
@@ -54,20 +54,20 @@ def choose_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def choose_int8_device(device: str | torch.device | None) -> torch.device:
-    """The CPU, the only device where int8 matrices are used."""
+    """The CPU, the only device that supports int8 matrices; refuses any other device."""
     if device is None:
-        log.info("device cpu: dtype int8 is for the CPU")
+        log.info("device cpu: dtype int8 is only for the CPU")
         return torch.device("cpu")
     chosen = choose_device(device)
     if chosen.type != "cpu":
         raise ElmoError(
-            f"dtype int8 is for the CPU, got the device {chosen}: choose bfloat16 or float32 there", "dtype"
+            f"dtype int8 is only for the CPU, got the device {chosen}: choose bfloat16 or float32 there", "dtype"
         )
     return chosen
 
 
 def moved(part: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; the copy from the CPU to a GPU does not wait for the work that the GPU still has."""
+    """A tensor on a device; a copy from the CPU to a GPU does not wait for the GPU's earlier work."""
     if device.type == "cuda" and part.device.type == "cpu":
         return part.pin_memory().to(device, non_blocking=True)
     return part.to(device)
@@ -77,14 +77,14 @@ def moved(part: Tensor, device: torch.device) -> Tensor:
 def shells() -> Iterator[None]:
     """Modules made inside the block have no memory: they are on torch's meta device and draw no initial weights.
 
-    Drawing them there would make torch import its compiler, which takes a second and 100 MB.
+    To draw weights on that device, torch would import its compiler, which takes a second and 100 MB.
     """
     with torch.device("meta"), _WithoutInitialisation():
         yield
 
 
 class _WithoutInitialisation(TorchFunctionMode):
-    """Leaves tensors as they are where a module would draw initial weights."""
+    """Skips the functions with which modules draw initial weights."""
 
     def __torch_function__(
         self,
@@ -101,8 +101,8 @@ class _WithoutInitialisation(TorchFunctionMode):
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor], *, trainable: bool) -> None:
     """Give a network without memory its weights; float16 and bfloat16 become float32."""
-    # Those are for storage alone. float64 is not changed, so that a model that was saved in it is loaded exactly.
-    as_they_are = (torch.float64, torch.int8)
-    full = {name: value if value.dtype in as_they_are else value.float() for name, value in weights.items()}
+    # Files use float16 and bfloat16 to save space. A model that was saved in float64 is loaded exactly.
+    unchanged = (torch.float64, torch.int8)
+    full = {name: value if value.dtype in unchanged else value.float() for name, value in weights.items()}
     module.load_state_dict(full, assign=True)
     module.requires_grad_(trainable)

@@ -18,9 +18,9 @@ LayerNorm = bool | Literal["batch", "sentence"]
 class ScalarMix(nn.Module):
     """A weighted sum of the layers for one task: gamma · Σ softmax(w)_l · layer_l, with w starting at 0 and gamma at 1.
 
-    `layer_norm=True` (or "batch") normalises each layer first, with one mean and variance over all unmasked
-    positions of the batch, as the original systems did. That makes a sentence's vectors depend on its batch;
-    "sentence" takes the mean and variance of each sentence alone.
+    `layer_norm=True` (or "batch") normalises each layer first, with one mean and variance over all unmasked positions
+    of the batch, as the original systems did. Then a sentence's vectors depend on its batch; "sentence" uses the mean
+    and variance of each sentence alone.
     """
 
     def __init__(self, n_layers: int, *, layer_norm: LayerNorm = False, weights: Sequence[float] | None = None) -> None:
@@ -43,14 +43,14 @@ class ScalarMix(nn.Module):
         if self.layer_norm:
             layers = self._normalise(layers, mask)
         weights = torch.softmax(self.weights, dim=0).to(layers.dtype)
-        # Layer by layer: one product over all of them would round by position in the batch.
+        # Layer by layer: a single product over all layers would round differently by position in the batch.
         mixed = sum(
             (weight * layer for weight, layer in zip(weights, layers, strict=True)), torch.zeros_like(layers[0])
         )
         return self.gamma.to(layers.dtype) * mixed
 
     def of_array(self, layers: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`forward` for the layers [L+1, N, D] of few tokens, without a layer norm: the same numbers in less time."""
+        """`forward` for the layers [L+1, N, D] of few tokens, without layer norm: the same result in less time."""
         if len(layers) != self.n_layers:
             raise ElmoError(f"this mix has weights for {self.n_layers} layers, got {len(layers)}")
         weights: NDArray[np.float32] = torch.softmax(self.weights.detach(), dim=0).float().numpy()
@@ -65,22 +65,23 @@ class ScalarMix(nn.Module):
     def _normalise(self, layers: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
             mask = torch.ones(layers.shape[1:3], dtype=torch.bool, device=layers.device)
-        over = (2, 3) if self.layer_norm == "sentence" else (1, 2, 3)
+        dims = (2, 3) if self.layer_norm == "sentence" else (1, 2, 3)
         # float16 can represent neither 65,536 nor 1e-12.
         values = layers if layers.dtype == torch.float64 else layers.float()
         inside = mask.to(values.dtype)[None, :, :, None]
-        count = (inside.sum(dim=over, keepdim=True) * values.shape[-1]).clamp(min=1)
-        mean = (values * inside).sum(dim=over, keepdim=True) / count
-        variance = ((values - mean) * inside).square().sum(dim=over, keepdim=True) / count
+        count = (inside.sum(dim=dims, keepdim=True) * values.shape[-1]).clamp(min=1)
+        mean = (values * inside).sum(dim=dims, keepdim=True) / count
+        variance = ((values - mean) * inside).square().sum(dim=dims, keepdim=True) / count
         return ((values - mean) / torch.sqrt(variance + 1e-12)).to(layers.dtype)
 
 
 def saved_mixes(
     saved: Sequence[Mapping[str, Any]], n_layers: int, count: int | None, layer_norm: LayerNorm | None
 ) -> list[ScalarMix]:
-    """Mixes as a model file stores them (`weights`, `gamma`, `layer_norm`), and new ones if `count` is higher.
+    """The mixes that a model file stores (`weights`, `gamma`, `layer_norm`), and new ones if `count` is higher.
 
-    `count`: None for the saved ones, or 1; `layer_norm`: None for what was saved.
+    `count` is the number of mixes; None means all saved ones, at least 1. `layer_norm` replaces the saved value; None
+    means the saved one.
     """
     mixes = []
     for number in range(count or len(saved) or 1):

@@ -1,6 +1,6 @@
-"""The vector of a token without context: from its row in a word table, its characters or both, of P numbers.
+"""The vector [P] of a token without context: from its row in a word table, from its characters, or from both.
 
-The character part is convolutions over the characters, the maximum over positions, and highway layers.
+The character part consists of convolutions over the characters, the maximum over positions, and highway layers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Highway(nn.Module):
         return gate * torch.relu(apply_linear(self.transform, x)) + (1 - gate) * x
 
     def matrices(self) -> tuple[Affine, Affine]:
-        """The transform's and the gate's matrix and bias."""
+        """The matrix and the bias of the transform, and those of the gate."""
         return matrix_and_bias(self.transform), matrix_and_bias(self.gate)
 
 
 class CharCnn(nn.Module):
-    """Characters of U tokens, ids [U, M] → [U, F]."""
+    """The character part: character ids of U tokens [U, M] → [U, F]."""
 
     def __init__(self, config: CharacterConfig) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class CharCnn(nn.Module):
         self.highways = nn.ModuleList(Highway(config.n_filters) for _ in range(config.n_highway))
 
     def forward(self, ids: Tensor, projection: Linear | None = None) -> Tensor:
-        """ids [U, M] → [U, F], or [U, P] where a projection [P, F] follows."""
+        """ids [U, M] → [U, F], or [U, P] with a projection [P, F]."""
         compiled = self._compiled(ids, projection)
         if compiled is not None:
             return compiled
@@ -80,7 +80,7 @@ class CharCnn(nn.Module):
         return characters_native(ids, weights, pool=self.uses_pool)
 
     def _plain(self, ids: Tensor) -> Tensor:
-        """ids [U, M] → [U, F] with torch's operations."""
+        """ids [U, M] → [U, F] in torch's operations."""
         x = _ACTIVATIONS[self.config.activation](self._filters(ids))
         for highway in self.highways:
             x = highway(x)
@@ -88,23 +88,23 @@ class CharCnn(nn.Module):
 
     def traceable(self, ids: Tensor) -> Tensor:
         """ids [U, M] → [U, F] in operations that torch.export records."""
-        letters = self.embedding(ids).transpose(1, 2)  # [U, c, M]
-        x = torch.cat([conv(letters).amax(dim=-1) for conv in self.convolutions], dim=1)
+        characters = self.embedding(ids).transpose(1, 2)  # [U, c, M]
+        x = torch.cat([conv(characters).amax(dim=-1) for conv in self.convolutions], dim=1)
         x = _ACTIVATIONS[self.config.activation](x)
         for highway in self.highways:
-            transform, gate = (cast(Highway, highway).transform, cast(Highway, highway).gate)
-            opened = torch.sigmoid(gate(x))
-            x = opened * torch.relu(transform(x)) + (1 - opened) * x
+            layer = cast(Highway, highway)
+            gate = torch.sigmoid(layer.gate(x))
+            x = gate * torch.relu(layer.transform(x)) + (1 - gate) * x
         return x
 
     def trim(self, ids: Tensor) -> Tensor:
-        """Leave out columns of padding: all windows of padding alone are equal, so one of each width is enough.
+        """Remove columns of padding: all windows that contain only padding are equal, so one per width is enough.
 
-        Ids on a GPU are not changed: reading them would make the host wait for it.
+        Ids on a GPU are not changed: to read them, the host would have to wait for the GPU.
         """
         if ids.device.type != "cpu":
             return ids
-        # By numpy: torch's any takes 10 times as long.
+        # numpy, because torch's `any` takes 10 times as long.
         used = (ids.numpy() != self.config.padding_character).any(axis=0).nonzero()[0]
         longest = int(used[-1]) + 1 if len(used) else 0
         return ids[:, : min(self.config.max_characters, longest + self.config.widest_filter)]
@@ -126,7 +126,7 @@ class CharCnn(nn.Module):
         return torch.cat([convolve(characters, weight, bias) for weight, bias in filters], dim=1)
 
     def _lengths(self, ids: Tensor) -> Tensor:
-        """ids [U, M] → [U], characters up to the last that is no padding."""
+        """ids [U, M] → [U]: the number of characters up to the last one that is not padding."""
         number = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         return ((ids != self.config.padding_character) * number).amax(dim=1)
 
@@ -139,7 +139,7 @@ def _weight_and_bias(conv: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class TokenEncoder(nn.Module):
-    """Ids of U tokens → [U, P]; with both parts a token is projection([word; characters])."""
+    """Ids of U tokens → [U, P]; with words and characters, a token is projection([word; characters])."""
 
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
@@ -162,18 +162,18 @@ class TokenEncoder(nn.Module):
         return table.weight.device
 
     def forward(self, characters: Tensor | None, words: Tensor | None, *, traceable: bool = False) -> Tensor:
-        """characters [U, M], words [U] → [U, P]; `traceable`: in operations that torch.export records."""
+        """characters [U, M], words [U] → [U, P]; with `traceable`, in operations that torch.export records."""
         if not traceable and self.words is None and self.char_cnn is not None and characters is not None:
             token: Tensor = self.char_cnn(characters, self.projection)
             return token
         parts: list[Tensor] = []
         if self.words is not None:
             if words is None:
-                raise ElmoError("this model reads word ids, and none were given")
+                raise ElmoError("this model needs word ids, got none")
             parts.append(self.words(words))
         if self.char_cnn is not None:
             if characters is None:
-                raise ElmoError("this model reads character ids, and none were given")
+                raise ElmoError("this model needs character ids, got none")
             parts.append(self.char_cnn.traceable(characters) if traceable else self.char_cnn(characters))
         token = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.projection is None:

@@ -1,7 +1,7 @@
-"""The Transformer context encoder: blocks that read both sides of a word at once, in training and in use.
+"""The Transformer context encoder: blocks that read the words before and after a word at once, in training and in use.
 
-The same network is used in three ways, which differ only in what a token sees: both sides (the vectors, and masked
-words), what comes before it (to predict the next word) and what comes after it (to predict the word before).
+The same network has three uses, which differ only in the tokens that a token sees: those before and after it (for
+vectors and masked words), those before it (to predict the next word), or those after it (to predict the word before).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from elmokit.ops.traceable import prediction_dense, transformer_dense
 from elmokit.ops.transformer import choose, norm, softmax_input, transformer
 from elmokit.ops.weights import BlockStack, BlockWeights, HeadWeights
 
-WAYS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
-"""Which word a head predicts, and what a token sees then; this word is masked."""
+DIRECTIONS = {"this": BOTH, "next": FORWARD, "previous": BACKWARD}
+"""The word that a head predicts, and the tokens that a token sees for that; `this` word is masked."""
 
 
 class TransformerBlock(nn.Module):
-    """The weights of one block; see `elmokit.ops.transformer.block` for what they do."""
+    """The weights of one block; `elmokit.ops.transformer.block` shows how they are used."""
 
     int8_weights: ClassVar[tuple[str, ...]] = ("qkv", "out", "up", "down")
     int8_factors: ClassVar[tuple[str, ...]] = ("out", "up", "down")
@@ -47,7 +47,7 @@ class TransformerBlock(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights; what is added to the running sum is smaller the deeper the block."""
+        """Draw new weights; deeper blocks start with smaller outputs."""
         size, depth = self.gate_weight.shape[1], 2 * self.depth + 2
         for weight, scale in ((self.qkv, 1), (self.up, 1), (self.out, depth), (self.down, depth)):
             assert isinstance(weight, nn.Parameter)
@@ -57,8 +57,8 @@ class TransformerBlock(nn.Module):
         nn.init.uniform_(self.gate_bias, -bound, bound)
 
     def weights(self) -> BlockWeights:
-        """The block's weights as the operations take them."""
-        parameters, modules = self._parameters, self._modules  # attributes of modules take longer
+        """The block's weights in the form that the operations take."""
+        parameters, modules = self._parameters, self._modules  # faster than the attributes of a module
         qkv, out, up, down = (
             cast(Int8Weight, modules[name]).matrix() if name in modules else cast(Tensor, parameters[name])
             for name in self.int8_weights
@@ -68,7 +68,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(ContextEncoder):
-    """Token vectors → blocks → normalised layers, so that each has the same weight in a new mix."""
+    """Token vectors → blocks → normalised layers, so that all layers have the same weight in a new mix."""
 
     config: TransformerConfig
     predicts_masked = True
@@ -80,7 +80,7 @@ class TransformerEncoder(ContextEncoder):
         super().__init__(config, n_directions)
         self.masked = nn.Parameter(torch.zeros(config.size))
         self.blocks = nn.ModuleList(TransformerBlock(config, depth) for depth in range(config.n_blocks))
-        self.heads = nn.ModuleDict({name: nn.Linear(config.size, config.softmax_size) for name in WAYS})
+        self.heads = nn.ModuleDict({name: nn.Linear(config.size, config.softmax_size) for name in DIRECTIONS})
         self._stack: tuple[list[Tensor], BlockStack] | None = None
         self.reset_parameters()
 
@@ -96,7 +96,7 @@ class TransformerEncoder(ContextEncoder):
         """The weights of every block, the lowest first; the same object as long as they are the same tensors."""
         modules: Any = self._modules["blocks"]
         blocks: Collection[TransformerBlock] = modules._modules.values()
-        tensors: list[Any] = []  # every call comes here: a cast for each of them takes longer than the rest
+        tensors: list[Any] = []  # Any, because a cast for each tensor would take longer than everything else here
         for block in blocks:
             tensors += block._parameters.values()
             for part in block._modules.values():
@@ -116,7 +116,7 @@ class TransformerEncoder(ContextEncoder):
         dropout: float = 0.0,
         head: HeadWeights | None = None,
     ) -> Tensor:
-        """x [N, P] → [len(outputs), N, P]: the normalised vectors after these blocks, and what the softmax reads."""
+        """x [N, P] → [len(outputs), N, P]: the normalised states after these blocks, then the head's prediction."""
         window = self.config.window
         return transformer(
             x, segments, self.block_weights(), window=window, outputs=outputs, dropout=dropout, head=head
@@ -127,7 +127,7 @@ class TransformerEncoder(ContextEncoder):
     ) -> ContextOutput:
         """tokens [B, T, P], lengths [B] → layers [L+1, B, T, P]; there is no state."""
         if state is not None:
-            raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
+            raise ElmoError("a transformer has no state between sentences, got one: give whole sentences")
         flat = FlatBatch(tokens, lengths)
         return ContextOutput(flat.padded(self._layers(flat.tokens, flat.segments(), None, dropout)), None)
 
@@ -146,55 +146,53 @@ class TransformerEncoder(ContextEncoder):
         outputs: Sequence[int] = range(0, self.config.n_blocks + 1, self.config.every)
         head = self.prediction_head()
         if only is not None:
-            place = only % (len(outputs) + (head is not None))
-            outputs, head = (outputs[place : place + 1], None) if place < len(outputs) else ((), head)
+            index = only % (len(outputs) + (head is not None))
+            outputs, head = (outputs[index : index + 1], None) if index < len(outputs) else ((), head)
         return self.run(x, segments, outputs, dropout, head)
 
     def prediction_head(self) -> HeadWeights | None:
-        """What makes the last layer, if that is the prediction."""
+        """The head that computes the last layer, or None if the last layer is not a prediction."""
         return self._head("this") if self.config.prediction_layer else None
 
     def _head(self, word: str) -> HeadWeights:
         return HeadWeights(*matrix_and_bias(cast(Linear, self.heads[word])))
 
     def predict(self, tokens: Tensor, lengths: Tensor, state: State | None = None) -> SoftmaxInputs:
-        """What the softmax reads at each token: two passes, in which a token sees one side only."""
+        """The inputs of the softmax at each token, from two passes: in each, a token sees only one direction."""
         if state is not None:
-            raise ElmoError("a transformer carries no state from sentence to sentence: give whole sentences")
+            raise ElmoError("a transformer has no state between sentences, got one: give whole sentences")
         flat = FlatBatch(tokens, lengths)
-        forward, backward = (
-            flat.padded(self.softmax_input(self.top(flat.tokens, flat.segments(WAYS[name])), name).unsqueeze(0))[0]
-            for name in ("next", "previous")
-        )
+        tops = {word: self.top(flat.tokens, flat.segments(DIRECTIONS[word])) for word in ("next", "previous")}
+        forward, backward = (flat.padded(self.softmax_input(top, word).unsqueeze(0))[0] for word, top in tops.items())
         return SoftmaxInputs(forward, backward, None)
 
     def predict_masked(self, tokens: Tensor, lengths: Tensor, masked: Tensor) -> Tensor:
-        """What the softmax reads at the masked tokens [B, T], in order, [M, S]; none sees another."""
+        """The inputs of the softmax [M, S] at the tokens in `masked` [B, T], in order; all are masked together."""
         masked = masked.to(tokens.device)
         flat = FlatBatch(torch.where(masked.unsqueeze(-1), self.masked.to(tokens.dtype), tokens), lengths)
         top = flat.padded(self.top(flat.tokens, flat.segments()).unsqueeze(0))[0]
         return self.softmax_input(top[masked], "this")
 
     def top(self, x: Tensor, segments: Segments, *, dropout: float = 0.0) -> Tensor:
-        """x [N, P] → the normalised vectors after the last block [N, P], as training reads text."""
+        """x [N, P] → the normalised vectors after the last block [N, P], without the prediction layer."""
         return self.run(x, segments, [self.config.n_blocks], dropout)[0]
 
     def softmax_input(self, top: Tensor, word: str) -> Tensor:
-        """top [N, P], normalised → what the softmax reads [N, S], by the head for `this`, `next` or `previous`."""
+        """top [N, P], normalised → the inputs of the softmax [N, S], by the head for `this`, `next` or `previous`."""
         return softmax_input(top, self._head(word))
 
     def token_layer(self, tokens: Tensor) -> Tensor:
-        """The token layer as the user gets it: normalised, like every layer."""
+        """The token layer of the result: normalised, like every layer."""
         return norm(tokens)
 
     def explain(self, tokens: Tensor) -> str:
-        """The path that the dispatcher chooses for tokens of this shape and dtype, and why."""
+        """The path that the dispatcher chooses for tokens of this shape and dtype, and the reason."""
         choice = choose(tokens.flatten(0, -2), self.block_weights(), gradient=False)
         return f"{choice.path}: {choice.why}"
 
 
 class FlatBatch:
-    """A batch without its padding, tokens [N, P] of the sentences one after the other; `padded` restores it."""
+    """A batch without its padding: tokens [N, P], one sentence after the other; `padded` restores the padding."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor) -> None:
         self.time = tokens.shape[1]
@@ -205,9 +203,9 @@ class FlatBatch:
             inside = torch.arange(self.time) < lengths.unsqueeze(1)
             self.tokens = self.tokens[moved(inside.flatten().nonzero()[:, 0], tokens.device)]
 
-    def segments(self, sides: int = BOTH) -> Segments:
-        """The sentences as segments, all of whose words see these sides."""
-        return Segments.of(self._lengths, sides)
+    def segments(self, direction: int = BOTH) -> Segments:
+        """The sentences as segments with this direction."""
+        return Segments.of(self._lengths, direction)
 
     def padded(self, values: Tensor) -> Tensor:
         """values [L, N, D] → [L, B, T, D], 0 past a sentence's end."""

@@ -1,4 +1,4 @@
-"""A cache of the vectors of words without context: a table of rows, bounded in bytes."""
+"""A cache of the vectors of words without context: a table whose size in bytes is limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elmokit.model.int8 import version
 from elmokit.model.placement import moved
 
 Encode = Callable[[Sequence[str]], Tensor]
-"""Distinct words → [U, P]."""
+"""A function from distinct words to their vectors [U, P]."""
 Rows = NDArray[np.int64]
 
 
@@ -28,11 +28,11 @@ Rows = NDArray[np.int64]
 class CachedWords:
     """The words of a batch: a table of vectors and the row of each word in it."""
 
-    table: Tensor  # [U, P]; rows of other words may change
+    table: Tensor  # [U, P]; rows of words that are not in the batch may change
     rows: Rows  # [N]
 
     def vectors(self, rows: Rows) -> Tensor:
-        """The vectors [N, P] of rows of the table."""
+        """The vectors [N, P] in these rows of the table."""
         table = self.table
         if _numpy_copies(table):
             return torch.from_numpy(table.numpy().take(rows, axis=0))
@@ -42,10 +42,10 @@ class CachedWords:
 class TypeCache:
     """The vectors of words without context that `Elmo` has computed.
 
-    `hits` and `misses` count the words of all batches, the two sentence boundaries once per batch: those whose vector
-    was cached, and those whose vector was computed. When the table is full, a new one begins with the words of the
-    current batch. Changed weights are detected, except those that torch does not count (`.data`, inference mode): call
-    `clear` after such a change.
+    `hits` counts the words whose vector was cached, and `misses` those whose vector was computed, over all batches; the
+    two sentence boundaries count once per batch. When the table is full, a new one begins with the words of the current
+    batch. Changed weights are detected, except changes that torch does not count (`.data`, inference mode): after such
+    a change, call `clear`.
     """
 
     def __init__(self, megabytes: float = 64) -> None:
@@ -61,24 +61,24 @@ class TypeCache:
         _caches.add(self)
 
     def __len__(self) -> int:
-        """Words that are known."""
+        """The number of cached words."""
         known = self._known
         return 0 if known is None else len(known.numbers)
 
     @property
     def capacity(self) -> int:
-        """The most words that fit, once the size of a vector is known; 0 before."""
+        """The most words that fit into the cache; 0 before the first batch, when the size of a vector is unknown."""
         known = self._known
         return 0 if known is None else len(known.table)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the vectors that are known."""
+        """The size of the cached vectors in bytes."""
         known = self._known
         return 0 if known is None else len(known.numbers) * known.table.shape[1] * known.table.element_size()
 
     def clear(self) -> None:
-        """Forget all words, and start counting again."""
+        """Remove all words, and set the counts to 0."""
         with self._lock:
             self._known, self.hits, self.misses = None, 0, 0
 
@@ -87,14 +87,14 @@ class TypeCache:
         return f"TypeCache({size}, {self.hits:,} hits, {self.misses:,} misses)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of a model starts with nothing known."""
+        """A copied or pickled cache is empty."""
         return {"megabytes": self.megabytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     def look_up(self, words: list[str], encode: Encode, encoder: nn.Module) -> CachedWords:
-        """The words of a batch → their vectors; `encode`, which runs `encoder`, computes those not seen before."""
+        """The words of a batch → their vectors; `encode`, which runs `encoder`, computes those that are not cached."""
         weights = _Weights.of(encoder) if self.megabytes else None
         if weights is None:
             numbers = _WordNumbers()
@@ -122,12 +122,12 @@ class TypeCache:
             return CachedWords(known.table, rows)
 
     def after_fork(self) -> None:
-        """Start empty in a child process, where the threads that filled the table or had its lock no longer exist."""
+        """Empty a locked cache in a child process, which lacks the thread that has the lock and fills the table."""
         if self._lock.locked():
             self._lock, self._known = threading.Lock(), None
 
     def _begin(self, words: list[str], encode: Encode, weights: _Weights, full: _WordTable | None) -> CachedWords:
-        """Make a new table with the words of this batch; those in the full table are copied from it."""
+        """Make a new table with the words of this batch; vectors in the full table are copied."""
         distinct = dict.fromkeys(words)
         old = [] if full is None else [word for word in distinct if word in full.numbers]
         new = [word for word in distinct if full is None or word not in full.numbers]
@@ -139,9 +139,9 @@ class TypeCache:
         capacity = int(self.megabytes * 1e6) // (vectors.shape[1] * vectors.element_size())
         self.hits += len(words) - len(new)
         self.misses += len(new)
-        if len(distinct) > capacity:  # such a batch has a table of its own, and the cache does not change
+        if len(distinct) > capacity:  # the batch gets its own table, and the cache does not change
             return CachedWords(vectors, numbers.of(words))
-        with torch.inference_mode(False):  # or it could not be written or used outside of that mode
+        with torch.inference_mode(False):  # otherwise it could not be used outside of that mode
             table = torch.empty(capacity, vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
         known = self._known = _WordTable(table, numbers, weights)
         known.fill(0, vectors)
@@ -161,22 +161,22 @@ if hasattr(os, "register_at_fork"):
 
 
 class _WordNumbers(dict[str, int]):
-    """A number for each word, in the order in which they came."""
+    """Words in the order of their first use, each with its number."""
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
         return number
 
     def of(self, words: list[str]) -> Rows:
-        """The numbers of words; new words get the next ones."""
+        """The numbers of words; new words get the next numbers."""
         return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
 
     def since(self, number: int) -> list[str]:
-        """The words from this number on."""
+        """The words with this number and higher ones."""
         return list(islice(reversed(self), len(self) - number))[::-1]
 
     def forget(self, words: Sequence[str]) -> None:
-        """Remove words that have the last numbers."""
+        """Remove these words, which must have the highest numbers."""
         for word in words:
             del self[word]
 
@@ -191,7 +191,7 @@ class _WordTable:
 
     @torch.no_grad()
     def fill(self, start: int, vectors: Tensor) -> None:
-        """Write rows from `start` on."""
+        """Write these vectors to the rows from `start` on."""
         end = start + len(vectors)
         if _numpy_copies(self.table) and _numpy_copies(vectors):
             self.table.numpy()[start:end] = vectors.numpy()
@@ -201,7 +201,7 @@ class _WordTable:
 
 
 def _numpy_copies(tensor: Tensor) -> bool:
-    """Whether numpy can copy it, in this thread.
+    """Whether numpy can copy a tensor; numpy does so in this thread.
 
     Torch's threads would stay awake for some milliseconds, on cores that the compiled kernels need next.
     """
@@ -214,13 +214,13 @@ class _Weights:
 
     marks: tuple[object, ...]
     tensors: list[Tensor] = field(compare=False)
-    """References to the tensors, so that no other tensor can have the address of one of them."""
+    """References to the tensors, so that no new tensor can get the address of one of them."""
 
     @classmethod
     def of(cls, encoder: nn.Module) -> _Weights | None:
-        """Those of an encoder; None if vectors must be computed each time.
+        """The weights of an encoder; None if vectors must not be cached.
 
-        That is for weights with gradients, and for the copies of DataParallel, which list no weights.
+        They must not be cached for weights with gradients, and for the copies of DataParallel, which list no weights.
         """
         tensors = _tensors(encoder)
         if not tensors or any(tensor.requires_grad for tensor in tensors):
@@ -232,12 +232,12 @@ class _Weights:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """A module's weights; every batch asks for them, and torch's own `parameters` takes longer."""
-    found: list[Tensor | None] = []
+    """A module's parameters and buffers; this runs for every batch, and torch's own `parameters` is slower."""
+    tensors: list[Tensor | None] = []
     modules: list[nn.Module | None] = [module]
-    for each in modules:  # which grows meanwhile
+    for each in modules:  # the list grows during the loop
         if each is not None:
-            found += each._parameters.values()
-            found += each._buffers.values()
+            tensors += each._parameters.values()
+            tensors += each._buffers.values()
             modules += each._modules.values()
-    return [tensor for tensor in found if tensor is not None]
+    return [tensor for tensor in tensors if tensor is not None]

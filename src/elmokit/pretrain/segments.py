@@ -221,7 +221,7 @@ class SegmentBatch(Batch):
         import torch
         from torch.nn import functional as F
 
-        from elmokit.model.transformer import WAYS as HEADS
+        from elmokit.model.transformer import DIRECTIONS as HEADS
         from elmokit.model.transformer import TransformerEncoder
         from elmokit.ops.attention import Segments
 
