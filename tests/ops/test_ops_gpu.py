@@ -140,7 +140,7 @@ def test_a_gpu_without_triton_computes_the_same_with_the_operations_of_torch(mon
     exact = window_results(lstm_windows, *window_case(shape, "random", device="cuda"))
     top, weight, bias, targets, row_weight = softmax_case(65, 7, 101, device="cuda")
     exact += softmax_loss(top, weight, bias, targets, row_weight=row_weight)
-    monkeypatch.setattr(kernels, "serve", lambda device: False)
+    monkeypatch.setattr(kernels, "available", lambda device: False)
     found = window_results(lstm_windows, *window_case(shape, "random", device="cuda"))
     found += softmax_loss(top, weight, bias, targets, row_weight=row_weight)
     for ours, plain in zip(found, exact, strict=True):

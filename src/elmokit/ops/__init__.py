@@ -1,1 +1,1 @@
-"""Hot spots: every fast path is next to a plain reference, and a dispatcher says what it chose and why."""
+"""The operations that take most of the time: fast paths, a plain reference for each, and dispatchers between them."""

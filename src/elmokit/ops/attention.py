@@ -92,7 +92,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, window: int) -> 
 
 
 def _mask(before: int, queries: int, keys: int, window: int, direction: int, device: torch.device) -> Tensor | None:
-    """[queries, keys]: True where a query sees a key, None for everywhere; the first query is key `before`."""
+    """[queries, keys]: True where a query sees a key; None if all see all. The first query is the key `before`."""
     if direction == BOTH and keys <= window + 1:
         return None
     ahead = torch.arange(keys, device=device) - torch.arange(before, before + queries, device=device).unsqueeze(1)
@@ -131,7 +131,7 @@ def _rotations(count: int, size: int) -> Tensor:
 
 
 def rotation_factors(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosines and sines [N, E / 2] of positions as `rotate` takes them, [N, 1, E]."""
+    """The cosines and sines [N, E / 2] of positions → the factors [N, 1, E] that `rotate` takes."""
     return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
 
 

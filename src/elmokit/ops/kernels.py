@@ -1,4 +1,4 @@
-"""Whether the package's own GPU kernels can run on a device; otherwise torch's operations compute everything."""
+"""Whether elmokit's GPU kernels can run on a device; otherwise torch's operations compute everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 AutogradContext = Any
-"""What torch passes to an autograd function, which sets attributes of its own."""
+"""The context that torch passes to an autograd function, which stores attributes in it."""
 
 
 def available(device: torch.device) -> bool:

@@ -24,7 +24,7 @@ def lstm_scan(x: Tensor, inside: Tensor, weights: LstmWeights, *, reverse: bool)
     def step(state: tuple[Tensor, Tensor], token: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tensor]:
         here, is_token = token
         h, c = lstm_step(here, *state, weights)
-        # Padding leaves the state as it is: in the reverse direction it comes before the sentence.
+        # Padding does not change the state: in the reverse direction, it is read before the sentence.
         return (torch.where(is_token, h, state[0]), torch.where(is_token, c, state[1])), h * is_token
 
     sizes = weights.recurrent.shape[1], len(weights.bias) // 4

@@ -1,7 +1,7 @@
 """Kernels in C, compiled for the machine that runs them.
 
-The dispatcher asks `reason_against` and `description`, and then calls a function of `bilstm`, `transformer`,
-`characters` or `linear`.
+The dispatchers call `reason_against` and `description`, and then a function of `bilstm`, `transformer`, `characters` or
+`linear`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ struct characters_worker {
     struct participant *in_group; /* this thread as one of those that share the words: one of the two above */
     int64_t first, n;
     float *rest, *products;
-    float *x, *next;       /* the input and the output of a highway, which change places after it */
+    float *x, *next;       /* the input and the output of a highway, which are swapped after it */
     int32_t *sums, *gates; /* [2 · WORDS][WIDTH] */
 };
 

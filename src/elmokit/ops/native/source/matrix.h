@@ -392,19 +392,19 @@ static void pack_int8(
     for (int64_t p = start; p < stop; p++)
         for (int v = 0; v < GATES; v++)
             for (int lane = 0; lane < LANES; lane++) {
-                int64_t output = output_of(m, p, v, lane), place = p * WIDTH + v * LANES + lane;
+                int64_t output = output_of(m, p, v, lane), index = p * WIDTH + v * LANES + lane;
                 int8_t *to = panels + 4 * (p * groups * WIDTH + v * LANES + lane);
                 const int8_t *from = weights + (output < 0 ? 0 : output) * m->inputs;
                 int64_t size = part_size(m), part_step = panel_count(m) * WIDTH;
-                for (int64_t part = 0; part < m->parts; part++) offsets[part * part_step + place] = 0;
+                for (int64_t part = 0; part < m->parts; part++) offsets[part * part_step + index] = 0;
                 for (int64_t group = 0; group < groups; group++) {
                     int8_t four[4] = {0, 0, 0, 0};
                     int64_t here = output < 0 ? 0 : min_int(4, m->inputs - 4 * group);
-                    int32_t *offset = offsets + 4 * group / size * part_step + place;
+                    int32_t *offset = offsets + 4 * group / size * part_step + index;
                     for (int64_t k = 0; k < here; k++) *offset -= SUM_OFFSET * (four[k] = from[4 * group + k]);
                     memcpy(to + group * 4 * WIDTH, four, 4);
                 }
-                panel_scales[place] = output < 0 ? 0.0f : scales[output];
+                panel_scales[index] = output < 0 ? 0.0f : scales[output];
             }
 }
 

@@ -254,9 +254,11 @@ INLINE void multiply(
 /* ---- attention ---- */
 
 /* Normalises a query or key of one head to the length √E · scale, and rotates it by its position in the segment. */
-static void rotate(const struct transformer *job, const float *from, int64_t place, float scale, float *restrict to) {
+static void rotate(
+    const struct transformer *job, const float *from, int64_t position, float scale, float *restrict to
+) {
     int64_t half = job->size / job->heads / 2;
-    const float *cos = job->cos + place * half, *sin = job->sin + place * half;
+    const float *cos = job->cos + position * half, *sin = job->sin + position * half;
     float mean = row_sum(1, from, 2 * half, 0.0f) / (float)(2 * half);
     scale /= sqrtf(mean + 1.1920929e-07f);
     int64_t e = 0;
@@ -370,8 +372,8 @@ INLINE void score_panel(
     memset(sums, 0, R * WIDTH * sizeof(float));
     float_tile(R, V, 0, size, me->scratch.query, size, me->scratch.keys + base * size, sums, (const char *)sums, 0);
     for (int r = 0; r < R; r++) {
-        int64_t place = query + r - span->from;
-        int64_t lo = max_int(place - span->left, 0), hi = min_int(place + span->right + 1, n);
+        int64_t own = query + r - span->from; /* the index of the query's own token */
+        int64_t lo = max_int(own - span->left, 0), hi = min_int(own + span->right + 1, n);
         float *weights = me->scratch.weights + r * padded(n) + base;
         totals[r] = exp_between(V, sums + r * WIDTH, base, lo, hi, totals[r], weights);
     }
