@@ -7,6 +7,7 @@ As a program it runs them in Triton's interpreter:
 from __future__ import annotations
 
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
 
@@ -77,8 +78,8 @@ def bilstm_error(dtype: torch.dtype, batch: int, time: int) -> float:
 
 if __name__ == "__main__":
     # The kernels take what is on the CPU too: Triton interprets them.
-    kernels.available = lambda device: True
-    torch.cuda.device = lambda device: nullcontext()
+    patch.object(kernels, "available", lambda device: True).start()  # fails if there is no such name
+    patch.object(torch.cuda, "device", lambda device: nullcontext()).start()
     for number, shape in enumerate(SHAPES):
         if max(shape[1:4]) < 63:  # the interpreter takes long
             worst = windows_error(shape, KEEPS[number % len(KEEPS)])
@@ -91,6 +92,7 @@ if __name__ == "__main__":
     for batch, time in ((1, 1), (3, 5), (9, 2)):
         worst = bilstm_error(torch.float32, batch, time)
         assert worst < 1e-4, (batch, time, worst)
-    gpu.bmm_float32 = lambda one, other: torch.bmm(one.float(), other.float())  # torch has it on a GPU only
+    # torch has this product on a GPU only.
+    patch.object(gpu, "bmm_float32", lambda one, other: torch.bmm(one.float(), other.float())).start()
     worst = bilstm_error(torch.float16, 3, 5)
     assert worst < 1e-2, worst
