@@ -89,7 +89,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         from elmokit.tasks.model import LAST, write_model
         from elmokit.tasks.report import TaskReport, comparison_table, write_report
         from elmokit.tasks.task import task_named
-        from elmokit.tasks.trainer import fit, held_out
+        from elmokit.tasks.trainer import fit, hold_out
         from elmokit.text.policy import TextPolicy
 
         task = task_named(self.kind)
@@ -120,7 +120,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         if self.compare:
             others = [other for other in (options.with_layer_0(), options.without_elmo()) if other != options]
             comparison = [(_name(options), fitted.scores), *((_name(other), trained(other).scores) for other in others)]
-            parts = (train, dev) if dev is not None else held_out(task, train, options)
+            parts = (train, dev) if dev is not None else hold_out(task, train, options)
             try:
                 comparison += task.baselines(*parts)
             except MissingExtraError as error:
