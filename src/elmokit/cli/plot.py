@@ -78,7 +78,7 @@ class PlotWordsCommand(SearchOptions):
 
     def run(self) -> None:
         """Draw the words of the sentences, or of a corpus."""
-        from elmokit.analyse.pictures import draw_words, place_words
+        from elmokit.analyse.pictures import draw_words, occurrence_vectors
         from elmokit.plots.style import check_groups
 
         _prepare(self.output, self.font, [*self.words, *self.sentence])
@@ -88,7 +88,7 @@ class PlotWordsCommand(SearchOptions):
         check_groups(len(words), "words")
         elmo = self.load(self.segment)
         found = self._in_sentences(words, elmo) if self.sentence else self._in_corpus(words, elmo)
-        draw_words(words, place_words(elmo, words, found), self.output)
+        draw_words(words, occurrence_vectors(elmo, words, found), self.output)
         print(printable(f"wrote {self.output}"))
 
     def _in_sentences(self, words: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
