@@ -135,7 +135,7 @@ def test_train_prints_scores_and_writes_a_folder(train, place, tmp_path, kind, f
     assert lines[0].startswith(f"{place / file}: ")
     assert lines[-2].startswith("epoch 1: loss "), lines
     assert f"dev {score} " in lines[-2]
-    assert lines[-1].startswith(f"model: {tmp_path / 'model'}, as it was after epoch 1")
+    assert lines[-1].startswith(f"model: {tmp_path / 'model'}, with the weights of epoch 1")
     names = {path.relative_to(tmp_path / "model").as_posix() for path in (tmp_path / "model").rglob("*.*")}
     pictures = {f"report/{name}.png" for name in ("confusion", "mix", "curve")}
     pictures -= {"report/confusion.png"} if score == "Pearson" else set()
@@ -356,7 +356,7 @@ def test_texts_that_are_cut_are_reported(call, place, tmp_path):
     assert err == f"1 of 2 texts of {tmp_path / 'a.tsv'} is longer than 400 tokens (max_tokens) and is cut\n"
     status, out, err = call("predict", place / "classify-model", "--input", tmp_path / "a.tsv")
     assert (status, len(out.splitlines())) == (0, 2)
-    assert err == "1 text longer than 400 tokens (max_tokens): cut\n"
+    assert err == "1 text longer than 400 tokens (max_tokens) was cut\n"
 
 
 def test_a_mistake_late_in_a_file_leaves_no_half_of_the_answers(call, place, tmp_path):
@@ -487,8 +487,8 @@ def test_a_kind_that_there_is_not(call, place):
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ("classify-model", [], "give texts as arguments or a file with --input FILE, one of the two"),
-        ("classify-model", ["a", "--input", "{place}/pair.tsv"], "one of the two"),
+        ("classify-model", [], "give either texts as arguments or a file with --input FILE, got neither"),
+        ("classify-model", ["a", "--input", "{place}/pair.tsv"], "got both"),
         ("classify-model", ["--input", "missing.tsv"], "missing.tsv does not exist"),
         ("classify-model", ["a", "--output", "{here}/a.xml"], "output must end in .jsonl, .tsv for a classify model"),
         ("classify-model", ["a", "--output", "{here}/a.conll"], "output must end in .jsonl, .tsv for a classify model"),
