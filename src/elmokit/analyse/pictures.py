@@ -230,6 +230,7 @@ def draw_words(words: Sequence[str], found: OccurrenceVectors, path: Path) -> No
                 color, edge = (GREY, "white") if several else (color, edge)
                 x, y = points[group[0]]
                 axes.scatter(x, y, s=34, color=color, marker=marker, edgecolors=edge, linewidths=0.5)
+            # Layer 0 has no context, so its labels are the words alone.
             _label_words(axes, found, _LABEL_CONTEXT if number else 0, points, point_groups)
         _words_legend(figure, words, shown, height)
 
