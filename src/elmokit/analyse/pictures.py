@@ -48,7 +48,7 @@ _DIGIT_SPACE = "\u2007"
 """A space of the width of a digit."""
 
 # Words in their sentences.
-MAX_OCCURRENCES = 80
+MAX_DRAWN = 80
 _PANEL_WIDTH, _PANEL_HEIGHT, _PANELS_ACROSS = 4.6, 3.5, 3
 _LABEL_CONTEXT, _MAX_WORD_LABEL = 2, 26
 """Maximum number of words on each side in a label, and of characters in it."""
@@ -175,9 +175,9 @@ class OccurrenceVectors(NamedTuple):
 
 def occurrence_vectors(elmo: Elmo, words: Sequence[str], found: Sequence[tuple[int, Occurrence]]) -> OccurrenceVectors:
     """The vectors in all layers of occurrences, each of which is given with the number of its word."""
-    if len(found) > MAX_OCCURRENCES:
+    if len(found) > MAX_DRAWN:
         raise ElmoError(
-            f"a picture shows at most {MAX_OCCURRENCES} occurrences of {', '.join(words[:3])}, got {len(found)}: "
+            f"a picture shows at most {MAX_DRAWN} occurrences of {', '.join(words[:3])}, got {len(found)}: "
             "give fewer sentences, or lower occurrences",
             "occurrences",
         )
