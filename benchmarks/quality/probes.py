@@ -198,7 +198,7 @@ def _wic_pairs(setting: Setting, paths: Sequence[Path]) -> tuple[NDArray[np.floa
     stream = setting.encoder.source.stream(tokens for pair, _ in chosen for tokens in (pair.first, pair.second))
     cosines = []
     for pair, _ in chosen:
-        one, other = (next(stream)[:, place] for place in pair.places)
+        one, other = (next(stream)[:, place] for place in pair.positions)
         cosines.append(_cosine(with_mean(one), with_mean(other)))
     return np.array(cosines), np.array([pair.same for pair, _ in chosen]), np.array([word for _, word in chosen])
 

@@ -10,7 +10,7 @@ from elmokit.analyse.index import Int8Vectors, largest_scores, normalised, produ
 
 
 def test_cosines_stay(monkeypatch) -> None:
-    monkeypatch.setattr(index, "BLOCK_NUMBERS", 17 * 64)  # several blocks, the last one not full
+    monkeypatch.setattr(index, "BLOCK_VALUES", 17 * 64)  # several blocks, the last one not full
     random = np.random.default_rng(0)
     values = (random.standard_normal((100, 64)) * random.uniform(0.1, 50, (100, 1))).astype(np.float32)
     values[7] = 0

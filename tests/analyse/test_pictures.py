@@ -11,11 +11,11 @@ from elmokit import ElmoError
 from elmokit.analyse.index import Occurrence, normalised
 from elmokit.analyse.index_builder import build_index
 from elmokit.analyse.pictures import (
-    PlacedWords,
+    OccurrenceVectors,
     draw_senses,
     draw_similarity,
     draw_words,
-    place_words,
+    occurrence_vectors,
     similarities,
     snippet,
 )
@@ -105,7 +105,7 @@ def test_words(tmp_path, make_elmo, shown) -> None:
         if token == word
     ]
     elmo = make_elmo()
-    draw_words(["bank", "money"], place_words(elmo, ["bank", "money"], found), tmp_path / "words.png")
+    draw_words(["bank", "money"], occurrence_vectors(elmo, ["bank", "money"], found), tmp_path / "words.png")
     figure = shown[0]
     assert [panel.get_title() for panel in figure.axes] == ["layer 0: words without context", "layer 1", "layer 2"]
     assert sorted(text.get_text() for text in figure.axes[0].texts) == ["bank × 3", "money × 3"]
@@ -119,8 +119,8 @@ def test_words(tmp_path, make_elmo, shown) -> None:
     colours = {tuple(points.get_facecolor()[0]) for points in figure.axes[1].collections}
     assert len(colours) == 4
     assert len({tuple(points.get_facecolor()[0]) for points in figure.axes[0].collections}) == 1, "of no sentence"
-    with pytest.raises(ElmoError, match="at most 80 places of bank, money, got 120"):
-        place_words(elmo, ["bank", "money"], found * 20)
+    with pytest.raises(ElmoError, match="at most 80 occurrences of bank, money, got 120"):
+        occurrence_vectors(elmo, ["bank", "money"], found * 20)
 
 
 def test_a_crowd_of_words_is_not_labelled_with_the_word_alone(tmp_path, shown) -> None:
@@ -128,7 +128,7 @@ def test_a_crowd_of_words_is_not_labelled_with_the_word_alone(tmp_path, shown) -
     tokens = [(f"before{number}", "bank", f"behind{number}") for number in range(70)]
     found = tuple(Occurrence(number, 1, each) for number, each in enumerate(tokens))
     vectors = normalised(random.standard_normal((2, 70, 6)).astype(np.float32) * (9, 9, 1, 1, 1, 1))
-    draw_words(["bank"], PlacedWords(found, (0,) * 70, vectors), tmp_path / "crowd.png")
+    draw_words(["bank"], OccurrenceVectors(found, (0,) * 70, vectors), tmp_path / "crowd.png")
     written = [text.get_text() for text in shown[0].axes[1].texts]
     assert 5 < len(written) < 70
     assert "bank" not in written, "the legend says that already"
@@ -139,13 +139,13 @@ def test_a_crowd_of_words_is_not_labelled_with_the_word_alone(tmp_path, shown) -
 def test_neighbours_in_a_script_without_a_font_are_left_out(tmp_path, font, shown) -> None:
     found = (Occurrence(0, 1, ("a", "bank", "b")), Occurrence(1, 1, ("银行", "bank", "b")))
     vectors = normalised(np.arange(12, dtype=np.float32).reshape(2, 2, 3) ** 2)
-    draw_words(["bank"], PlacedWords(found, (0, 0), vectors), tmp_path / "words.png")
+    draw_words(["bank"], OccurrenceVectors(found, (0, 0), vectors), tmp_path / "words.png")
     assert sorted(text.get_text() for text in shown[0].axes[1].texts) == ["a bank b", "bank"]
 
 
 def test_no_more_groups_than_looks(tmp_path, index) -> None:
     found = tuple(Occurrence(number, 0, ("bank",)) for number in range(9))
-    placed = PlacedWords(found, tuple(range(9)), np.zeros((2, 9, 3), np.float32))
+    placed = OccurrenceVectors(found, tuple(range(9)), np.zeros((2, 9, 3), np.float32))
     with pytest.raises(ElmoError, match="at most 8 words, got 9"):
         draw_words([f"word{number}" for number in range(9)], placed, tmp_path / "words.png")
     with pytest.raises(ElmoError, match="at most 8 clusters, got 9"):

@@ -157,7 +157,7 @@ def test_data_that_cannot_be_used_are_named(train, dev, message):
 
 
 def test_more_tokens_than_a_block_are_all_seen(monkeypatch):
-    monkeypatch.setattr("elmokit.analyse.probes.pos._BLOCK", 8)
+    monkeypatch.setattr("elmokit.analyse.probes.pos._BLOCK_TOKENS", 8)
     random = np.random.default_rng(0)
     labels = np.arange(30) % 2
     features = (random.normal(0, 0.1, (30, 4)) + labels[:, None] * 2).astype(np.float16)

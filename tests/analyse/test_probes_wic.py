@@ -76,7 +76,7 @@ def test_pairs_are_read(tmp_path):
     ("line", "message"),
     [
         ("X\ta\tN\t0-0\ta\ta", "label must be T or F, got 'X' in line 2"),
-        ("T\ta\tN\t0-5\ta\ta", "indices must name a token in each sentence, got 0-5 in line 2"),
+        ("T\ta\tN\t0-5\ta\ta", "indices must be positions of a token in each sentence, got 0-5 in line 2"),
         ("T\ta\tN\t0\ta\ta", "indices must be two numbers"),
         ("T\ta\tN\t0--1\ta\ta", "indices must be two numbers"),
         ("T\ta\tN\t0-0\ta", "6 columns, got 5 in line 2"),

@@ -296,8 +296,8 @@ def test_a_log_shows_progress_with_total_rate_and_what_is_computed(monkeypatch, 
     """The clock of the display is not waited for: every update is shown."""
     monkeypatch.setattr("elmokit.progress._FIRST_SECONDS", 0.0)
     monkeypatch.setattr("elmokit.progress._LOG_SECONDS", 0.0)
-    monkeypatch.setattr("elmokit.cli.embed._SHOW_SECONDS", 0.01)
-    monkeypatch.setattr("elmokit.cli.embed._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("elmokit.cli.embed._UPDATE_SECONDS", 0.01)
+    monkeypatch.setattr("elmokit.cli.embed._WAIT_SECONDS", 0.0)
     real = Elmo.stream
 
     def slow(self, sentences, **options):

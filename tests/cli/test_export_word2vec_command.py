@@ -108,7 +108,7 @@ def test_what_is_refused(refused, model_folder, text, tmp_path, make_elmo):
     assert "add --corpus" in refused(model_folder, "--layer", "top")
     assert "--layer must be mix, top or a number" in refused(model_folder, "--layer", "all", "--corpus", text)
     assert "0 to 2, got 7" in refused(model_folder, "--layer", "7", "--corpus", text)
-    assert "no word to export" in refused(model_folder, "--corpus", text, "--min-count", 9)
+    assert "no words to export" in refused(model_folder, "--corpus", text, "--min-count", 9)
     assert "must be a file in a folder that exists" in refused(model_folder, name="nowhere/vectors.bin")
     make_elmo().save(tmp_path / "bare")
     assert "has no vocabulary: give --words" in refused(tmp_path / "bare")

@@ -155,7 +155,7 @@ def test_which_of_several() -> None:
     for arguments, said in (
         (("river", tokens, None), "must have 'river' among its tokens, which are: 'the' 'bank' 'of' 'a' 'bank'"),
         (("Bank", tokens, None), "give --ignore-case"),
-        (("bank", tokens, None), "has 'bank' 2 times, as its tokens 2, 5: choose with --position"),
+        (("bank", tokens, None), "has 'bank' 2 times, as tokens 2, 5: choose with --position"),
         (("bank", tokens, 3), r"number of 'bank' among the tokens \(2, 5\), got 3"),
         (("bank", [], None), "which are: none"),
     ):

@@ -20,7 +20,7 @@ def test_similarity(tmp_path, model_folder, capsys) -> None:
     replace(request, segment="english", output=tmp_path / "map.pdf").run()
     assert (tmp_path / "map.pdf").exists()
     for changes, said in (
-        ({"first": " "}, "one of those given has no tokens"),
+        ({"first": " "}, "the first sentence has no tokens"),
         ({"output": tmp_path / "map.jpg"}, "must end in"),
         ({"first": "a " * 61}, "1 to 60 tokens, got 61 and 3"),
     ):

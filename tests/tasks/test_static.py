@@ -25,12 +25,12 @@ def vector_file(tmp_path):
 
 
 def test_words_trained_from_nothing():
-    table = StaticVectors.train_from(SENTENCES, size=7, min_count=2)
+    table = StaticVectors.random(SENTENCES, size=7, min_count=2)
     assert sorted(table.words) == ["bank", "the"]
     assert table.row("the") != table.row("bank")
     assert table.row("The") == table.row("the")  # by its lower-cased form
     assert table.row("river") == UNKNOWN
-    every = StaticVectors.train_from(SENTENCES, size=7)
+    every = StaticVectors.random(SENTENCES, size=7)
     assert every.row("The") != every.row("the")
     assert every.row("THE") == every.row("the")
     lengths = every.trained.weight[UNKNOWN:].norm(dim=1)
@@ -39,13 +39,13 @@ def test_words_trained_from_nothing():
 
 
 def test_the_same_seed_gives_the_same_table():
-    first, second, other = (StaticVectors.train_from(SENTENCES, size=4, seed=seed) for seed in (3, 3, 4))
+    first, second, other = (StaticVectors.random(SENTENCES, size=4, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first.trained.weight, second.trained.weight)
     assert not torch.equal(first.trained.weight, other.trained.weight)
 
 
 def test_rows_of_sentences_are_padded():
-    table = StaticVectors.train_from(SENTENCES, size=4).eval()
+    table = StaticVectors.random(SENTENCES, size=4).eval()
     ids = table.ids([("the", "bank"), (), ("zzz",)])
     assert ids.tolist() == [[table.row("the"), table.row("bank")], [PADDING] * 2, [UNKNOWN, PADDING]]
     vectors = table(ids)
@@ -77,10 +77,10 @@ def test_the_files_own_unknown_word(vector_file):
 
 
 def test_a_large_file_is_cut_to_a_bound_and_to_the_words_of_the_text(vector_file, monkeypatch):
-    monkeypatch.setattr(static, "MOST_NUMBERS", 3)
+    monkeypatch.setattr(static, "MAX_VALUES", 3)
     table = StaticVectors.read(vector_file, SENTENCES)
     assert set(table.words) == {"of", "the", "bank", "rates"}
-    monkeypatch.setattr(static, "MOST_NUMBERS", 15)
+    monkeypatch.setattr(static, "MAX_VALUES", 15)
     assert set(StaticVectors.read(vector_file, SENTENCES).words) == set(FILE_WORDS) - {"seen"}
 
 
@@ -107,7 +107,7 @@ def test_frozen_vectors_stay(vector_file):
 
 def test_vectors_in_memory_are_as_those_of_a_file(vector_file):
     vectors = np.array([vector_of(number) for number in range(6)] + [[8.0, 8.0, 8.0]])
-    table = StaticVectors.given(([*FILE_WORDS, "bank"], vectors), SENTENCES).eval()
+    table = StaticVectors.from_table(([*FILE_WORDS, "bank"], vectors), SENTENCES).eval()
     other = StaticVectors.read(vector_file, SENTENCES).eval()
     assert table.words == other.words
     assert torch.equal(table(table.ids(SENTENCES)), other(other.ids(SENTENCES)))
@@ -125,7 +125,7 @@ def test_vectors_in_memory_are_as_those_of_a_file(vector_file):
 )
 def test_wrong_vectors_are_named(words, vectors, message):
     with pytest.raises(ElmoError, match=message):
-        StaticVectors.given((words, vectors), SENTENCES)
+        StaticVectors.from_table((words, vectors), SENTENCES)
 
 
 def test_a_table_is_built_again_from_what_was_saved(vector_file):

@@ -167,7 +167,7 @@ def test_raw_text_for_prediction(file):
         ("EU\tB-ORG\n\tO\n", "a.conll", ["line 2: the token is empty"]),
         (b"EU B-ORG\ncaf\xe9 O\n", "a.conll", ["line 2", "must be UTF-8"]),
         ("EU B-ORG\n", "a.conllu", ["line 1", "10 columns", "got 1"]),
-        (CONLLU.replace("2\tdo\t", "b\tdo\t"), "a.conllu", ["line 5", "numbers the words", "'b'"]),
+        (CONLLU.replace("2\tdo\t", "b\tdo\t"), "a.conllu", ["line 5", "number of a word", "'b'"]),
         (CONLLU.replace("\tAUX\t", "\t_\t"), "a.conllu", ["line 5", "has no upos (_)"]),
         (CONLLU.replace("\tAUX\t", "\t\t"), "a.conllu", ["line 5: the tag is empty"]),
     ],

@@ -25,7 +25,7 @@ def test_order_and_ids():
 
 
 def test_one_class_is_refused():
-    with pytest.raises(ElmoError, match=r"at least two classes to tell apart, got 'x' alone, 1,200 times, in a\.tsv"):
+    with pytest.raises(ElmoError, match=r"at least two classes, got only 'x', 1,200 times, in a\.tsv"):
         check_training_labels(["x"] * 1200, "a.tsv")
 
 
@@ -38,10 +38,10 @@ def test_slips_in_training_data_are_reported():
     assert check_training_labels("ababab") == []
     assert check_training_labels("ab" * 10, "a.tsv") == []
     assert check_training_labels(["a"] * 9 + ["b"] * 9 + ["lable"], "a.tsv") == [
-        "a.tsv has only one example of 'lable': is that a slip?"
+        "a.tsv has only one example of 'lable': is that a typing error?"
     ]
     assert check_training_labels([*"ababababab", "c", "d"]) == [
-        "the training data has only one example each of 'c', 'd': is that a slip?"
+        "the training data has only one example each of 'c', 'd': is that a typing error?"
     ]
 
 
@@ -49,16 +49,18 @@ def test_dev_labels():
     task = ClassifyTask(label_names("aabbcc"))
     assert task.check([text("a", 2), text("b", 3), text("c", 4)]) == []
     assert task.check([text("a", 2), text("z", 3), text("c", 4), text("z", 5)], "dev.tsv") == [
-        "dev.tsv, line 3: training never saw the label 'z'; 2 places with it will count as wrong",
-        "there is no example of 'b' to score on, so no score speaks for that",
+        "dev.tsv, line 3: the training data does not have the label 'z', so 2 answers will count as wrong",
+        "the scores do not cover 'b': no example to score on has that label",
     ]
     two = task.check([text(label, 2) for label in "abcyz"], "dev.tsv")
-    assert two == ["dev.tsv, line 2: training never saw the labels 'y', 'z'; 2 places with them will count as wrong"]
+    assert two == [
+        "dev.tsv, line 2: the training data does not have the labels 'y', 'z', so 2 answers will count as wrong"
+    ]
 
 
 def test_dev_labels_of_another_kind_are_refused():
     with pytest.raises(
-        ElmoError, match=r"dev\.tsv, line 2: training saw none of the labels here \('1', '0'\), only 'a'"
+        ElmoError, match=r"dev\.tsv, line 2: the training data has none of these labels \('1', '0'\), only 'a'"
     ):
         ClassifyTask(label_names("aabb")).check([text("1", 2), text("0", 3)], "dev.tsv")
 
@@ -66,7 +68,7 @@ def test_dev_labels_of_another_kind_are_refused():
 def test_dev_tags():
     task = TagTask(label_names(["O", "B-X", "E-X"]), Scheme("BIO"))
     examples = [TaggedExample(("u", "v"), ("O", "O"), 1), TaggedExample(("u", "v", "w"), ("O", "O", "B-Y"), 4)]
-    expected = "dev.conll, line 6: training never saw the label 'B-Y'; 1 place with it will count as wrong"
+    expected = "dev.conll, line 6: the training data does not have the label 'B-Y', so 1 answer will count as wrong"
     assert task.check(examples, "dev.conll") == [expected]
 
 

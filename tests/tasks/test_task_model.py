@@ -87,7 +87,7 @@ def test_what_a_pair_model_takes_and_gives(model_of):
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("classify", 5, "predict takes a text or a list of them, got int"),
+        ("classify", 5, "predict takes a text or a list of texts, got int"),
         ("classify", [5], "a text is a string or a list of tokens"),
         ("classify", [[1, 2]], "a text is a string or a list of tokens"),
         ("tag", None, "predict takes a text"),
@@ -138,7 +138,7 @@ def test_an_answer_depends_on_its_text_alone(model_of, kind, options):
 
 
 def test_any_number_of_texts_streams(model_of, monkeypatch):
-    monkeypatch.setattr("elmokit.tasks.model._AT_A_TIME", 4)
+    monkeypatch.setattr("elmokit.tasks.model._READ_AHEAD", 4)
     model, taken = model_of("classify"), []
 
     def read():

@@ -32,7 +32,7 @@ CASES = [
 def network(kind, seed=0, allowed=None, **options):
     torch.manual_seed(seed)
     chosen = TaskOptions(hidden=7, **options)
-    static = None if chosen.static == "none" else StaticVectors.train_from([WORDS], size=5)
+    static = None if chosen.static == "none" else StaticVectors.random([WORDS], size=5)
     outputs = 1 if chosen.target == "score" else N_LABELS
     made = {"classify": ClassifyNetwork, "tag": TagNetwork, "pair": PairNetwork}[kind]
     built = made(chosen, InputSpec(N_LAYERS, SIZE, static), outputs, **({"allowed": allowed} if allowed else {}))

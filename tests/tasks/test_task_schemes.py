@@ -21,7 +21,7 @@ from elmokit.tasks.schemes import (
     to_bioes,
     transitions,
 )
-from elmokit.tasks.tag import TaggedExample, _placed
+from elmokit.tasks.tag import TaggedExample, _tags_with_locations
 
 BIO, IOB1, NONE = Scheme("BIO"), Scheme("IOB1"), Scheme()
 BMES = Scheme("BIOES", "BMES")
@@ -138,7 +138,7 @@ def test_other_tags_are_left_alone():
     tags = ["NN", "S", "B-thing"]
     assert to_bioes(tags, NONE) == from_bioes(tags, NONE) == ("NN", "S", "B-thing")
     assert not find_faults(tags, NONE)
-    assert check_scheme(_placed([sentence(*tags)], None), NONE) == []
+    assert check_scheme(_tags_with_locations([sentence(*tags)], None), NONE) == []
 
 
 def test_bare_letters():
@@ -170,18 +170,18 @@ def test_transitions():
 
 def test_a_few_broken_sequences_are_reported():
     examples = [sentence("B-X", "I-X", line=4 * n + 1) for n in range(30)]
-    assert check_scheme(_placed(examples, "a.conll"), BIO) == []
+    assert check_scheme(_tags_with_locations(examples, "a.conll"), BIO) == []
     examples[7] = sentence("O", "I-X", line=29)
-    (message,) = check_scheme(_placed(examples, "a.conll"), BIO)
-    assert message.startswith("a.conll, line 30: in BIO I-X after O should be B-X (1 such place, 30 spans);")
+    (message,) = check_scheme(_tags_with_locations(examples, "a.conll"), BIO)
+    assert message.startswith("a.conll, line 30: in BIO I-X after O should be B-X (1 such tag, 30 spans);")
     few = examples[7:9]
     with pytest.raises(ElmoError, match=r"a\.conll, line 30: in BIO I-X after O should be B-X"):
-        check_scheme(_placed(few, "a.conll"), BIO)
+        check_scheme(_tags_with_locations(few, "a.conll"), BIO)
     with pytest.raises(ElmoError, match=r"a\.conllu, line 29, token 2 \('w1'\): in BIO"):
-        check_scheme(_placed(few, "a.conllu"), BIO)
+        check_scheme(_tags_with_locations(few, "a.conllu"), BIO)
     with pytest.raises(ElmoError, match=r"^line 29, token 2"):
-        check_scheme(_placed(few, None), BIO)
-    assert check_scheme(_placed(few, "a.conll"), BIO, refuse=False)[0].startswith(
+        check_scheme(_tags_with_locations(few, None), BIO)
+    assert check_scheme(_tags_with_locations(few, "a.conll"), BIO, refuse=False)[0].startswith(
         "a.conll, line 30: in BIO I-X after O"
     )
 
@@ -202,7 +202,7 @@ def test_a_few_broken_sequences_are_reported():
 )
 def test_files_that_mix_or_break_their_scheme_are_refused(examples, scheme, message):
     with pytest.raises(ElmoError, match=r"a\.conll, ") as caught:
-        check_scheme(_placed(examples, "a.conll"), scheme)
+        check_scheme(_tags_with_locations(examples, "a.conll"), scheme)
     assert message in str(caught.value)
 
 
@@ -210,7 +210,7 @@ def test_letters_of_two_schemes():
     examples = [sentence("B-X", "I-X", "O"), sentence("B-X", "M-X", "E-X", line=5)]
     scheme = detect_scheme(example.tags for example in examples)
     with pytest.raises(ElmoError, match="line 6: the tags are BIOES, which has no 'M-X'"):
-        check_scheme(_placed(examples[1:], "a.conll"), scheme)
+        check_scheme(_tags_with_locations(examples[1:], "a.conll"), scheme)
 
 
 @given(st.lists(st.sampled_from(tags_of("BIES", ("PER", "LOC", "A.B"))), max_size=12))

@@ -121,8 +121,8 @@ def test_columns_by_name_and_number(file):
         assert [example.label for example in read_texts(path, label=label)] == ["x", "y"]
     assert read_texts(path, label="4", text="1")[0] == TextExample(("1",), "3", 2)
     refused(read_texts, path, "no column named 'topics' for the labels", "1 'id', 2 'Phrase'", label="topics")
-    refused(read_texts, path, "label is column 5", "no such column", label="5")
-    refused(read_texts, path, "label is column 0", label="0")
+    refused(read_texts, path, "no column 5 for label", label="5")
+    refused(read_texts, path, "no column 0 for label", label="0")
     refused(read_texts, path, "cannot be both text and label", text="3", label="topic")
     doubled = file("b.tsv", "text\ttext\tlabel\na\tb\tc\n")
     refused(read_texts, doubled, "2 columns", text="text")
@@ -211,13 +211,13 @@ def test_segmenters(file):
         ("a.jsonl", "\n", ["is empty"]),
         ("a.tsv", "label\ttext\n", ["a header and no examples"]),
         ("a.csv", "label,text", ["a header and no examples"]),
-        ("a.tsv", "label\ttext\na\tb\na\tb\tc\n", ["line 3", "as many columns as line 1, 2, got 3"]),
+        ("a.tsv", "label\ttext\na\tb\na\tb\tc\n", ["line 3", "the 2 columns of line 1, got 3"]),
         ("a.csv", 'label,text\na,"b\nc"\na\n', ["line 4", "got 1"]),
         ("a.tsv", "label\ttext\na\tb\n\t c\n", ["line 3: the label is empty"]),
         ("a.tsv", "label\ttext\na\tb\nx\t \n", ["line 3: the text is empty"]),
         ("a.tsv", "label\ttext\na\tb\nx\t\u3000\n", ["line 3: the text is empty"]),
         ("a.tsv", "label\ttext\na\tb\n\t\n", ["line 3: the label is empty"]),
-        ("a.tsv", b"label\ttext\na\tb\na\tcaf\xe9\n", ["line 3", "UTF-8, got byte 0xe9 after 5 others", "iconv"]),
+        ("a.tsv", b"label\ttext\na\tb\na\tcaf\xe9\n", ["line 3", "UTF-8, got byte 0xe9 at offset 5", "iconv"]),
         ("a.csv", b"label,text\na,b\na,caf\xe9\n", ["line 3", "must be UTF-8"]),
         ("a.tsv", "label\twords\na\tb\n", ["no column with a usual name for the text", "1 'label', 2 'words'"]),
         ("a.tsv", "words\ttext\na\tb\n", ["no column with a usual name for the label"]),
@@ -240,8 +240,8 @@ def test_segmenters(file):
             ["line 2", "'label' for the labels is missing", "'text', 'Label'"],
         ),
         ("a.jsonl", '{"text": "a\\ud800", "label": "b"}\n', ["line 1", "half of a surrogate pair"]),
-        ("a.xlsx", "label\ttext\n", ["suffix tells the format", "rename it"]),
-        ("a", "label\ttext\n", ["suffix tells the format"]),
+        ("a.xlsx", "label\ttext\n", ["detected from its suffix", "rename the file"]),
+        ("a", "label\ttext\n", ["detected from its suffix"]),
         ("a.tsv", b"\xff\xfel\x00", ["UTF-16"]),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from elmokit.tasks import PairExample, TaggedExample, TaskOptions, TextExample, 
 from elmokit.tasks.classify import ClassifyTask
 from elmokit.tasks.pair import PairTask
 from elmokit.tasks.tag import TagTask
-from elmokit.tasks.trainer import WeightAverages, held_out
+from elmokit.tasks.trainer import WeightAverages, hold_out
 from support.task_samples import BIO, BIOES, IOB1, NONE, pairs, samples, sentences, texts, tiny_options
 
 TOLERANCE = 1e-3
@@ -130,9 +130,9 @@ def test_every_option_counts(trained, name):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("classify", {"crf": False}, "crf is for tag: it would change nothing in this task .classify"),
+        ("classify", {"crf": False}, "crf is for tag: it has no effect in this task .classify"),
         ("classify", {"target": "score"}, "target is for pair"),
-        ("tag", {"pooling": "max"}, "pooling is for classify and pair: it would change nothing in this task .tag"),
+        ("tag", {"pooling": "max"}, "pooling is for classify and pair: it has no effect in this task .tag"),
         ("pair", {"pooling": "max"}, "pooling is for"),
         ("tag", {"alignment": False}, "alignment is for pair"),
     ],
@@ -234,7 +234,7 @@ def test_what_is_watched(trained):
     examples = [*texts(16), TextExample(("x",) * 401, "pos")]
     fitted = trained("classify", examples, watch=Watch(), dev=texts(2)[:1], epochs=2)
     assert seen["note"] == fitted.notes
-    assert any("no example of 'pos'" in note for note in fitted.notes), fitted.notes
+    assert any("do not cover 'pos'" in note for note in fitted.notes), fitted.notes
     assert seen["features"][-1][0] == seen["features"][-1][1]
     assert [line[:2] for line in seen["epoch"]] == [(1, "accuracy"), (2, "accuracy")]
     assert seen["epoch"][0][2]
@@ -248,10 +248,10 @@ def test_texts_that_are_cut_are_reported(trained):
 
 
 def test_without_dev_data_some_is_held_out(elmo, tmp_path):
-    train, dev = held_out(ClassifyTask, texts(40), TaskOptions())
+    train, dev = hold_out(ClassifyTask, texts(40), TaskOptions())
     assert (len(train), len(dev)) == (36, 4)
     assert {example.line for example in (*train, *dev)} == set(range(1, 41))
-    again, other = (held_out(ClassifyTask, texts(40), TaskOptions(seed=seed))[1] for seed in (1, 2))
+    again, other = (hold_out(ClassifyTask, texts(40), TaskOptions(seed=seed))[1] for seed in (1, 2))
     assert again == dev != other
     fitted = fit("classify", texts(40), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
     assert fitted.scores.to_dict() == fitted.model.score(dev).to_dict()
@@ -260,17 +260,17 @@ def test_without_dev_data_some_is_held_out(elmo, tmp_path):
 def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
     rare = [*texts(20), TextExample(("odd",), "rare", 21)]
     for seed in range(30):
-        train, dev = held_out(ClassifyTask, rare, TaskOptions(seed=seed))
+        train, dev = hold_out(ClassifyTask, rare, TaskOptions(seed=seed))
         assert len(dev) == 2
         assert {example.label for example in train} == {"pos", "neg", "rare"}
-    assert len(held_out(PairTask, pairs(20, scores=True), TaskOptions(target="score"))[1]) == 2
+    assert len(hold_out(PairTask, pairs(20, scores=True), TaskOptions(target="score"))[1]) == 2
     with pytest.raises(ElmoError, match=r"each of the 2 examples is the only one of its label: give dev data"):
         fit("classify", texts(2), None, tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
 
 
 def test_a_broken_span_among_those_held_out_is_reported_and_not_refused(elmo, tmp_path):
     examples = sentences(30)
-    held = held_out(TagTask, examples, TaskOptions())[1][0]
+    held = hold_out(TagTask, examples, TaskOptions())[1][0]
     examples[held.line - 1] = TaggedExample(("film", "Ann"), ("O", "I-PER"), held.line)
     options = tiny_options(epochs=1)
     fitted = fit("tag", examples, None, options, elmo=elmo, cache=tmp_path, paths=("a.conll", None))
@@ -282,13 +282,13 @@ def test_tags_that_training_never_saw_are_reported_as_the_file_spells_them(train
     dev = [TaggedExample(("film", "Ann"), ("O", "B-PERSON"), 1), TaggedExample(("Rome",), ("B-LOC",), 4)]
     notes = trained("tag", sentences(16), dev=dev, epochs=1).notes
     assert notes == [
-        "line 1, token 2 ('Ann'): training never saw the label 'B-PERSON'; 1 place with it will count as wrong"
+        "line 1, token 2 ('Ann'): the training data does not have the label 'B-PERSON', so 1 answer will count as wrong"
     ]
 
 
 def test_dev_data_without_spans_is_reported(trained):
     dev = [TaggedExample(("film",), ("O",), 1)]
-    assert "every tag to score on is O, so the entity F1 is 0 whatever the answers" in (
+    assert "every tag to score on is O, so the entity F1 is 0 for any answers" in (
         trained("tag", sentences(16), dev=dev, epochs=1).notes
     )
 
@@ -301,7 +301,12 @@ def test_dev_data_without_spans_is_reported(trained):
         ("classify", [], texts(4), "there must be examples to train on"),
         ("classify", texts(4), [], "there must be dev examples"),
         ("classify", texts(4), [TextExample(("a",))], "must have a label"),
-        ("tag", sentences(4), [TaggedExample(("a",), line=7)], "line 7: every token must have a tag here, got none"),
+        (
+            "tag",
+            sentences(4),
+            [TaggedExample(("a",), line=7)],
+            "line 7: every token must have a tag to train or score, got none",
+        ),
         ("tag", texts(4), texts(4), "the task tag takes TaggedExample, got TextExample"),
         ("parse", texts(4), texts(4), "a task is one of classify, tag, pair, got 'parse'"),
         ("pair", pairs(4), [PairExample(("a",), ("b",))], "must have a label"),
@@ -331,7 +336,7 @@ def test_updates_that_are_left_out_are_reported(trained):
             self.notes.append(text)
 
     fitted = trained("classify", texts(32), epochs=1, learning_rate=1e30, watch=Noting())
-    assert Noting.notes[-1].startswith("2 of the 3 updates of epoch 1 were skipped")
+    assert Noting.notes[-1].startswith("2 of the 3 updates of epoch 1 had gradients")
     assert 0.5 < fitted.history[0]["loss"] < 1  # of the one that counted
 
 
@@ -358,9 +363,11 @@ def test_fine_tuning_trains_a_copy(trained, elmo):
 
 def test_vectors_are_computed_once(trained, monkeypatch, tmp_path, elmo):
     computed = []
-    block = elmokit.tasks.inputs._block
+    block = elmokit.tasks.inputs._compute_block
     monkeypatch.setattr(
-        elmokit.tasks.inputs, "_block", lambda *arguments: computed.append(len(arguments[4])) or block(*arguments)
+        elmokit.tasks.inputs,
+        "_compute_block",
+        lambda *arguments: computed.append(len(arguments[4])) or block(*arguments),
     )
     first = trained("classify", texts(24), epochs=2)
     assert sum(computed) == len({example.tokens for example in texts(24)})

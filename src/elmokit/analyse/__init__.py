@@ -1,14 +1,14 @@
-"""Analysis: where words occur, which contexts are near each other, what each layer knows.
+"""Analysis of contextual vectors: search for similar contexts, senses of a word, pictures, and probes of the layers.
 
-choice.py              which occurrences of a corpus an index contains, and their rows
+choice.py              the selection of the occurrences that an index contains, and their rows
 index_builder.py       a model and a corpus → an index on the disk
 index.py               the index, memory-mapped, and its search
-index_cache.py         the index that a command uses: named by the user, or in the cache
+index_cache.py         finds or builds the index that a command uses
 neighbours.py          nearest contexts
 senses.py              the occurrences of a word in clusters (clusters.py)
-pictures.py            the pictures, in the style of elmokit.plots
+pictures.py            pictures, in the style of elmokit.plots
 sentence_display.py    sentences on a terminal
-probes/                what a layer knows about parts of speech and senses
+probes/                how well each layer predicts parts of speech and senses
 """
 
 from elmokit.analyse.choice import Choice

@@ -1,4 +1,4 @@
-"""Which occurrences of a corpus an index contains, and the row of each; words of several tokens joined to one."""
+"""Selects the occurrences that an index contains and assigns their rows; joins words of several tokens into one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MAX_OCCURRENCES = 1000
 _TOKENS_AT_ONCE = 1 << 20
-_NOT_RARE = 0.2
-"""The share of a word's occurrences that another spelling of it needs to be mentioned."""
+_MIN_SPELLING_SHARE = 0.2
+"""Another spelling of a word is reported if it has this share of the word's number of occurrences."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Choice:
     """The occurrences that an index contains."""
 
     words: tuple[str, ...] | None = None
-    """Only these words; None: all words."""
+    """Only occurrences of these words; None: of all words."""
     ignore_case: bool = False
-    """Whether upper and lower case of `words` count as the same."""
+    """Whether `words` also match other upper and lower case."""
     min_count: int = 1
     """Words that occur less often are left out."""
     max_occurrences: int = MAX_OCCURRENCES
-    """The most occurrences of a word, taken evenly from the whole corpus; 0: all."""
+    """Maximum number of occurrences of each word, spread evenly over the corpus; 0: all."""
 
     def __post_init__(self) -> None:
         if self.words is not None:
@@ -45,7 +45,7 @@ class Choice:
                 raise ElmoError(f"{name} must be at least {least}, got {getattr(self, name)!r}", name)
 
     def counts(self, corpus: PreparedCorpus) -> NDArray[np.int64]:
-        """How many occurrences of each type the index contains, [V]."""
+        """The number of occurrences of each type in the index, [V]."""
         counts = np.array(corpus.counts)
         counts[counts < self.min_count] = 0
         if self.words is not None:
@@ -56,37 +56,37 @@ class Choice:
         return np.minimum(counts, self.max_occurrences) if self.max_occurrences else counts
 
     def missed_spellings(self, corpus: PreparedCorpus) -> dict[str, int]:
-        """Words that are left out for their upper or lower case and are not rare next to `words`, with their counts."""
+        """Frequent words that differ from `words` only in case and are therefore left out, with their counts."""
         if self.words is None or self.ignore_case:
             return {}
         same = word_test(self.words, True)
         counts = {text: int(corpus.counts[number]) for number, text in enumerate(corpus.type_texts()) if same(text)}
         chosen = sum(counts.pop(word, 0) for word in self.words)
-        return {text: count for text, count in counts.items() if count >= _NOT_RARE * chosen}
+        return {text: count for text, count in counts.items() if count >= _MIN_SPELLING_SHARE * chosen}
 
 
 def word_test(words: Iterable[str], ignore_case: bool) -> Callable[[str], bool]:
-    """A function that says whether a word is one of these."""
+    """A function that tests whether a word is one of `words`."""
     fold = str.casefold if ignore_case else str
     wanted = set(map(fold, words))
     return lambda text: fold(text) in wanted
 
 
 class CorpusPart(NamedTuple):
-    """Some sentences that follow each other in a corpus."""
+    """Consecutive sentences of a corpus."""
 
     tokens: NDArray[np.uint32]
-    """[T] their type ids."""
+    """[T] the type ids of the tokens."""
     ends: NDArray[np.int64]
-    """[S] the end of each in `tokens`."""
+    """[S] the end of each sentence in `tokens`."""
     rows: NDArray[np.int64]
-    """[T] the row of each token in the index, -1 for one that has none."""
+    """[T] the row of each token in the index, -1 for a token without a row."""
 
 
 def corpus_parts(corpus: PreparedCorpus, counts: NDArray[np.int64]) -> Iterator[CorpusPart]:
-    """The whole corpus part by part with the rows of its tokens, which are ordered by type, then by place.
+    """The corpus in parts, with the rows of its tokens, which are ordered by type and then by position.
 
-    `counts` [V] is what `Choice.counts` returned.
+    `counts` [V] is the result of `Choice.counts`.
     """
     starts = np.cumsum(counts) - counts
     seen = np.zeros(corpus.n_types, dtype=np.int64)
@@ -99,7 +99,7 @@ def corpus_parts(corpus: PreparedCorpus, counts: NDArray[np.int64]) -> Iterator[
         rank = seen[tokens] + _ranks(tokens)
         seen += np.bincount(tokens, minlength=corpus.n_types)
         have, want = corpus.counts[tokens], counts[tokens]
-        # The places at which rank x want / have passes a whole number are spread evenly over the corpus.
+        # The tokens at which rank x want / have reaches the next whole number are spread evenly over the corpus.
         number = rank * want // np.maximum(have, 1)
         taken = (rank + 1) * want // np.maximum(have, 1) > number
         rows = np.where(taken, starts[tokens] + number, -1)
@@ -108,25 +108,25 @@ def corpus_parts(corpus: PreparedCorpus, counts: NDArray[np.int64]) -> Iterator[
 
 
 def _ranks(tokens: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """For each token the number of tokens of its type before it."""
+    """For each token, the number of earlier tokens of the same type."""
     order = np.argsort(tokens, kind="stable")
     ordered = tokens[order]
-    new = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    places = np.arange(len(tokens))
+    new_type = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    positions = np.arange(len(tokens))
     ranks = np.empty(len(tokens), dtype=np.int64)
-    ranks[order] = places - np.maximum.accumulate(np.where(new, places, 0))
+    ranks[order] = positions - np.maximum.accumulate(np.where(new_type, positions, 0))
     return ranks
 
 
 class WordJoiner:
-    """Joins the tokens of words that have several, the longest word first; false if there are no such words.
+    """Joins the tokens of words that consist of several tokens, the longest word first; false if there are none.
 
-    In text that was tokenised by character, a model of characters gives the joined token the mean vector of its
-    characters, so that an index can have a row for it.
+    This is for text that was tokenised into characters. A character model gives the joined token the mean vector of
+    its characters, so that an index can have a row for it.
     """
 
     def __init__(self, elmo: Elmo, segment: str | None, words: Sequence[str] | None, *, ignore_case: bool) -> None:
-        """`segment` says how the text was tokenised: only text of single characters has tokens to join."""
+        """`segment` says how the text was tokenised; tokens are only joined if it is "chars"."""
         self._fold = str.casefold if ignore_case else str
         self._words: list[tuple[str, ...]] = []
         if segment == "chars" and (pieces := elmo.character_pieces) is not None:
@@ -138,15 +138,15 @@ class WordJoiner:
 
     def join(self, tokens: Sequence[str]) -> list[str]:
         """The tokens of a sentence with each of the words as one token."""
-        folded, joined, place = tuple(map(self._fold, tokens)), list[str](), 0
-        while place < len(tokens):
-            size = next((len(word) for word in self._words if folded[place : place + len(word)] == word), 1)
-            joined.append("".join(tokens[place : place + size]))
-            place += size
+        folded, joined, start = tuple(map(self._fold, tokens)), list[str](), 0
+        while start < len(tokens):
+            size = next((len(word) for word in self._words if folded[start : start + len(word)] == word), 1)
+            joined.append("".join(tokens[start : start + size]))
+            start += size
         return joined
 
     def joined_corpus(self, corpus: PreparedCorpus, choice: Choice, folder: Path) -> PreparedCorpus:
-        """The sentences that contain a word of the choice, with each of the words as one token, in a new folder."""
+        """A new corpus in `folder`: the sentences that contain a word of the choice, with each word as one token."""
         types = list(corpus.type_texts())
         chosen = word_test(choice.words or (), choice.ignore_case)
 
@@ -160,7 +160,7 @@ class WordJoiner:
         return replace(PreparedCorpus.from_sentences(sentences(), folder), settings=corpus.settings)
 
     def _candidates(self, corpus: PreparedCorpus, types: list[str], chosen: Callable[[str], bool]) -> NDArray[np.int64]:
-        """The sentences that contain the first two tokens of a word next to each other, or a word of one token."""
+        """Numbers of sentences that contain the first two tokens of a word next to each other, or a one-token word."""
         folded = np.array([self._fold(text) for text in types], dtype=object)
         whole = np.fromiter(map(chosen, types), bool, len(types))
         pairs = [(folded == word[0], folded == word[1]) for word in self._words]

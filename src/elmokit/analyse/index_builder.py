@@ -1,7 +1,7 @@
-"""Builds an index of occurrences in one pass with bounded memory, and resumes a build that was interrupted.
+"""Builds an index of occurrences in one pass with bounded memory, and resumes an interrupted build.
 
-The rows of all occurrences are known before a vector is computed, so each vector is written to its place, and a single
-number says what is done: the number of sentences whose vectors are on the disk.
+The rows of all occurrences are known before the vectors are computed, so each vector is written directly to its row.
+The state of a build is therefore a single number, that of the sentences whose vectors are on the disk.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from elmokit.elmo import Elmo
 
 _STATE = "state.json"
-"""The plan of a half-built index, and the number of sentences whose vectors are on the disk."""
+"""The file with the plan of an unfinished index and the number of sentences whose vectors are on the disk."""
 _BUFFER_BYTES = 1 << 25
 _SYNC_SECONDS = 20.0
 _ROWS_AT_ONCE = 1 << 14
 _REPORT_EVERY = 32
-"""Sentences."""
+"""Number of sentences between two progress reports."""
 _SPARE_BYTES = 1 << 26
-"""Bytes left free on the disk next to the index."""
+"""Number of bytes to leave free on the disk."""
 
 
 def build_index(
@@ -58,10 +58,10 @@ def build_index(
     batch_tokens: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> OccurrenceIndex:
-    """The index of a corpus in a folder: opened if it is complete, resumed if it is half built, otherwise built.
+    """Build the index of a corpus in a folder, resume an interrupted build, or open the index if it is complete.
 
-    Only sentences with a chosen occurrence are encoded. In memory are the list of words and 16 bytes per occurrence.
-    `on_progress` is called with the number of sentences done and of all.
+    Only sentences with a chosen occurrence are encoded. The build needs memory for the list of words and 16 bytes per
+    occurrence. `on_progress` is called with the number of sentences done and their total.
 
         corpus = prepare(["texts/"], segment="english", split="line")
         index = build_index(elmo, corpus, "my-index", choice=Choice(words=("bank", "play")))
@@ -93,7 +93,7 @@ def build_index(
                 }
                 _finish(work.path, partial, folder, description)
             finally:
-                with suppress(OSError):  # not empty: it is resumed the next time
+                with suppress(OSError):  # a folder that is not empty is needed to resume
                     partial.rmdir()
     return OccurrenceIndex.open(folder)
 
@@ -101,7 +101,7 @@ def build_index(
 def index_plan(
     elmo: Elmo, corpus: PreparedCorpus, *, layer: Literal["mix", "top"] | int = "top", choice: Choice
 ) -> dict[str, Any]:
-    """What an index is made from: two indexes with the same plan are the same."""
+    """Everything that determines an index: two indexes with the same plan are equal."""
     index_files.check_stateless(elmo)
     layer = stored_layer(elmo, layer)
     return {
@@ -116,7 +116,7 @@ def index_plan(
 
 
 def stored_layer(elmo: Elmo, layer: str | int) -> Literal["mix"] | int:
-    """A layer as an index stores it: "mix" or its number; given as mix, top or a number."""
+    """A layer (mix, top or a number) as an index stores it: "mix" or a number."""
     last = elmo.config.n_outputs - 1
     if layer in ("mix", "top"):
         return "mix" if layer == "mix" else last
@@ -126,35 +126,35 @@ def stored_layer(elmo: Elmo, layer: str | int) -> Literal["mix"] | int:
 
 
 def open_if_same(folder: Path, plan: dict[str, Any]) -> OccurrenceIndex | None:
-    """The index in a folder if it is complete and made by this plan, otherwise None."""
+    """The index in a folder if it is complete and has this plan, otherwise None."""
     if not (folder / DESCRIPTION).is_file():
         return None
     try:
         index = OccurrenceIndex.open(folder)
     except ElmoError:
-        return None  # damaged or of another version, which is reported when the folder is about to be written
+        return None  # damaged or of another version; reported before the folder is written
     same = json.loads(json.dumps(plan))
     return index if {name: index.description.get(name) for name in same} == same else None
 
 
 def _refuse_other_contents(folder: Path) -> None:
     if (folder / DESCRIPTION).is_file():
-        OccurrenceIndex.open(folder)  # reports damage, if that is why it was not opened before
-        advice = "name another folder, or remove it"
+        OccurrenceIndex.open(folder)  # reports damage, which may be why `open_if_same` did not return it
+        advice = "name another folder, or remove this one"
         raise ElmoError(f"{folder} is an index of another model, corpus or choice of words: {advice}")
     problem = (
         "is a file" if folder.is_file() else "has files in it" if folder.exists() and any(folder.iterdir()) else ""
     )
     if problem:
-        raise ElmoError(f"an index is built in a new folder or an empty one, and {folder} {problem}: name another")
+        raise ElmoError(f"an index needs a new or an empty folder, but {folder} {problem}: name another folder")
 
 
 def _start(
     elmo: Elmo, partial: Path, folder: Path, corpus: PreparedCorpus, choice: Choice, plan: dict[str, Any]
 ) -> int:
-    """Write the text and the place of every row, unless an interrupted build with the same plan has done it.
+    """Write the text and the token of each row, unless an interrupted build with the same plan has done so.
 
-    Returns the number of sentences whose vectors that build has written.
+    Returns the number of sentences whose vectors that build has written, or 0.
     """
     with suppress(OSError, ValueError, LookupError, TypeError):
         state = json.loads((partial / _STATE).read_text(encoding="ascii"))
@@ -167,7 +167,7 @@ def _start(
         counts = choice.counts(source)
         if not counts.any():
             raise _nothing_chosen(choice, corpus)
-        for other in partial.iterdir():  # of another plan
+        for other in partial.iterdir():  # from a build with another plan
             shutil.rmtree(other) if other.is_dir() else other.unlink()
         numbers, tokens = _write_text(partial / "text", folder, source, counts)
     starts = np.cumsum(counts) - counts
@@ -188,9 +188,10 @@ def _write_state(partial: Path, plan: dict[str, Any], sentences: int) -> None:
 def _write_text(
     folder: Path, shown: Path, corpus: PreparedCorpus, counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Write the sentences that have a chosen occurrence.
+    """Write the sentences with a chosen occurrence as a corpus.
 
-    Returns the corpus's id of each type that was written [V], and the token of each row [R].
+    Returns the id in the original corpus of each type of the new one [V], and the index in the new corpus of the token
+    of each row [R].
     """
     types = list(corpus.type_texts())
     tokens_of_rows = np.empty(int(counts.sum()), dtype=np.int64)
@@ -203,8 +204,8 @@ def _write_text(
             wanted = np.bincount(sentence[part.rows >= 0], minlength=len(lengths)) > 0
             inside = wanted[sentence]
             rows, tokens = part.rows[inside], part.tokens[inside]
-            places = np.flatnonzero(rows >= 0)
-            tokens_of_rows[rows[places]] = written + places
+            chosen = np.flatnonzero(rows >= 0)
+            tokens_of_rows[rows[chosen]] = written + chosen
             written += len(tokens)
             distinct, ids, counted_tokens = np.unique(tokens, return_inverse=True, return_counts=True)
             report = Report(sentences=int(wanted.sum()), tokens=len(tokens))
@@ -217,20 +218,20 @@ def _write_text(
 
 
 def split_word_advice(word: str, segment: str | None) -> str | None:
-    """Advice for a word that the tokeniser splits; None for one token, and for characters that are joined to one.
+    """Advice for a word that the tokeniser splits; None for a single token, and for characters that can be joined.
 
     >>> split_word_advice("New York", "english")
-    'the tokeniser english splits it into New, York: ask for one of them'
+    'the tokeniser english splits it into New, York: search for one of these words'
     """
     name = cast(SegmenterName, segment or "none")
     pieces = word_splitter(name)(word)
     if len(pieces) < 2 or (name == "chars" and len(word.split()) == 1):
         return None
-    return f"the tokeniser {name} splits it into {', '.join(pieces)}: ask for one of them"
+    return f"the tokeniser {name} splits it into {', '.join(pieces)}: search for one of these words"
 
 
 def _nothing_chosen(choice: Choice, corpus: PreparedCorpus) -> ElmoError:
-    """The error for a choice that has no occurrence in a corpus."""
+    """The error for a choice without occurrences in a corpus."""
     size, often = f"{counted(corpus.n_tokens, 'token')} of the text", f"{choice.min_count:,} times or more"
     if choice.words is None:
         return ElmoError(f"no word occurs {often} in the {size}: lower min_count", "min_count")
@@ -238,16 +239,16 @@ def _nothing_chosen(choice: Choice, corpus: PreparedCorpus) -> ElmoError:
     if choice.min_count > 1:
         return ElmoError(f"{shown} does not occur {often} in the {size}: lower min_count", "min_count")
     found = list(filter(word_test(choice.words, True), corpus.type_texts()))
-    said = f"{shown} does not occur in the {size}"
+    problem = f"{shown} does not occur in the {size}"
     if found and not choice.ignore_case:
-        return ElmoError(f"{said}, but {', '.join(found[:5])} does: set ignore_case", "ignore_case")
+        return ElmoError(f"{problem}, but {', '.join(found[:5])} does: set ignore_case", "ignore_case")
     if advice := split_word_advice(choice.words[0], corpus.settings.get("segment")):
         return ElmoError(f"{choice.words[0]} does not occur in the {size}: {advice}")
-    return ElmoError(f"{said}: check its spelling, and how segment and split tokenise the text", "segment", "split")
+    return ElmoError(f"{problem}: check its spelling, and how segment and split tokenise the text", "segment", "split")
 
 
 def _check_space(folder: Path, partial: Path, rows: int, size: int) -> None:
-    """Refuse a disk that is too small before hours are spent."""
+    """Refuse a disk that is too small before the vectors are computed, which may take hours."""
     coarse_size = index_files.COARSE_SIZE if rows >= index_files.COARSE_FROM_ROWS else 0
     need = rows * (size + 4 + coarse_size) + _SPARE_BYTES
     have = sum(file.stat().st_size for file in partial.glob("*.bin")) + shutil.disk_usage(partial).free
@@ -269,18 +270,18 @@ def _write_vectors(
     batch_tokens: int | None,
     report: Callable[[int, int], None],
 ) -> None:
-    """Encode the sentences that are not done, in order."""
+    """Compute and write the vectors of the sentences after the first `done`, in order."""
     text = PreparedCorpus.open(partial / "text")
     rows = np.argsort(tokens)  # [R] in the order of the text
-    places = tokens[rows]
-    bounds = np.searchsorted(places, text.ends)  # [S] the end of each sentence in `rows`
+    positions = tokens[rows]
+    bounds = np.searchsorted(positions, text.ends)  # [S] the end of each sentence in `rows`
     types = list(text.type_texts())
 
     def sentences() -> Iterator[list[str]]:
         start = int(text.ends[done - 1]) if done else 0
         for end in text.ends[done:].tolist():
-            # The stream asks for more when it has returned all it had: a build that resumes from here makes the same
-            # batches, and so the same bytes.
+            # The stream reads more sentences only when it has returned all earlier ones. A build that resumes from
+            # here therefore has the same batches and writes the same bytes.
             if time.monotonic() - file.synced > _SYNC_SECONDS:
                 file.sync()
                 _write_state(partial, plan, number)
@@ -294,7 +295,7 @@ def _write_vectors(
         for number, vectors in enumerate(stream, done + 1):
             last = int(bounds[number - 1])
             start = int(text.ends[number - 2]) if number > 1 else 0
-            file.add(rows[first:last], vectors[places[first:last] - start])
+            file.add(rows[first:last], vectors[positions[first:last] - start])
             first = last
             if number % _REPORT_EVERY == 0 or number == text.n_sentences:
                 report(number, text.n_sentences)
@@ -303,7 +304,7 @@ def _write_vectors(
 
 
 class _RowFile:
-    """Writes vectors that come in any order to their rows."""
+    """Writes vectors, which are added in any order, to their rows."""
 
     def __init__(self, partial: Path, size: int) -> None:
         self._size = size
@@ -311,10 +312,10 @@ class _RowFile:
         self._waiting: list[tuple[Rows, Floats]] = []
         self._bytes = 0
         self.synced = time.monotonic()
-        """When everything was last on the disk."""
+        """The time of the last call of `sync`."""
 
     def add(self, rows: Rows, vectors: Floats) -> None:
-        """Take vectors of any length [N, D]; many are written at once."""
+        """Add vectors of any length [N, D]; they are buffered and written together."""
         self._waiting.append((rows, vectors))
         self._bytes += vectors.nbytes
         if self._bytes >= _BUFFER_BYTES:
@@ -334,7 +335,7 @@ class _RowFile:
         codes, scales = Int8Vectors.quantise(np.concatenate([vectors for _, vectors in self._waiting]))
         order = np.argsort(rows)
         rows, codes, scales = rows[order], codes[order], scales[order]
-        # Rows that follow each other are one write; a frequent word has many.
+        # Consecutive rows, of which a frequent word has many, are written at once.
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
             row = int(rows[start])
@@ -349,7 +350,7 @@ class _RowFile:
 
 
 def _write_coarse(partial: Path, rows: int, size: int) -> int:
-    """Write coarse.bin for an index of many rows, and return its numbers per row."""
+    """Write coarse.bin for an index of many rows and return the size of its vectors; 0 if it is not needed."""
     coarse_size = index_files.COARSE_SIZE
     if rows < index_files.COARSE_FROM_ROWS or size <= coarse_size:
         return 0
@@ -358,7 +359,7 @@ def _write_coarse(partial: Path, rows: int, size: int) -> int:
     projection = Projection.fit(mapped)
     (partial / "directions.bin").write_bytes(projection.directions.astype("<f4").tobytes())
     (partial / "steps.bin").write_bytes(projection.steps.astype("<f4").tobytes())
-    # Read as files: what is read through a map stays in this process's memory.
+    # Read as files: pages read through a memory map would count as memory of this process.
     with codes.open("rb") as first, scales.open("rb") as second, (partial / "coarse.bin").open("wb") as file:
         for start in range(0, rows, _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, rows - start)
@@ -368,7 +369,7 @@ def _write_coarse(partial: Path, rows: int, size: int) -> int:
 
 
 def _finish(work: Path, partial: Path, folder: Path, description: dict[str, Any]) -> None:
-    """Give the folder its name when everything is on the disk; `work` is a safe path of `partial`."""
+    """Rename the folder when everything is on the disk; `work` is a safe path of `partial`."""
     for file in work.glob("*.bin"):
         sync(file)
     text = json.dumps(description, indent=1, sort_keys=True) + "\n"
@@ -378,11 +379,11 @@ def _finish(work: Path, partial: Path, folder: Path, description: dict[str, Any]
         folder.rmdir()
     partial.rename(folder)
     sync(folder.parent)
-    (folder / _STATE).unlink(missing_ok=True)  # not before: until the folder has its name it says what is done
+    (folder / _STATE).unlink(missing_ok=True)  # last, because an interrupted build needs it until the rename
 
 
 def _index_errors(folder: Path) -> AbstractContextManager[None]:
-    """Explain errors of the disk while an index is built."""
+    """A context that explains errors of the disk while an index is built."""
     return disk_errors(
         f"the index {folder}",
         "name another folder",

@@ -1,4 +1,4 @@
-"""The index that answers a question: one that the user names, or one in the cache, built there the first time."""
+"""Finds the index for a search: one that the user names, or one in the cache, which is built the first time."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ def find_index(
     on_build: Callable[[int, int], None] | None = None,
     on_built: Callable[[OccurrenceIndex], None] | None = None,
 ) -> OccurrenceIndex:
-    """The index in which some words, or with None all words, are searched.
+    """The index to search for the words `searched`, or for all words if it is None; built if it does not exist.
 
-    `corpus` names files, folders or patterns of text, "-" is standard input; `segment` and `split` are by default those
-    of the model. `index` is the folder of an index, which contains all words, or `words`. Without it the index is in
-    the cache: one of the words that are searched, or the index of all words if it exists. `layer` is mix, top or a
-    number, by default that of an existing index and top for a new one. `on_corpus` and `on_build` report progress;
-    `on_built` gets an index that did not exist before.
+    `corpus` names files, folders or patterns of text, and "-" is standard input. `segment` and `split` are by default
+    those of the model. `index` is the folder of an index, which contains `words` or all words. Without it, the index is
+    in the cache: the index of all words if it exists, otherwise one of the words `searched`. `layer` is mix, top or a
+    number, by default the layer of an existing index and top for a new one. `on_corpus` and `on_build` receive
+    progress; `on_built` receives a new index.
     """
-    number = stored_layer(elmo, layer or "top")  # a mistake must be reported before the corpus is read
+    number = stored_layer(elmo, layer or "top")  # checked before the corpus is read, which may take long
     if not corpus:
         if index is None:
-            raise ElmoError("corpus must name the text to search, or index a folder built before", "corpus", "index")
+            raise ElmoError(
+                "corpus must name the text to search, or index a folder with an index, got neither", "corpus", "index"
+            )
         return _open(index, layer, elmo)
     general = Choice(None if words is None else tuple(words), min_count=min_count, max_occurrences=max_occurrences)
-    # Standard input cannot be found in the cache again.
+    # A corpus from standard input is not stored in the cache, because no later call could find it.
     with tempfile.TemporaryDirectory(prefix="elmo-index-") if "-" in corpus else nullcontext() as temporary:
         prepared = prepare(
             corpus,
@@ -89,7 +91,7 @@ def find_index(
 
 
 def _open(folder: Path, layer: str | None, elmo: Elmo) -> OccurrenceIndex:
-    """An index that exists, refused if it was built with another model or layer."""
+    """Open an existing index; refuse one that was built with another model or layer."""
     index = OccurrenceIndex.open(folder)
     found = index.description["layer"]
     if index.description["model"] != elmo.fingerprint(mixes=found == "mix"):
@@ -99,6 +101,6 @@ def _open(folder: Path, layer: str | None, elmo: Elmo) -> OccurrenceIndex:
             "corpus",
         )
     if layer is not None and found != stored_layer(elmo, layer):
-        advice = "leave it out, or build another index"
-        raise ElmoError(f"layer must be {found}, that of the index {folder}, got {layer}: {advice}", "layer")
+        advice = "leave layer out, or build another index"
+        raise ElmoError(f"layer must be {found}, the layer of the index {folder}, got {layer}: {advice}", "layer")
     return index

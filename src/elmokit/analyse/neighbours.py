@@ -1,4 +1,4 @@
-"""Nearest contexts: where a word is used as it is used in a given sentence."""
+"""Nearest contexts: the sentences of an index in which a word is used most like in a given sentence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Neighbour(NamedTuple):
-    """An occurrence and its cosine with the one that was asked for."""
+    """An occurrence and its cosine with the query."""
 
     similarity: float
     tokens: tuple[str, ...]
     position: int
-    """Which of the tokens, from 0."""
+    """The index of the occurrence in `tokens`, from 0."""
 
     @property
     def word(self) -> str:
@@ -36,13 +36,13 @@ def neighbours(
     any_word: bool = False,
     ignore_case: bool = False,
 ) -> list[Neighbour]:
-    """The k sentences of an index in which a word is used most like token `position` of a sentence, best first.
+    """The k nearest contexts of token `position` of a sentence, best first.
 
-    Only occurrences of the same word count, or with `any_word` those of all words. A sentence that is in the corpus
-    several times is returned once.
+    Only occurrences of the same word are searched, or with `any_word` those of all words. A sentence that is in the
+    corpus several times is returned once.
     """
     if not -len(tokens) <= position < len(tokens):
-        raise ElmoError(f"position must be the number of one of the {len(tokens)} tokens, got {position}", "position")
+        raise ElmoError(f"position must be an index of one of the {len(tokens)} tokens, got {position}", "position")
     if k < 1:
         raise ElmoError(f"k must be at least 1, got {k}", "k")
     check_stateless(elmo)
@@ -58,16 +58,16 @@ def neighbours(
 
 def nearest_sentences(index: OccurrenceIndex, query: Floats, k: int, *, rows: Rows | None = None) -> list[Neighbour]:
     """The k distinct sentences nearest to a vector [D], among the given rows or all."""
-    most, wanted = len(index) if rows is None else len(rows), k
+    n_rows, wanted = len(index) if rows is None else len(rows), k
     while True:
-        # Equal sentences count once, so more rows are searched until enough sentences differ.
-        wanted = min(wanted * 4, most)
+        # Equal sentences count once, so the search takes more rows until enough sentences are distinct.
+        wanted = min(wanted * 4, n_rows)
         nearest, cosines = index.search(query, wanted, rows=rows)
         distinct = index.distinct_sentences(nearest)[:k]
-        if len(distinct) >= k or wanted >= most:
+        if len(distinct) >= k or wanted >= n_rows:
             break
-    found = [index.occurrence(int(nearest[place])) for place in distinct]
+    found = [index.occurrence(int(nearest[rank])) for rank in distinct]
     return [
-        Neighbour(float(cosines[place]), occurrence.tokens, occurrence.position)
-        for place, occurrence in zip(distinct, found, strict=True)
+        Neighbour(float(cosines[rank]), occurrence.tokens, occurrence.position)
+        for rank, occurrence in zip(distinct, found, strict=True)
     ]

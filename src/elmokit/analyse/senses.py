@@ -1,4 +1,4 @@
-"""Senses: the occurrences of a word in clusters, with the sentences and the words that are typical of each."""
+"""Senses of a word: clusters of its occurrences, with typical sentences and words for each cluster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from elmokit.analyse.index import Occurrence, OccurrenceIndex, Rows, normalised
 from elmokit.analyse.index_builder import split_word_advice
 from elmokit.errors import ElmoError
 
-_REACH = 8
-"""Tokens on each side of a word that count as its context."""
-_TYPICAL = 8
+_CONTEXT_TOKENS = 8
+"""Number of tokens on each side of a word that are its context."""
+_TYPICAL_WORDS = 8
 _EXAMPLES = 5
-_SEEN = 2
-"""A typical word is in at least this number of contexts of its cluster,"""
-_LIFT, _LIFT_OF_COMMON = 1.5, 600.0
-"""and this many times as often as elsewhere; words such as `of` need more, by the second number times their share."""
+_MIN_CONTEXTS = 2
+"""Number of contexts of its cluster that must contain a typical word."""
+_LIFT, _LIFT_BY_SHARE = 1.5, 600.0
+"""A typical word is this many times as frequent in its cluster as elsewhere: _LIFT plus _LIFT_BY_SHARE times its share
+of the text, because frequent words such as `of` need stronger evidence."""
 
 _ENGLISH = """a about above after again against all almost along already also although always am among an and another
 any are around as at away back be became because become been before being below between both but by can cannot could did
@@ -45,7 +46,7 @@ _CHINESE = """的 了 在 是 和 与 及 或 而 但 也 都 就 又 还 不 �
 我 你 他 她 它 我们 你们 他们 她们 被 把 从 到 向 对 对于 关于 由 因 因为 所以 如果 虽然 但是 并 并且 则 会 能 可以
 可 将 已 已经 着 过 很 更 最 上 下 中 里 个 一 一个 等 啊 吗 呢 吧 年 月 日"""
 _FUNCTION_WORDS = [frozenset(words.split()) for words in (_ENGLISH, _GERMAN, _FRENCH, _SPANISH, _CHINESE)]
-"""Words of each language that say nothing about a sense."""
+"""Function words of each language, which say nothing about a sense."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +54,28 @@ class Sense:
     """A cluster of occurrences."""
 
     rows: tuple[int, ...]
-    """Rows of the index, those nearest to the centre of the cluster first, each sentence once."""
+    """Rows of the index, one per distinct sentence, those nearest to the centre of the cluster first."""
     size: int
+    """The number of occurrences in the cluster."""
     examples: tuple[Occurrence, ...]
-    """The first few of them in their sentences."""
+    """The occurrences of the first few rows in their sentences."""
     typical: tuple[str, ...]
-    """Words that are near the word more often here than in the other clusters, the most typical first."""
+    """Words that are more frequent in contexts of this cluster than of the others, the most typical first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Senses:
-    """The occurrences of a word in clusters, the largest first."""
+    """The occurrences of a word in clusters, the largest cluster first."""
 
     word: str
     rows: Rows
     """[N] the word's rows in the index."""
     labels: NDArray[np.int64]
-    """[N] the cluster of each."""
+    """[N] the cluster of each occurrence, from 0."""
     points: NDArray[np.float64]
     """[N, 2] the occurrences in the plane that shows the clusters best."""
     silhouette: float
+    """How well the clusters are separated, from -1 to 1; 0 for one cluster."""
     senses: tuple[Sense, ...]
 
 
@@ -83,17 +86,17 @@ def find_senses(
     *,
     ignore_case: bool = False,
     examples: int = _EXAMPLES,
-    typical: int = _TYPICAL,
+    typical: int = _TYPICAL_WORDS,
     seed: int = 1,
 ) -> Senses:
-    """Put the occurrences of a word into clusters: the given number, or the number that fits best, from 1 to 8."""
+    """Group the occurrences of a word into `clusters` clusters, by default the number that fits best, from 1 to 8."""
     rows = index.rows_of(word, ignore_case=ignore_case)
     if not len(rows):
         advice = split_word_advice(word, index.text.settings.get("segment")) or f"build one with words {word}"
         raise ElmoError(f"{word!r} is not in the index {index.folder}: {advice}", "words")
     vectors = index.vectors_of(rows)
     found = cluster(vectors, clusters, seed=seed)
-    words = _typical_words(index, rows, found, typical)
+    words = _find_typical_words(index, rows, found, typical)
     senses = []
     for number in range(found.number):
         members = np.flatnonzero(found.labels == number)
@@ -106,10 +109,10 @@ def find_senses(
     return Senses(word, rows, found.labels, points, found.silhouette, tuple(senses))
 
 
-def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: int) -> list[list[str]]:
-    """For each cluster the words that are most overrepresented in its contexts, compared with the other clusters.
+def _find_typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: int) -> list[list[str]]:
+    """For each cluster, at most `most` words that are overrepresented in its contexts compared with other clusters.
 
-    If there is one cluster, it is compared with the rest of the sentences.
+    If there is only one cluster, its contexts are compared with the other parts of the sentences.
     """
     near, far = _context_counts(index, rows, found)
     total = near.sum(axis=0)
@@ -117,12 +120,12 @@ def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: 
     own = {texts[number].casefold() for number in np.unique(np.asarray(index.text.tokens[index.tokens[rows]]))}
     left_out = own | _function_words(index)
     ordinary = np.array([any(c.isalpha() for c in text) and text.casefold() not in left_out for text in texts])
-    lift = _LIFT + _LIFT_OF_COMMON * index.text.counts / index.text.n_tokens
+    lift = _LIFT + _LIFT_BY_SHARE * index.text.counts / index.text.n_tokens
     lists = []
     for counts in near:
         others = far if found.number == 1 else total - counts
         more = counts * max(others.sum(), 1) > lift * others * max(counts.sum(), 1)
-        usable = ordinary & (counts >= _SEEN) & more
+        usable = ordinary & (counts >= _MIN_CONTEXTS) & more
         ratio = _log_likelihood_ratio(counts.astype(float), others.astype(float))
         order = np.argsort(-np.where(usable, ratio, -np.inf), kind="stable")[: int(usable.sum())]
         lists.append(_without_repeats([texts[number] for number in order[: 4 * most].tolist()])[:most])
@@ -130,7 +133,7 @@ def _typical_words(index: OccurrenceIndex, rows: Rows, found: Clustering, most: 
 
 
 def _function_words(index: OccurrenceIndex) -> frozenset[str]:
-    """The function words of the language of a text, which is the one whose words it has most often."""
+    """The function words of the language of the text; that language is the one whose function words it has most."""
     folded = [text.casefold() for text in index.types]
     counts = index.text.counts.tolist()
     return max(
@@ -141,21 +144,21 @@ def _function_words(index: OccurrenceIndex) -> frozenset[str]:
 def _context_counts(
     index: OccurrenceIndex, rows: Rows, found: Clustering
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The number of contexts of each cluster that contain each type [K, V], and of sentences outside contexts [V]."""
+    """Contexts of each cluster that contain each type [K, V], and sentences that have it outside the context [V]."""
     near = np.zeros((found.number, index.text.n_types), dtype=np.int64)
     far = np.zeros(index.text.n_types, dtype=np.int64)
     sentences = index.sentences_of(rows)
     for row, sentence, label in zip(rows.tolist(), sentences.tolist(), found.labels.tolist(), strict=True):
         types = np.asarray(index.sentence_types(sentence))
-        place = int(index.tokens[row]) - index.sentence_start(sentence)
-        inside = np.unique(types[max(place - _REACH, 0) : place + _REACH + 1])
+        position = int(index.tokens[row]) - index.sentence_start(sentence)
+        inside = np.unique(types[max(position - _CONTEXT_TOKENS, 0) : position + _CONTEXT_TOKENS + 1])
         near[label, inside] += 1
         far[np.setdiff1d(types, inside)] += 1
     return near, far
 
 
 def _log_likelihood_ratio(counts: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How strong the evidence is that a word is more frequent here than elsewhere; negative if less frequent, [V]."""
+    """The log-likelihood ratio of each word's frequency here and elsewhere, [V]; negative if it is rarer here."""
     here, there = max(counts.sum(), 1.0), max(others.sum(), 1.0)
     share = (counts + others + 0.5) / (here + there)
     first = counts * np.log(np.maximum(counts, 1e-9) / (here * share))
@@ -164,5 +167,5 @@ def _log_likelihood_ratio(counts: NDArray[np.float64], others: NDArray[np.float6
 
 
 def _without_repeats(words: Sequence[str]) -> list[str]:
-    """The words in order, without those that differ from an earlier one in case only."""
+    """The words in order, without those that differ from an earlier word only in case."""
     return list({word.casefold(): word for word in reversed(words)}.values())[::-1]

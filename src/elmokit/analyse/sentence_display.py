@@ -1,4 +1,4 @@
-"""Sentences on a terminal: the word marked, the rest cut to the width of the terminal."""
+"""Sentences on a terminal, with one word marked and cut to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CUT = "…"
 
 
 def join_tokens(tokens: Sequence[str]) -> str:
-    """Tokens as text: a space between them, but none between Chinese, Japanese or full-width ones.
+    """Tokens as text, joined by spaces except between Chinese, Japanese and full-width characters.
 
     >>> join_tokens(["we", "like", "tea"]), join_tokens(["我", "爱", "喝茶", "。"])
     ('we like tea', '我爱喝茶。')
@@ -25,27 +25,27 @@ def join_tokens(tokens: Sequence[str]) -> str:
 
 
 def plain_sentence(tokens: Sequence[str], width: int | None = None) -> str:
-    """A sentence without characters that would move the cursor, cut to a number of columns."""
+    """A sentence without control characters, cut to a width in terminal columns."""
     text = printable(join_tokens(tokens))
     return text if width is None else _cut_end(text, width)
 
 
 def mark_token(tokens: Sequence[str], position: int, *, width: int | None = None, bold: bool = False) -> str:
-    """A sentence with one token marked, cut on both sides to a number of columns.
+    """A sentence with one token marked, cut on both sides to a width in terminal columns.
 
     >>> mark_token("the boys play in the park".split(), 2)
     'the boys [play] in the park'
     >>> mark_token("all the boys play in the old park".split(), 3, width=24)
     '…he boys [play] in the…'
     """
-    # The sides with the space towards the word, if there is one.
+    # Both parts include the space next to the word, if there is one.
     before = join_tokens(tokens[: position + 1])[: -len(tokens[position]) or None]
     after = join_tokens(tokens[position:])[len(tokens[position]) :]
     before, word, after = map(printable, (before, tokens[position], after))
     marked = f"{_BOLD}{word}{_PLAIN}" if bold else f"[{word}]"
     if width is not None:
         free = max(width - display_width(word) - 2 * (not bold), 2)
-        # A short side leaves its columns to the other.
+        # Columns that the shorter part does not need are for the other part.
         left = min(display_width(before), max(free // 2, free - display_width(after)))
         before, after = _cut_end(before[::-1], left)[::-1], _cut_end(after, free - left)
     return f"{before}{marked}{after}"

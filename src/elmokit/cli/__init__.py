@@ -1,4 +1,4 @@
-"""The command line `elmo`: one file per command, with its options and what it does."""
+"""The command line `elmo`: each file has one command with its options and its code."""
 
 from elmokit.cli.main import main
 from elmokit.cli.registry import Command, command, group

@@ -1,4 +1,4 @@
-"""`elmo convert`: a model in another format."""
+"""`elmo convert`: converts a model to another format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConvertCommand(ModelFileOptions):
     softmax: Literal["float32", "float16", "int8", "none"] | None = option(
         None, "dtype in which the softmax is stored; none leaves it out.", shown="a float --dtype, otherwise unchanged"
     )
-    overwrite: bool = option(False, "Replace the files of a model that is in DST already.")
+    overwrite: bool = option(False, "Replace the files of a model that is already in DST.")
 
     def run(self) -> None:
         """Read the model and write it."""

@@ -1,4 +1,4 @@
-"""`elmo embed`: vectors for sentences, on the screen or in a file, or for a folder of texts in a folder of files."""
+"""`elmo embed`: computes vectors of sentences for the screen or a file, or of a folder of texts for a folder."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     Tokenise = Callable[[str], list[str]]
     Encode = Callable[[Iterable[list[str]]], Iterator[Vectors]]
 
-_SHOWN_NUMBERS = 5
+_SHOWN_VALUES = 5
 _SHOWN_CHARACTERS = 48
 _FAILED, _INTERRUPTED = 2, 130
-_SHOW_SECONDS, _QUIET_SECONDS = 0.5, 3.0
-"""Times between updates of the progress line, and without a new sentence until it shows how many tokens wait."""
+_UPDATE_SECONDS, _WAIT_SECONDS = 0.5, 3.0
+"""Seconds between updates of the progress line, and without a new sentence until it shows the waiting tokens."""
 
 
 @command("embed")
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(ModelOptions):
-    """Turn sentences into vectors. They are shown line by line, or written to a file.
+    """Turn sentences into vectors, which are shown line by line or written to a file.
 
     A folder of texts becomes a folder with one file of vectors for each text. Run the same command again to continue
     after a stop.
@@ -56,7 +56,7 @@ class EmbedCommand(ModelOptions):
         "Sentences, each as one argument; or one folder of text files.", "TEXT|FOLDER", default=(), blank=True
     )
     text: tuple[str, ...] = option(
-        (), "A sentence, even if a file has that name; may be repeated.", metavar="TEXT", blank=True
+        (), "A sentence, also if there is a file with this name; may be repeated.", metavar="TEXT", blank=True
     )
     input: str | None = option(
         None, "Text with one sentence per line, plain or compressed; - is standard input.", metavar="FILE"
@@ -80,39 +80,39 @@ class EmbedCommand(ModelOptions):
     )
     workers: int | None = option(
         None,
-        "Number of processes for a folder of texts; each has the model and a part of the threads.",
+        "Number of processes for a folder of texts; each loads the model and uses a share of the threads.",
         least=1,
         shown="1",
     )
     shard: str | None = option(
         None,
-        "Part of the files of a folder to embed, such as 3/10; ten machines or jobs then take one part each.",
+        "Part of the files of a folder to embed: with 3/10, this is the third of ten jobs or machines.",
         metavar="I/N",
         shown="all files",
     )
     layer: str | None = option(
         None,
-        "Layer whose vectors to give: mix is the model's weighted mean, 0 the lowest layer.",
+        "Layer of the vectors: mix is the model's weighted mean, 0 the lowest layer.",
         metavar="mix|top|all|N",
         shown="the last block of a Transformer, mix for an LSTM; all for --format bilm and allennlp",
     )
     pool: Literal["none", "mean", "max", "first", "last"] = option(
-        "none", "How to make one vector per sentence from its tokens; none gives one vector per token."
+        "none", "How token vectors become one vector per sentence; none gives one vector per token."
     )
     format: Literal["elmokit", "bilm", "allennlp", "manylangs"] = option("elmokit", "Layout of an HDF5 output.")
     store: Literal["float32", "float16"] = option(
         "float32", "dtype of the numbers in the output; float16 halves the file."
     )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
-    resume: bool = option(False, "Continue an output that was interrupted; a folder of texts is always continued.")
+    resume: bool = option(False, "Resume an interrupted output file; for a folder of texts this is always done.")
     batch_tokens: int | None = option(None, "Number of tokens per batch.", least=1, shown="chosen for the device")
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] | None = option(
         None, "dtype to compute in; int8 is for the CPU.", shown="float32, or int8 if the model is stored so"
     )
-    json: bool = option(False, "Print JSON: one line per sentence, or with --output FILE what was written.")
+    json: bool = option(False, "Print JSON: one line per sentence, or with --output FILE a summary.")
 
     def run(self) -> int | None:
-        """Check the options, load the model and embed; Ctrl-C ends in a sentence and exit status 130."""
+        """Check the options, load the model and embed; Ctrl-C ends in a message and exit status 130."""
         from elmokit.output import check_output
         from elmokit.output.embed_lines import partial_folder
         from elmokit.text.policy import TextPolicy
@@ -139,10 +139,10 @@ class EmbedCommand(ModelOptions):
             source = stack.enter_context(InputSentences(self._sentences, self.input, self.split, self.input_format))
             progress = None
             if self._file or self._json_lines:
-                progress = stack.enter_context(EmbedProgress(source))  # loading a model takes a while too
+                progress = stack.enter_context(EmbedProgress(source))  # before the model, which takes time to load
             elmo = self.load(self.segment, self.dtype)
             unknown = elmo.unknown_tokens()
-            tokenise, encode = self._functions(elmo, unknown, progress.reading if progress else None)
+            tokenise, encode = self._functions(elmo, unknown, progress.add_read if progress else None)
             if progress is None:
                 _print_lines(source, tokenise, encode)
             elif self._file:
@@ -150,7 +150,7 @@ class EmbedCommand(ModelOptions):
                     elmo, source, tokenise, encode, self._file, resume=self.resume, on_progress=progress.done
                 )
                 progress.close()
-                self._say_written(summary)
+                self._report_written(summary)
             else:
                 self._print_json(source, tokenise, encode, progress)
         if message := unknown.message():
@@ -161,7 +161,10 @@ class EmbedCommand(ModelOptions):
     def _functions(
         self, elmo: Elmo, unknown: UnknownTokens, on_tokens: Callable[[int], None] | None = None
     ) -> tuple[Tokenise, Encode]:
-        """From a line to tokens, and from tokens to vectors; `on_tokens` takes the number of tokens of each line."""
+        """The functions from a line to tokens and from tokens to vectors.
+
+        `on_tokens` is called with the number of tokens of each line.
+        """
         layer, pool = parse_layer(self._layer(elmo)), None if self.pool == "none" else self.pool
 
         def tokenise(line: str) -> list[str]:
@@ -178,13 +181,13 @@ class EmbedCommand(ModelOptions):
 
     @property
     def _folder(self) -> Path | None:
-        """The folder of texts that was given, as an argument or by --input."""
+        """The folder of texts from the argument or --input, if there is one."""
         given = self.texts if not self.input else (self.input,)
         return Path(given[0]) if len(given) == 1 and not self.text and is_folder(given[0]) else None
 
     @property
     def _sentences(self) -> tuple[str, ...]:
-        """The sentences that were given as arguments; a lone - is standard input."""
+        """The sentences from the arguments; empty for a single -, which is standard input."""
         return (*(() if self.texts == ("-",) else self.texts), *self.text)
 
     @property
@@ -208,7 +211,10 @@ class EmbedCommand(ModelOptions):
                 raise ElmoError(f"--{name} is for a folder of texts: elmo embed FOLDER --output FOLDER", name)
         for text in self.texts:
             if is_folder(text):
-                raise ElmoError(f"{text} is a folder, which must be given alone: --text {text} embeds the string")
+                raise ElmoError(
+                    f"{text} is a folder, which must be given alone: give only the folder, or --text {text} for the "
+                    "string"
+                )
             if is_file(text):
                 raise ElmoError(f"{text} is a file: --input {text} reads it, and --text {text} embeds the string")
         if self._sentences and self.input:
@@ -226,7 +232,7 @@ class EmbedCommand(ModelOptions):
             raise ElmoError(f"--format {self.format} is the layout of a file: add --output FILE.h5")
 
     def _refuse_own_sources(self, output: Path) -> None:
-        """The finished output replaces the file of its name, which must not be one that this run reads."""
+        """Refuse an output that would overwrite a file that this run reads."""
         if not output.exists():
             return
         sources = {name: getattr(self, name) for name in ("input", "model", "options", "vocab")}
@@ -239,7 +245,7 @@ class EmbedCommand(ModelOptions):
                 )
 
     def _settings(self, elmo: Elmo) -> dict[str, object]:
-        """What decides the vectors."""
+        """The settings that determine the vectors."""
         return {
             "model": elmo.fingerprint(mixes=True),
             "layer": self._layer(elmo),
@@ -275,7 +281,7 @@ class EmbedCommand(ModelOptions):
             on_progress=on_progress,
         )
 
-    def _say_written(self, summary: Summary) -> None:
+    def _report_written(self, summary: Summary) -> None:
         if self.json:
             print(json.dumps({"output": self.output, **asdict(summary)}))
             return
@@ -284,7 +290,7 @@ class EmbedCommand(ModelOptions):
         say(f"wrote {self.output}: {done}{resumed}")
 
     def _embed_folder(self, folder: Path) -> int | None:
-        """Embed a folder of texts; exit status 2 if some of them have no vectors at the end."""
+        """Embed a folder of texts; the exit status is 2 if some texts could not be embedded."""
         from elmokit.output.embed_folder import check_folders, embed_folder, find_texts, select_shard, start_worker
         from elmokit.progress import ProgressDisplay
 
@@ -307,7 +313,7 @@ class EmbedCommand(ModelOptions):
             def show(progress: FolderProgress) -> None:
                 nonlocal begun
                 now = time.monotonic()
-                begun = begun or now  # the model is loaded by then
+                begun = begun or now  # the first call comes when the model is loaded
                 done = f"{progress.files:,} of {counted(len(files), 'file')}, {counted(progress.tokens, 'token')}"
                 rate = f", {quantity(progress.tokens / (now - begun))} tokens/s" if progress.tokens else ""
                 display.update(progress.bytes, extra=done + rate)
@@ -336,8 +342,8 @@ class EmbedCommand(ModelOptions):
         print(f"elmo: {counted(len(problems), 'file')} could not be embedded, see above", file=sys.stderr)
         return _FAILED
 
-    def for_files(self, number: int) -> tuple[Path, dict[str, object], EmbedFile]:
-        """In the worker process of a number: the output, the settings, and the function that embeds a file."""
+    def file_embedder(self, number: int) -> tuple[Path, dict[str, object], EmbedFile]:
+        """The output, the settings, and the function that embeds a file, in the worker process with this number."""
         elmo = replace(self, device=_device_of(number, self.device)).load(self.segment, self.dtype)
 
         def embed(path: Path, target: Path, progress: FileProgress) -> Summary:
@@ -349,7 +355,7 @@ class EmbedCommand(ModelOptions):
         return Path(self.output or ""), settings, embed
 
     def _print_json(self, lines: Iterable[str], tokenise: Tokenise, encode: Encode, progress: EmbedProgress) -> None:
-        """One JSON object per sentence, as in a .jsonl file."""
+        """Print one JSON object per sentence, as in a .jsonl file."""
         from elmokit.output.sentence_vectors import VectorShape
         from elmokit.output.writers.jsonl import write_sentence
 
@@ -370,28 +376,28 @@ class EmbedCommand(ModelOptions):
 
 
 class InputSentences(Iterator[str]):
-    """The sentences to embed: arguments, or the lines of a file or of standard input, split if that is asked for."""
+    """The sentences to embed: the arguments, or the lines of a file or of standard input, which `split` can split."""
 
     def __init__(
         self,
         given: Sequence[str],
         path: str | None,
         split: Split,
-        form: SentenceFormat,
+        input_format: SentenceFormat,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         from elmokit.corpus.lines import InputLines
 
-        self.split, self.form, self.lines = split, form, 0
-        """How many lines have been read by now."""
+        self.split, self.input_format, self.lines = split, input_format, 0
+        """The number of lines read so far."""
         self._given, self._path, self._file = given, path, None
         if not given:
-            closed = path in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
+            closed = path in (None, "-") and sys.stdin is None  # the shell closed stdin with `<&-`
             if closed or (path is None and sys.stdin.isatty()):
                 advice = "give sentences as arguments, or --input FILE, or - for standard input"
                 raise ElmoError(f"nothing to embed: {advice}")
             self._file = InputLines(path or "-", on_bytes)
-        self._sentences = self._read(sentence_lines(self._file or iter(given), form))
+        self._sentences = self._read(sentence_lines(self._file or iter(given), input_format))
 
     def _read(self, lines: Iterable[str]) -> Iterator[str]:
         from elmokit.text.splitting import split_sentences
@@ -421,13 +427,13 @@ class InputSentences(Iterator[str]):
             self._file.close()
 
     def count_lines(self) -> int | None:
-        """The number of lines, if it is known or quickly counted."""
+        """The number of lines if it is known or can be counted quickly, otherwise None."""
         from elmokit.text.packed import PACKED_ENDINGS
 
         path = Path(self._path or "-")
         if self._given:
             return len(self._given)
-        if self.form.startswith("conll") or self._path in (None, "-"):
+        if self.input_format.startswith("conll") or self._path in (None, "-"):
             return None
         if not path.is_file() or path.suffix in PACKED_ENDINGS:
             return None
@@ -446,9 +452,9 @@ class InputSentences(Iterator[str]):
 
 
 class EmbedProgress:
-    """Shows the number of sentences that are done, and the time that a long sentence has taken so far.
+    """Shows the number of finished sentences, and the time that a long sentence has taken so far.
 
-    A thread shows it at regular times, because the sentences of a batch are all done at the same moment.
+    A thread updates the line at regular times, because all sentences of a batch finish at the same moment.
     """
 
     def __init__(self, source: InputSentences) -> None:
@@ -461,15 +467,15 @@ class EmbedProgress:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def reading(self, tokens: int) -> None:
-        """A sentence has been read."""
+    def add_read(self, tokens: int) -> None:
+        """Add the tokens of a sentence that has been read."""
         self._read += tokens
 
     def done(self, sentences: int, tokens: int) -> None:
-        """Take how many sentences and tokens are done, those of an earlier run included."""
+        """Set the number of finished sentences and tokens, including those of an earlier run."""
         if self._sentences < 0:
             self._read += tokens
-            self._show(sentences, tokens)  # the speed is counted from here
+            self._show(sentences, tokens)  # the speed is measured from here
         self._sentences, self._tokens, self._since = sentences, tokens, time.monotonic()
 
     def _show(self, sentences: int, tokens: int, extra: str = "") -> None:
@@ -481,16 +487,16 @@ class EmbedProgress:
     def _watch(self) -> None:
         if (total := self._source.count_lines()) is not None:
             self._display.total = total
-        while not self._stopped.wait(_SHOW_SECONDS):
+        while not self._stopped.wait(_UPDATE_SECONDS):
             sentences, tokens = self._sentences, self._tokens
             seconds, waiting = time.monotonic() - self._since, self._read - tokens
             if sentences > self._shown:
                 self._show(sentences, tokens)
-            elif sentences >= 0 and seconds >= _QUIET_SECONDS and waiting > 0:
+            elif sentences >= 0 and seconds >= _WAIT_SECONDS and waiting > 0:
                 self._show(sentences, tokens, f"{counted(waiting, 'token')} being computed for {duration(seconds)}")
 
     def close(self) -> None:
-        """Remove the line from a terminal; a log gets the last one."""
+        """Stop the updates and remove the progress line from a terminal; a log gets a last line."""
         if not self._stopped.is_set():
             self._stopped.set()
             self._thread.join()
@@ -510,11 +516,11 @@ def serve() -> None:
     """Run a worker process of `elmo embed FOLDER`."""
     from elmokit.output.embed_folder import serve_files
 
-    serve_files(lambda options: options[0].for_files(options[1]))
+    serve_files(lambda options: options[0].file_embedder(options[1]))
 
 
 def _device_of(number: int, device: str | None) -> str | None:
-    """The device of a worker: of several GPUs each worker gets the next, unless one is named."""
+    """The device of a worker: workers take turns on several GPUs, unless the user named one."""
     import torch
 
     if device not in (None, "cuda") or torch.cuda.device_count() < 2:
@@ -523,7 +529,7 @@ def _device_of(number: int, device: str | None) -> str | None:
 
 
 def is_folder(text: str) -> bool:
-    """Whether a text names a folder; "." and ".." count as texts."""
+    """Whether a text is the name of a folder; "." and ".." are treated as sentences."""
     if text in ("", ".", ".."):
         return False
     with suppress(OSError, ValueError):
@@ -539,7 +545,7 @@ def is_file(text: str) -> bool:
 
 
 def parse_layer(layer: str) -> Layer:
-    """mix, top, all or a number."""
+    """The layer for an option value: mix, top, all or a number."""
     if layer in ("mix", "top", "all"):
         return cast("Layer", layer)
     if layer.isascii() and layer.isdigit():
@@ -548,7 +554,7 @@ def parse_layer(layer: str) -> Layer:
 
 
 def _print_lines(lines: Iterable[str], tokenise: Tokenise, encode: Encode) -> None:
-    """One readable line per sentence, each encoded alone, so that it shows before the next comes through a pipe."""
+    """Print one line per sentence; each is encoded alone, so that it is printed before a pipe sends the next."""
     for line in lines:
         tokens = tokenise(line)
         for vectors in encode([tokens]):
@@ -556,9 +562,9 @@ def _print_lines(lines: Iterable[str], tokenise: Tokenise, encode: Encode) -> No
 
 
 def readable(tokens: list[str], vectors: Vectors) -> str:
-    """A sentence and its vectors on one line: the shape, the first numbers, the text."""
+    """A sentence and its vectors on one line: the shape, the first values and the text."""
     shape = " x ".join(str(size) for size in vectors.shape)
-    numbers = " ".join(f"{value:+.4f}" for value in vectors.reshape(-1)[:_SHOWN_NUMBERS])
+    numbers = " ".join(f"{value:+.4f}" for value in vectors.reshape(-1)[:_SHOWN_VALUES])
     text = " ".join(tokens)
     text = text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-    return f"[{shape}]  {numbers}{' …' if vectors.size > _SHOWN_NUMBERS else ''}  {printable(text)}"
+    return f"[{shape}]  {numbers}{' …' if vectors.size > _SHOWN_VALUES else ''}  {printable(text)}"

@@ -1,4 +1,4 @@
-"""`elmo eval`: the perplexity of a model over unseen text, in all, by sentence or by position in the sentence."""
+"""`elmo eval`: measures the perplexity of a model on unseen text, also by sentence or by position in the sentence."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from elmokit.pretrain.sentences import TypeTable
     from elmokit.text.policy import CharacterPieces
 
-_SHORT: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
+_STATE_NAMES: dict[StateUse, str] = {"zero": "from zero", "carry": "carried"}
 
 
 @command("eval")
 @dataclass(frozen=True, kw_only=True)
 class EvalCommand(ModelFileOptions, DeviceOption):
-    """Measure perplexity over held-out text. Forward, backward and mean, with the full softmax."""
+    """Measure perplexity on held-out text: forward, backward and mean, with the full softmax."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS")
@@ -53,18 +53,19 @@ class EvalCommand(ModelFileOptions, DeviceOption):
     split: Split | None = option(None, SPLIT_HELP, shown=AS_IN_TRAINING)
     max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)
     state: Literal["zero", "carry", "both"] = option(
-        "zero", "LSTM state before a sentence: zero, or carried over from the sentence before; both measures both."
+        "zero", "LSTM state before a sentence: zero, or carried over from the previous sentence; both measures both."
     )
     sentences: Path | None = option(None, "Also write a table with one line per sentence.", metavar="FILE.tsv")
     by_position: tuple[Path, ...] = option(
         (),
-        "Also measure by position in the sentence: .tsv writes a table, .png, .svg or .pdf a picture; may be repeated.",
+        "Also measure by position in the sentence and write a table (.tsv) or a picture (.png, .svg, .pdf); may be "
+        "repeated.",
         metavar="FILE",
     )
     workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
 
     def run(self) -> None:
-        """Print forward, backward and mean perplexity, and write the tables and pictures that are asked for."""
+        """Print forward, backward and mean perplexity, and write the requested tables and pictures."""
         from elmokit.analyse.pictures import draw_by_position
         from elmokit.formats.load import read_checkpoint
         from elmokit.model.placement import choose_device
@@ -79,22 +80,22 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         network = _network(model, choose_device(self.device))
         if self.state != "zero" and not network.bilm.context.carries_state:
             raise ElmoError(
-                f"--state {self.state} needs a model with an LSTM, and {model.where} has the context encoder "
-                f"{model.config.context.kind}: leave it out"
+                f"--state {self.state} needs a model with an LSTM, but {model.where} has the context encoder "
+                f"{model.config.context.kind}: leave --state out"
             )
         with tempfile.TemporaryDirectory(prefix="elmo-eval-") as temporary:
             limits = {"max_tokens": self.max_tokens, "workers": self.workers}
             folder = Path(temporary) / "corpus"
             corpus = prepare_and_report(self.corpus, segment=segment, split=split, folder=folder, **limits)
-            scored = corpus if pieces is None else _in_pieces(corpus, pieces, Path(temporary) / "characters")
+            scored = corpus if pieces is None else _split_into_pieces(corpus, pieces, Path(temporary) / "characters")
             by_character = scored is not corpus
             if by_character and self.by_position:
                 raise ElmoError(
-                    f"--by-position counts characters for {model.where}, a model of characters, and --segment "
+                    f"--by-position counts characters for {model.where}, a model of characters, but --segment "
                     f"{segment} gives words: use --segment chars"
                 )
             types = _type_table(model, scored)
-            results, positions = self._measured(network, types)
+            results, positions = self._measure(network, types)
             if by_character:
                 predictions = corpus.n_tokens + corpus.n_sentences
                 results = {state: result.over(predictions) for state, result in results.items()}
@@ -123,10 +124,10 @@ class EvalCommand(ModelFileOptions, DeviceOption):
                 draw_by_position(path, positions, Path(self.model).absolute().name)
             print(printable(f"wrote {path}"))
 
-    def _measured(
+    def _measure(
         self, network: LanguageModelNetwork, types: TypeTable
     ) -> tuple[dict[StateUse, HeldOut], dict[StateUse, ByPosition]]:
-        """The perplexities for each state, and by position if that is asked for."""
+        """The perplexities for each state and, with --by-position, by position."""
         from elmokit.pretrain.evaluate import by_position, evaluate, masked_perplexity
         from elmokit.pretrain.sentences import Sentences
 
@@ -137,7 +138,7 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         with ProgressDisplay() as display:
             for state in states:
                 total = sentences.n_predictions
-                display.start(f"scoring the text, state {_SHORT[state]}", "predictions", total)
+                display.start(f"scoring the text, state {_STATE_NAMES[state]}", "predictions", total)
 
                 def show(share: float, total: int = total) -> None:
                     display.update(round(share * total))
@@ -154,11 +155,11 @@ class EvalCommand(ModelFileOptions, DeviceOption):
         return results, positions
 
     def _check_outputs(self) -> None:
-        """Refuse outputs that would fail at the end, or overwrite a file, before anything is read."""
+        """Check, before anything is read, that all outputs can be written and overwrite no file that is read."""
         from elmokit.plots.style import SUFFIXES, check_picture
 
         if self.sentences is not None and self.state != "zero":
-            raise ElmoError(f"--sentences gives each sentence by itself: leave out --state {self.state}")
+            raise ElmoError(f"--sentences measures each sentence alone: leave out --state {self.state}")
         reads = (*self.corpus, self.model, self.options, self.vocab)
         if self.sentences is not None:
             check_output_file("sentences", self.sentences, reads)
@@ -175,33 +176,39 @@ class EvalCommand(ModelFileOptions, DeviceOption):
 
 
 def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
-    """The last rows of what is printed; with two states each row has both values."""
+    """The rows with the perplexities; with two states each row has both values."""
     from elmokit.model.language_model import MASKED_SHARE
 
     words = {"zero": "zero before every sentence", "carry": "carried from sentence to sentence"}
     rows = [("state", ", and ".join(words[state] for state in results))]
-    for way in ("forward", "backward", "mean"):
-        values = {state: getattr(result, way) for state, result in results.items()}
-        if way == "mean" and next(iter(results.values())).backward is None:
+    for direction in ("forward", "backward", "mean"):
+        values = {state: getattr(result, direction) for state, result in results.items()}
+        if direction == "mean" and next(iter(results.values())).backward is None:
             continue
         shown = {state: f"{value:.2f}" for state, value in values.items() if value is not None}
         if shown:
-            both = ", ".join(f"{value} {_SHORT[state]}" for state, value in shown.items())
-            rows.append((f"{way} perplexity", both if len(results) > 1 else next(iter(shown.values()))))
+            both = ", ".join(f"{value} {_STATE_NAMES[state]}" for state, value in shown.items())
+            rows.append((f"{direction} perplexity", both if len(results) > 1 else next(iter(shown.values()))))
     if (masked := results["zero"].masked if "zero" in results else None) is not None:
         rows.append(("masked perplexity", f"{masked:.2f} (of {MASKED_SHARE:.0%} of the words, from both sides)"))
     return rows
 
 
 def _position_lines(positions: Mapping[StateUse, ByPosition]) -> list[str]:
-    """A table: perplexity at the start of a sentence and further on, counted from where each direction starts."""
-    ways = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
-    table = [["position", *(f"{way}, {_SHORT[state]}" for way in ways for state in positions), "predictions"]]
+    """A table of the perplexity by position in the sentence, counted from where each direction starts."""
+    directions = ["forward", "backward"][: len(next(iter(positions.values())).losses)]
+    table = [
+        [
+            "position",
+            *(f"{direction}, {_STATE_NAMES[state]}" for direction in directions for state in positions),
+            "predictions",
+        ]
+    ]
     for name, first, last in (("1", 1, 1), ("2-5", 2, 5), ("6-10", 6, 10), ("11+", 11, None), ("all", 1, None)):
         found = {state: measured.between(first, last) for state, measured in positions.items()}
         here = next(iter(found.values()))
         if here is not None:
-            values = [getattr(found[state], way) for way in ways for state in positions]
+            values = [getattr(found[state], direction) for direction in directions for state in positions]
             table.append([name, *map(perplexity, values), f"{here.predictions:,}"])
     return aligned(table, right=True)
 
@@ -213,11 +220,11 @@ def _network(model: Checkpoint, device: torch.device) -> LanguageModelNetwork:
 
     if not model.head:
         raise ElmoError(
-            f"{model.where} has no softmax, so it has no perplexity; TensorFlow checkpoints and models trained with "
-            "elmokit have one"
+            f"{model.where} has no softmax, so it has no perplexity: use a TensorFlow checkpoint or a model trained "
+            "with elmokit, which have one"
         )
     if model.vocab is None:
-        raise ElmoError(f"{model.where} has a softmax and no vocabulary: give its vocab.txt with --vocab")
+        raise ElmoError(f"{model.where} has a softmax but no vocabulary: give its vocab.txt with --vocab")
     bilm, head = BiLM(model.config), LmHead(*model.head["weight"].shape)
     bilm.load_state_dict(model.weights)
     head.load_state_dict(model.head)
@@ -238,22 +245,25 @@ def _type_table(model: Checkpoint, corpus: PreparedCorpus) -> TypeTable:
     )
 
 
-def _in_pieces(corpus: PreparedCorpus, pieces: CharacterPieces, folder: Path) -> PreparedCorpus:
+def _split_into_pieces(corpus: PreparedCorpus, pieces: CharacterPieces, folder: Path) -> PreparedCorpus:
     """The corpus with each token replaced by its pieces; the corpus itself if every token is one piece."""
     from elmokit.corpus.prepared import PreparedCorpus
 
-    apart = [pieces.of(text) for text in corpus.type_texts()]
-    if all(len(of) == 1 for of in apart):
+    pieces_of_types = [pieces.of(text) for text in corpus.type_texts()]
+    if all(len(of) == 1 for of in pieces_of_types):
         return corpus
     spans = pairwise(chain([0], corpus.ends.tolist()))
     return PreparedCorpus.from_sentences(
-        ([piece for index in corpus.tokens[begin:end].tolist() for piece in apart[index]] for begin, end in spans),
+        (
+            [piece for index in corpus.tokens[begin:end].tolist() for piece in pieces_of_types[index]]
+            for begin, end in spans
+        ),
         folder,
     )
 
 
 def _write_sentences(path: Path, network: LanguageModelNetwork, types: TypeTable, corpus: PreparedCorpus) -> None:
-    """A TSV with a line for each sentence of `corpus`: its number, tokens, perplexities and text."""
+    """Write a TSV file with a line for each sentence of `corpus`: its number, tokens, perplexities and text."""
     from elmokit.pretrain.evaluate import perplexity_of, sentence_losses
     from elmokit.pretrain.sentences import Sentences
     from elmokit.storage.atomic import atomic_file

@@ -1,4 +1,4 @@
-"""`elmo export onnx`: a model as one ONNX file."""
+"""`elmo export onnx`: writes a model as one ONNX file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ group("export", "Export a model for other programs.")
 class ExportOnnxCommand(ModelFileOptions):
     """Write a model as one ONNX file for Python without torch, a browser, or anything else that reads ONNX.
 
-    The file is compared with elmokit before it is stored.
+    Before the file is stored, its vectors are compared with those of elmokit.
     """
 
     model: str = argument(MODEL_HELP, "MODEL")
@@ -29,7 +29,7 @@ class ExportOnnxCommand(ModelFileOptions):
     )
 
     def run(self) -> None:
-        """Read the model, write the file and print how near it is."""
+        """Read the model, write the file and print its largest difference from elmokit."""
         from elmokit.elmo import Elmo
         from elmokit.integrations.onnx_export import export_onnx
 

@@ -1,4 +1,4 @@
-"""`elmo export page`: the sense explorer as a folder of files."""
+"""`elmo export page`: writes the sense explorer as a folder of files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ group("export", "Export a model for other programs.")
 @command("export page")
 @dataclass(frozen=True, kw_only=True)
 class ExportPageCommand(ModelFileOptions):
-    """Write the sense explorer with its demo as a folder of files. Any file server can show it."""
+    """Write the sense explorer with its demo as a folder of files, which any file server can serve."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     output: Path = option(REQUIRED, "The folder to write, which must be new or empty.", metavar="FOLDER")
     runtime: str = option(
         REQUIRED,
-        "The folder dist of the npm package onnxruntime-web, which is copied, or the address of such a folder.",
+        "The folder dist of the npm package onnxruntime-web, which is copied, or its web address.",
         metavar="FOLDER|URL",
     )
     dtype: Literal["float32", "float16", "int8"] = option("float16", "dtype in which the model is stored.")

@@ -1,4 +1,4 @@
-"""`elmo export word2vec`: a table of one vector per word, for gensim and everything else that reads word2vec files."""
+"""`elmo export word2vec`: writes one vector per word, for gensim and other programs that read word2vec files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ group("export", "Export a model for other programs.")
 
 _BINARY = {".txt": False, ".vec": False, ".bin": True}
 _WORDS_IN_A_ROW = 64
-"""Words that are encoded as one sentence; layer 0 does not depend on it."""
+"""Number of words that are encoded as one sentence, which does not change their layer 0."""
 
 
 @command("export word2vec")
 @dataclass(frozen=True, kw_only=True)
 class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
-    """Write one vector per word as a word2vec file. Without a corpus these are the vectors of words without context."""
+    """Write one vector per word as a word2vec file. Without --corpus these are vectors without context."""
 
     model: str = argument(MODEL_HELP, "MODEL")
     output: Path = option(REQUIRED, "File to write: .txt or .vec is word2vec's text form, .bin its binary form.")
@@ -54,13 +54,13 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
     )
     corpus: tuple[str, ...] = option(
         (),
-        f"{CORPUS_HELP}; a word's vector is then the mean over its uses there; may be repeated.",
+        f"{CORPUS_HELP}; a word's vector is then the mean over its occurrences; may be repeated.",
         metavar="CORPUS",
     )
-    min_count: int = option(5, "Number of times a word must occur in --corpus.", least=1)
+    min_count: int = option(5, "Minimum number of times a word must occur in --corpus.", least=1)
     layer: str | None = option(
         None,
-        "Layer whose vectors to give: mix is the model's weighted mean, 0 is without context.",
+        "Layer of the vectors: mix is the model's weighted mean, 0 is without context.",
         metavar="mix|top|N",
         shown="0; with --corpus the last block of a Transformer, mix for an LSTM",
     )
@@ -89,20 +89,20 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
         check_layer(layer, elmo.config.n_outputs)
         with tempfile.TemporaryDirectory(prefix="elmo-export-") as folder:
             corpus = self._corpus(elmo, Path(folder)) if self.corpus else None
-            offered = listed if listed is not None else _own_words(elmo) if corpus is None else _corpus_words(corpus)
+            offered = listed if listed is not None else _model_words(elmo) if corpus is None else _corpus_words(corpus)
             words = [word for word in dict.fromkeys(offered) if can_be_written(word)]
             if corpus is not None:
-                words = _frequent(words, corpus, self.min_count)
+                words = _frequent_words(words, corpus, self.min_count)
             if layer == 0:
                 words = [word for word in words if _is_known(elmo, word)]
             if not words:
                 raise ElmoError(
-                    f"there is no word to export to {self.output}: give other --words, or a lower --min-count"
+                    f"there are no words to export to {self.output}: give other --words, or a lower --min-count"
                 )
             if corpus is not None and layer != 0:
-                vectors, size = iter(_means(elmo, corpus, words, layer)), elmo.config.vector_size
+                vectors, size = iter(_mean_vectors(elmo, corpus, words, layer)), elmo.config.vector_size
             else:
-                vectors, size = _static(elmo, words), elmo.config.token_size
+                vectors, size = _vectors_without_context(elmo, words), elmo.config.token_size
             write_word2vec(self.output, words, vectors, size=size, binary=binary)
         say(f"wrote {self.output}: {counted(len(words), 'word')} of {size} numbers")
         if left := len(set(offered)) - len(words):
@@ -121,23 +121,23 @@ def _read_words(path: Path) -> list[str]:
         return [word for line in lines if (word := line.strip())]
 
 
-def _own_words(elmo: Elmo) -> list[str]:
-    """The model's vocabulary, without the special words."""
+def _model_words(elmo: Elmo) -> list[str]:
+    """The words of the model's vocabulary, without the special words."""
     if elmo.vocab is None:
         raise ElmoError(f"{elmo.where} has no vocabulary: give --words FILE or --corpus FILE")
     return [word for word in elmo.vocab if word not in elmo.vocab.specials]
 
 
 def _corpus_words(corpus: PreparedCorpus) -> list[str]:
-    """The words of a corpus, the most frequent ones first, as word2vec files have them."""
+    """The words of a corpus, the most frequent first, as is usual in word2vec files."""
     from elmokit.corpus.prepared import build_vocabulary
 
     vocabulary = build_vocabulary(corpus)
     return [word for word in vocabulary if word not in vocabulary.specials]
 
 
-def _frequent(words: Sequence[str], corpus: PreparedCorpus, min_count: int) -> list[str]:
-    """Those of the words that a corpus has often enough."""
+def _frequent_words(words: Sequence[str], corpus: PreparedCorpus, min_count: int) -> list[str]:
+    """The words that occur at least `min_count` times in a corpus."""
     found = {
         text for text, count in zip(corpus.type_texts(), corpus.counts.tolist(), strict=True) if count >= min_count
     }
@@ -145,21 +145,21 @@ def _frequent(words: Sequence[str], corpus: PreparedCorpus, min_count: int) -> l
 
 
 def _is_known(elmo: Elmo, word: str) -> bool:
-    """Whether the model has a vector for a word without context, other than that of the unknown word."""
+    """Whether the model has a vector of its own for a word without context, not that of the unknown word."""
     unknown = elmo.unknown_tokens()
     unknown.add([word])
     return not unknown.unknown
 
 
-def _static(elmo: Elmo, words: Sequence[str]) -> Iterator[Vectors]:
-    """Layer 0 of each word, [P]; an LSTM has the token vector once per direction, and once is enough."""
+def _vectors_without_context(elmo: Elmo, words: Sequence[str]) -> Iterator[Vectors]:
+    """The token vector of each word, [P]; layer 0 of an LSTM contains it twice, and only the first half is used."""
     rows = (words[start : start + _WORDS_IN_A_ROW] for start in range(0, len(words), _WORDS_IN_A_ROW))
     for vectors in elmo.stream(rows, layer=0):
         yield from vectors[:, : elmo.config.token_size]
 
 
-def _means(elmo: Elmo, corpus: PreparedCorpus, words: Sequence[str], layer: Layer) -> Vectors:
-    """The mean of each word's vectors over all its uses in a corpus, [words, D]."""
+def _mean_vectors(elmo: Elmo, corpus: PreparedCorpus, words: Sequence[str], layer: Layer) -> Vectors:
+    """The mean of each word's vectors over all its occurrences in a corpus, [words, D]."""
     import numpy as np
 
     from elmokit.progress import ProgressDisplay
@@ -171,7 +171,9 @@ def _means(elmo: Elmo, corpus: PreparedCorpus, words: Sequence[str], layer: Laye
     counts = np.zeros((len(words), 1))
     ends = np.asarray(corpus.ends)
     starts = np.concatenate([[0], ends[:-1]])
-    wanted = np.flatnonzero(np.logical_or.reduceat((rows >= 0)[corpus.tokens], starts))  # sentences with such a word
+    wanted = np.flatnonzero(
+        np.logical_or.reduceat((rows >= 0)[corpus.tokens], starts)
+    )  # sentences with one of the words
 
     def types() -> Iterator[NDArray[np.uint32]]:
         return (corpus.tokens[starts[number] : ends[number]] for number in wanted)

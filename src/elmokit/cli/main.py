@@ -1,4 +1,4 @@
-"""The command `elmo`: a user's mistake ends in one sentence and exit status 2."""
+"""The command `elmo`: a user's mistake ends in a message of one sentence and exit status 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from elmokit import __version__, progress
-from elmokit.cli.registry import QUIET_HELP, OutputClosedError, application, be_quiet, typed, typed_command
+from elmokit.cli.registry import QUIET_HELP, OutputClosedError, application, be_quiet, typed_arguments, typed_command
 from elmokit.errors import ElmoError
 from elmokit.extensions import load_extensions
 from elmokit.messages import printable
@@ -24,22 +24,22 @@ _INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
+    """Run the command line; a user's mistake ends in a message of one sentence on stderr and exit status 2."""
     _prepare_streams()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("elmo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    # Whichever click typer brings: its usage errors derive from these.
+    # click's UsageError, from which typer's usage errors derive, found without knowing which click typer uses.
     usage_error: type[BaseException] = typer.BadParameter.__mro__[1]
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    typed[:] = map(str, arguments)
+    typed_arguments[:] = map(str, arguments)
     level = logging.getLogger().level
     try:
         for module in iter_modules([str(Path(__file__).parent)]):  # each registers its commands
             import_module(f"elmokit.cli.{module.name}")
         load_extensions()
         status = application(_elmo)(arguments, prog_name="elmo", standalone_mode=False)
-        sys.stdout.flush()  # an error must show here, not while Python exits
+        sys.stdout.flush()  # so that an error is raised here, not while Python exits
     except ElmoError as error:
         _stop(str(error), 2)
     except usage_error as error:
@@ -50,21 +50,21 @@ def main(arguments: list[str] | None = None) -> None:
         problem = caught if isinstance(caught, OSError) else caught.__cause__
         if not isinstance(problem, OSError) or not _stdout_fails():
             raise
-        # Keep Python from flushing into it once more at its exit.
+        # So that Python does not write to the broken stdout again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(problem, BrokenPipeError):  # the reader has gone (`elmo embed … | head`): leave quietly
+        if isinstance(problem, BrokenPipeError):  # the reader stopped early (`elmo embed … | head`): no message
             sys.exit(141)
         _stop(f"standard output cannot be written: {problem.strerror or problem}", 2)
-    finally:  # what --quiet and --verbose changed
+    finally:  # undo the effects of --quiet and --verbose
         progress.silent = False
         logging.getLogger().setLevel(level)
-    if status == _INTERRUPTED:  # typer turns Ctrl-C into this number itself
+    if status == _INTERRUPTED:  # also typer's own status after Ctrl-C
         _stop("interrupted", _INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 class _Formatter(logging.Formatter):
-    """Messages with names in them, made safe for a terminal."""
+    """Formats log messages; control characters in them, for example in file names, are made harmless."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         return printable(super().formatMessage(record))
@@ -79,9 +79,9 @@ def _usage_message(error: Any) -> str:  # noqa: ANN401 - a usage error of click
 
 
 def _prepare_streams() -> None:
-    """Let stdout take any text, and replace a stream that the shell closed (`2>&-`)."""
+    """Let stdout accept any text, and replace a stream that the shell closed (`2>&-`)."""
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- open till the end, as stdout is
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- stays open, as stdout does
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -92,7 +92,7 @@ def _prepare_streams() -> None:
 
 
 class _Stderr(io.FileIO):
-    """Standard error that takes everything: a lost terminal, pipe or log changes neither the work nor the status."""
+    """Standard error that ignores write errors, so that a lost terminal, pipe or log does not stop the work."""
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - a buffer
         try:
@@ -102,7 +102,7 @@ class _Stderr(io.FileIO):
 
 
 def _stdout_fails() -> bool:
-    """Whether an error came from stdout, which then fails again; an empty line does no harm before a traceback."""
+    """Whether stdout fails, tested by printing an empty line, which is harmless before a traceback."""
     try:
         print(flush=True)
     except OSError:

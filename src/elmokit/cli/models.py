@@ -1,4 +1,4 @@
-"""`elmo models`: the models that come with the package; `elmo info`: what one model is."""
+"""`elmo models` lists the bundled models, and `elmo info` describes a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ModelsCommand(Command):
     """List the models of the package. Use a name wherever a command takes a MODEL."""
 
     def run(self) -> None:
-        """Print one line for each model under a line with the names of the columns."""
-        rows = [("name", "language", "vectors", "size", "softmax", "what it is"), *map(_row, bundled_models())]
+        """Print a table with one line for each model."""
+        rows = [("name", "language", "vectors", "size", "softmax", "description"), *map(_row, bundled_models())]
         print("\n".join(aligned(rows)))
 
 
@@ -55,12 +55,12 @@ def _softmax(path: Path) -> str:
 @command("info")
 @dataclass(frozen=True, kw_only=True)
 class InfoCommand(ModelFileOptions):
-    """Show what a model is: its format, its sizes and its parts."""
+    """Describe a model: its format, its sizes and its parts."""
 
     model: str = argument(MODEL_HELP, "MODEL")
 
     def run(self) -> None:
-        """Print one line for each fact."""
+        """Print one line for each property."""
         from elmokit.formats.card import describe
         from elmokit.formats.load import read_checkpoint
 

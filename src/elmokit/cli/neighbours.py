@@ -1,4 +1,4 @@
-"""`elmo neighbours`: the sentences of a corpus in which a word is used as in a given one."""
+"""`elmo neighbours`: finds the sentences of a corpus in which a word is used most like in a given sentence."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class NeighboursCommand(SearchOptions):
         False, "Show contexts of all words, not of this word alone.", names="--any-word/--same-word"
     )
     position: int | None = option(
-        None, "Number of the token in the context, from 1, if the word occurs in it several times.", least=1
+        None, "Number of the token in --context, from 1, if the word occurs in it several times.", least=1
     )
     layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top")
     words: tuple[str, ...] = option(
-        (), "Restrict a new index of all words to these words; may be repeated.", metavar="WORD"
+        (), "Words to include in a new index instead of all words; may be repeated.", metavar="WORD"
     )
-    min_count: int = option(1, "Leave words that occur less often out of a new index of all words.", least=1)
+    min_count: int = option(1, "Minimum number of times a word must occur to be in a new index of all words.", least=1)
     max_occurrences: int = option(1000, MAX_OCCURRENCES_HELP, least=0)
     json: bool = option(False, JSON_HELP)
 
     def run(self) -> None:
-        """Find the index or build it, and print the nearest contexts, one per line."""
+        """Find or build the index, and print the nearest contexts, one per line."""
         from elmokit.analyse.choice import WordJoiner
         from elmokit.analyse.neighbours import neighbours
         from elmokit.analyse.sentence_display import mark_token
@@ -76,21 +76,21 @@ def find_word(
     ignore_case: bool = False,
     segment: PolicyName = "whitespace",
 ) -> int:
-    """The position of a word in a sentence, from 0; refused if the word is missing or occurs several times."""
+    """The index of a word in a sentence, from 0; an error if it is missing, or several times without `position`."""
     from elmokit.analyse.index_builder import split_word_advice
 
-    places = [number for number, token in enumerate(tokens) if same_word(token, word, ignore_case=ignore_case)]
-    numbers = ", ".join(str(place + 1) for place in places)
-    if not places:
+    positions = [number for number, token in enumerate(tokens) if same_word(token, word, ignore_case=ignore_case)]
+    numbers = ", ".join(str(each + 1) for each in positions)
+    if not positions:
         shown = " ".join(map(repr, tokens)) or "none"
         advice = split_word_advice(word, segment)
         if not ignore_case and any(same_word(token, word, ignore_case=True) for token in tokens):
-            advice = "give --ignore-case to take upper and lower case as the same"
+            advice = "give --ignore-case to treat upper and lower case as the same word"
         raise ElmoError(
             f"--context must have {word!r} among its tokens, which are: {shown}" + (f"; {advice}" if advice else "")
         )
-    if position is None and len(places) > 1:
-        raise ElmoError(f"--context has {word!r} {len(places)} times, as its tokens {numbers}: choose with --position")
-    if position is not None and position - 1 not in places:
+    if position is None and len(positions) > 1:
+        raise ElmoError(f"--context has {word!r} {len(positions)} times, as tokens {numbers}: choose with --position")
+    if position is not None and position - 1 not in positions:
         raise ElmoError(f"--position must be the number of {word!r} among the tokens ({numbers}), got {position}")
-    return places[0] if position is None else position - 1
+    return positions[0] if position is None else position - 1

@@ -1,4 +1,4 @@
-"""`elmo plot`: pictures of what each layer does with words in sentences."""
+"""`elmo plot`: draws the vectors of words in sentences, layer by layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OUTPUT_HELP = "The picture to write: .png, .svg or .pdf."
 
 
 def _prepare(output: Path, font: Path | None, texts: Sequence[str]) -> None:
-    """Refuse what cannot be drawn before anything is read."""
+    """Check the output file and the fonts for the texts before anything is read."""
     from elmokit.plots.style import add_font, check_picture, font_families
 
     check_picture(output)
@@ -58,7 +58,10 @@ class PlotSimilarityCommand(ModelOptions):
         elmo = self.load(self.segment)
         first, second = elmo.text_policy.sentences_of([self.first, self.second])
         if not first or not second:
-            raise ElmoError("a heat map needs two sentences, and one of those given has no tokens")
+            empty = "second" if first else "first"
+            raise ElmoError(
+                f"a heat map needs two sentences, but the {empty} sentence has no tokens: give two sentences"
+            )
         draw_similarity(similarities(elmo, first, second), first, second, self.output)
         print(printable(f"wrote {self.output}"))
 
@@ -78,7 +81,7 @@ class PlotWordsCommand(SearchOptions):
 
     def run(self) -> None:
         """Draw the words of the sentences, or of a corpus."""
-        from elmokit.analyse.pictures import draw_words, place_words
+        from elmokit.analyse.pictures import draw_words, occurrence_vectors
         from elmokit.plots.style import check_groups
 
         _prepare(self.output, self.font, [*self.words, *self.sentence])
@@ -88,7 +91,7 @@ class PlotWordsCommand(SearchOptions):
         check_groups(len(words), "words")
         elmo = self.load(self.segment)
         found = self._in_sentences(words, elmo) if self.sentence else self._in_corpus(words, elmo)
-        draw_words(words, place_words(elmo, words, found), self.output)
+        draw_words(words, occurrence_vectors(elmo, words, found), self.output)
         print(printable(f"wrote {self.output}"))
 
     def _in_sentences(self, words: Sequence[str], elmo: Elmo) -> list[tuple[int, Occurrence]]:
@@ -98,12 +101,12 @@ class PlotWordsCommand(SearchOptions):
 
         found, policy = [], elmo.text_policy
         joiner = WordJoiner(elmo, policy.name, words, ignore_case=self.ignore_case)
-        for place, sentence in enumerate(self.sentence):
+        for index, sentence in enumerate(self.sentence):
             tokens = tuple(joiner.join(policy.split(sentence)))
             for position, token in enumerate(tokens):
                 for number, word in enumerate(words):
                     if same_word(token, word, ignore_case=self.ignore_case):
-                        found.append((number, Occurrence(place, position, tokens)))
+                        found.append((number, Occurrence(index, position, tokens)))
         for number, word in enumerate(words):
             if number not in {each for each, _ in found}:
                 advice = split_word_advice(word, policy.name) or "give one that contains it, or leave the word out"

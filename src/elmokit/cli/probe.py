@@ -1,4 +1,4 @@
-"""`elmo probe`: what each layer of a model knows of parts of speech, word senses and words in context."""
+"""`elmo probe`: measures what each layer of a model knows about parts of speech, word senses and words in context."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class ProbeCommand(ModelFileOptions, DeviceOption):
 
     model: str = argument(MODEL_HELP, "MODEL")
     train: Path = option(REQUIRED, "The data that the probe is trained on.", metavar="FILE")
-    dev: Path = option(REQUIRED, "The data that it is measured on.", metavar="FILE")
+    dev: Path = option(REQUIRED, "The data that the probe is measured on.", metavar="FILE")
     limit: int | None = option(
-        None, "Largest number of training sentences or pairs, taken evenly from the file.", least=1, shown="all"
+        None, "Maximum number of training sentences or pairs, spread evenly over the file.", least=1, shown="all"
     )
     output: Path | None = option(None, "Also write the results as JSON.", metavar="FILE.json")
     batch_tokens: int | None = option(None, "Number of tokens per batch.", least=1, shown="chosen for the device")
 
     def check(self) -> None:
-        """Report at once what would fail at the end."""
+        """Check, before anything is read, that the output can be written."""
         if self.output is not None:
             check_output_file("output", self.output, (self.train, self.dev))
 
     def source(self) -> LayerSource:
-        """The model as a source of vectors that shows how many sentences it has read."""
+        """The model as a source of vectors that shows the progress."""
         from elmokit.analyse.probes.sources import ElmoSource
         from elmokit.elmo import Elmo
         from elmokit.progress import ProgressDisplay
@@ -65,7 +65,7 @@ class ProbeCommand(ModelFileOptions, DeviceOption):
         return ShownSource(elmo, self.batch_tokens)
 
     def report(self, result: Any, lines: Sequence[str]) -> None:  # noqa: ANN401 - any result dataclass
-        """Print a result, and write it where that is asked for."""
+        """Print a result and, with --output, write it to a file."""
         from elmokit.storage.atomic import write_text
 
         print("\n".join(lines))
@@ -108,7 +108,7 @@ class ProbeWsdCommand(ProbeCommand):
     )
 
     def run(self) -> None:
-        """Print the F1 of the nearest sense on each layer."""
+        """Print the F1 of the nearest sense for each layer."""
         from elmokit.analyse.probes.wsd import WordNet, probe_wsd, read_evaluation, read_semcor
 
         self.check()
@@ -124,7 +124,7 @@ class ProbeWicCommand(ProbeCommand):
     """Decide whether a word has the same meaning in two sentences (WiC), layer by layer."""
 
     def run(self) -> None:
-        """Print the accuracy of a threshold on each layer."""
+        """Print the accuracy of a threshold for each layer."""
         from elmokit.analyse.probes.sources import evenly
         from elmokit.analyse.probes.wic import probe_wic, read_wic
 

@@ -1,4 +1,4 @@
-"""`elmo senses`: the occurrences of a word in clusters, with examples and a picture."""
+"""`elmo senses`: groups the occurrences of a word into clusters, with examples and a picture."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @command("senses")
 @dataclass(frozen=True, kw_only=True)
 class SensesCommand(SearchOptions):
-    """Group the occurrences of a word. Each cluster is shown with typical sentences and words."""
+    """Group the occurrences of a word into clusters, each with typical sentences and words."""
 
     word: str = argument("The word.", "WORD")
     output: Path | None = option(None, "Also draw the clusters: .png, .svg or .pdf.", metavar="FILE")
     clusters: int | None = option(None, "Number of clusters.", least=1, shown="1 to 8, chosen by the silhouette")
-    examples: int = option(4, "Number of sentences to show of each cluster.", least=0)
+    examples: int = option(4, "Number of sentences to show for each cluster.", least=0)
     layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top")
     max_occurrences: int = option(1000, MAX_OCCURRENCES_HELP, least=0)
     seed: int = option(1, "Seed of the clustering.", least=0)
@@ -32,7 +32,7 @@ class SensesCommand(SearchOptions):
     json: bool = option(False, JSON_HELP)
 
     def run(self) -> None:
-        """Find the index or build it, print the clusters with examples, and draw them if that is asked for."""
+        """Find or build the index, print the clusters with examples and, with --output, draw them."""
         from elmokit.analyse.pictures import draw_senses
         from elmokit.analyse.senses import find_senses
         from elmokit.plots.style import add_font, check_groups, check_picture, font_families
@@ -42,7 +42,7 @@ class SensesCommand(SearchOptions):
             check_groups(self.clusters or 1, "clusters")
             if self.font is not None:
                 add_font(self.font)
-            font_families([self.word])  # a missing font has to show before anything is read
+            font_families([self.word])  # reports a missing font before anything is read
         elif self.font is not None:
             raise ElmoError("--font is for the picture: add --output FILE.png")
         elmo = self.load(self.segment)
@@ -77,7 +77,7 @@ def _print(senses: Senses) -> None:
 
 
 def _print_json(senses: Senses) -> None:
-    """One line per cluster."""
+    """Print one JSON object per cluster."""
     for number, sense in enumerate(senses.senses, 1):
         examples = [{"position": each.position + 1, "tokens": each.tokens} for each in sense.examples]
         record = {"cluster": number, "size": sense.size, "typical": sense.typical, "examples": examples}

@@ -1,4 +1,4 @@
-"""`elmo serve`: vectors over HTTP."""
+"""`elmo serve`: serves vectors over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY = "ELMOKIT_API_KEY"
 @command("serve")
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand(ServeSettings, ModelOptions):
-    """Serve vectors over HTTP. The routes are those of text-embeddings-inference and OpenAI, and /tokens for words."""
+    """Serve vectors over HTTP with the routes of text-embeddings-inference and OpenAI, and /tokens for word vectors."""
 
     model: str = argument(MODEL_HELP, "MODEL", default=DEFAULT)
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] | None = option(
@@ -31,7 +31,7 @@ class ServeCommand(ServeSettings, ModelOptions):
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
 
     def run(self) -> None:
-        """Open the port, load the model, serve until a signal."""
+        """Open the port, load the model, and serve until a signal stops the server."""
         try:
             from elmokit.serve.server import bind, serve
             from elmokit.serve.service import Service
@@ -44,9 +44,9 @@ class ServeCommand(ServeSettings, ModelOptions):
         name = Path(self.model).name
         say(f"elmo: serving {settings.served_name or name} on http://{f'[{host}]' if ':' in host else host}:{port}")
         if not settings.is_loopback and settings.api_key is None:
-            say("elmo: everyone who can reach this address can use the server: --api-key KEY asks for a key")
+            say("elmo: everyone who can reach this address can use the server: --api-key KEY requires a key")
         service = Service(lambda: self.load(self.segment, self.dtype), settings, name)
         serve(service, listening)
-        if service.is_busy:  # Python would abort the process when it ends below a thread that computes
+        if service.is_busy:  # Python would abort the process at its exit while a thread still computes
             sys.stderr.flush()
             os._exit(0)

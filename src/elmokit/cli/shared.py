@@ -1,4 +1,4 @@
-"""What several commands share: options for the model and the text, checks of output files, tables, messages."""
+"""Code that several commands share: options for the model and the text, input lines, output checks, messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_OCCURRENCES_HELP = (
 )
 JSON_HELP = "Print one JSON object per line."
 FONT_HELP = "A font file for characters that the installed fonts lack."
-_NARROW = 40
+_MIN_WIDTH = 40
 AS_IN_TRAINING = "as in the model's training"
 
 
@@ -47,8 +47,8 @@ AS_IN_TRAINING = "as in the model's training"
 class ModelFileOptions(Command):
     """Options for the files of a model."""
 
-    options: str | None = option(None, "The model's options.json, if it is not next to the weights.", metavar="FILE")
-    vocab: str | None = option(None, "The model's vocab.txt, if it is not next to the weights.", metavar="FILE")
+    options: str | None = option(None, "The model's options.json if it is not next to the weights.", metavar="FILE")
+    vocab: str | None = option(None, "The model's vocab.txt if it is not next to the weights.", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class ModelOptions(ModelFileOptions, DeviceOption):
     model: str = option(DEFAULT, MODEL_HELP, metavar="MODEL")
 
     def load(self, segment: SegmenterName | None = None, dtype: str | None = None) -> Elmo:
-        """The model; `segment` overrides its text policy, `dtype` the one that it is stored in."""
+        """Load the model; `segment` overrides its text policy, `dtype` the dtype in which it is stored."""
         from elmokit.elmo import Elmo
 
         return Elmo.load(
@@ -77,12 +77,12 @@ class ModelOptions(ModelFileOptions, DeviceOption):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(ModelOptions):
-    """Options for a corpus, or an index of its words, in which words are looked up."""
+    """Options for the corpus, or the index of its words, in which a command searches."""
 
     corpus: tuple[str, ...] = option((), f"{CORPUS_HELP}; may be repeated.", metavar="CORPUS")
     index: Path | None = option(
         None,
-        "Folder of the index: one that was built before, or with --corpus a new one of all words.",
+        "Folder of an existing index, or with --corpus of a new index of all words.",
         metavar="DIR",
         shown="in the cache",
     )
@@ -92,9 +92,9 @@ class SearchOptions(ModelOptions):
     workers: int | None = option(None, "Number of processes that read the text.", least=1, shown="all cores")
 
     def find_index(self, elmo: Elmo, searched: Sequence[str] | None, **changes: Any) -> OccurrenceIndex:  # noqa: ANN401
-        """The index in which these words, or with None all words, are searched; it is built if there is none.
+        """The index to search for the words `searched`, or for all words if it is None; built if it does not exist.
 
-        `changes` replace values of the options by name.
+        `changes` replace values of options by name.
         """
         from elmokit.analyse.index_cache import find_index
         from elmokit.corpus.report import progress_display
@@ -130,7 +130,7 @@ def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:
 
 
 def prepare_and_report(sources: Sequence[str], **settings: Any) -> PreparedCorpus:  # noqa: ANN401 - those of `prepare`
-    """Prepare a corpus, show the progress, and print what was read and what was skipped."""
+    """Prepare a corpus, show the progress, and report how much was read and skipped."""
     from elmokit.corpus.prepare import prepare
     from elmokit.corpus.report import progress_display
 
@@ -142,8 +142,8 @@ def prepare_and_report(sources: Sequence[str], **settings: Any) -> PreparedCorpu
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal; None if the output is not a terminal, and nothing is to be cut."""
-    return max(shutil.get_terminal_size().columns, _NARROW) if sys.stdout.isatty() else None
+    """The width of the terminal in columns; None if the output is not a terminal, so that lines are not cut."""
+    return max(shutil.get_terminal_size().columns, _MIN_WIDTH) if sys.stdout.isatty() else None
 
 
 def say(text: str) -> None:
@@ -154,7 +154,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def input_lines(texts: Sequence[str], input: str | None, purpose: str) -> Iterator[Iterable[str]]:
-    """The sentences that were given as arguments, or the lines of a file or of standard input."""
+    """The sentences from the arguments, or the lines of a file or of standard input."""
     from elmokit.corpus.lines import InputLines
 
     if texts and input:
@@ -162,7 +162,7 @@ def input_lines(texts: Sequence[str], input: str | None, purpose: str) -> Iterat
     if texts and tuple(texts) != ("-",):
         yield texts
         return
-    closed = input in (None, "-") and sys.stdin is None  # by the shell, with `<&-`
+    closed = input in (None, "-") and sys.stdin is None  # the shell closed stdin with `<&-`
     if closed or (input is None and not texts and sys.stdin.isatty()):
         raise ElmoError(f"nothing to {purpose}: give sentences as arguments, or --input FILE, or - for standard input")
     with InputLines(input or "-") as lines:
@@ -170,7 +170,7 @@ def input_lines(texts: Sequence[str], input: str | None, purpose: str) -> Iterat
 
 
 def check_output_file(name: str, path: Path, reads: Iterable[str | Path | None]) -> None:
-    """Refuse a file that could not be written at the end, or that would replace one that is read."""
+    """Refuse an output file that could not be written at the end or would overwrite a file that is read."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ElmoError(f"{name} must be a file in a folder that exists, got {path}", name)
     if not path.exists():
@@ -181,7 +181,7 @@ def check_output_file(name: str, path: Path, reads: Iterable[str | Path | None])
 
 
 def is_same_file(path: Path, other: Path) -> bool:
-    """Whether two paths are the same file; one that cannot be found or read is refused by its reader."""
+    """Whether two paths are the same file; False if one cannot be found, which its reader will report."""
     try:
         return path.samefile(other)
     except OSError:
@@ -189,5 +189,5 @@ def is_same_file(path: Path, other: Path) -> bool:
 
 
 def same_word(token: str, word: str, *, ignore_case: bool) -> bool:
-    """Whether a token is this word."""
+    """Whether a token equals a word."""
     return token == word or (ignore_case and token.casefold() == word.casefold())

@@ -1,4 +1,4 @@
-"""`elmo similarity`: how similar sentences are, or a word in them."""
+"""`elmo similarity`: compares sentences, or a word in them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from elmokit.text.tokens import SegmenterName
 @command("similarity")
 @dataclass(frozen=True, kw_only=True)
 class SimilarityCommand(ModelOptions):
-    """Compare sentences, or a word in them. A cosine of 1 means the same direction, 0 nothing in common."""
+    """Compare sentences, or a word in them, by cosine: 1 is the same direction, 0 means nothing in common."""
 
     texts: tuple[str, ...] = argument("The sentences to compare, two or more, each as one argument.", "TEXT")
     word: tuple[str, ...] = option(
-        (), "Compare this word instead of whole sentences; give it once for all, or once per sentence.", metavar="WORD"
+        (), "Word to compare instead of whole sentences; given once for all, or once per sentence.", metavar="WORD"
     )
     position: tuple[int, ...] = option(
-        (), "Compare the token with this number, from 1; give it once for all, or once per sentence.", metavar="N"
+        (), "Number of the token to compare, from 1; given once for all, or once per sentence.", metavar="N"
     )
     layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top for a Transformer, mix for an LSTM")
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown=AS_IN_TRAINING)
     json: bool = option(False, "Print one JSON object: the tokens, the positions of the word and the similarities.")
 
     def run(self) -> None:
-        """Print one line per sentence: its similarity to each of them, and its text."""
+        """Print one line per sentence: its similarity to each sentence, and its text."""
         from elmokit.analyse.choice import WordJoiner
         from elmokit.cli.embed import parse_layer
 
         if len(self.texts) < 2:
-            raise ElmoError("give two sentences or more, each as one argument, in quotes")
+            raise ElmoError(
+                f"there must be two sentences or more to compare, got {len(self.texts)}: give each as one argument, in "
+                "quotes"
+            )
         if self.word and self.position:
             raise ElmoError("give the word with --word or with --position, not both")
         layer = None if self.layer is None else parse_layer(self.layer)
@@ -44,18 +47,18 @@ class SimilarityCommand(ModelOptions):
         if self.word:
             joiner = WordJoiner(elmo, elmo.segment, self.word, ignore_case=False)
             tokens = [joiner.join(row) for row in tokens]
-        places = self._places(tokens)
-        words = None if places is None else (places, places)
+        positions = self._positions(tokens)
+        words = None if positions is None else (positions, positions)
         similarity = elmo.similarity(tokens, words=words, layer=layer).tolist()
         if not self.json:
-            _print_table(tokens, places, similarity)
+            _print_table(tokens, positions, similarity)
             return
-        numbers = None if places is None else [place + 1 for place in places]
+        numbers = None if positions is None else [position + 1 for position in positions]
         rounded = [[round(value, 6) for value in row] for row in similarity]
         print(json_line({"tokens": tokens, "positions": numbers, "similarity": rounded}))
 
-    def _places(self, tokens: Sequence[Sequence[str]]) -> list[int] | None:
-        """The position of the compared word in each sentence, from 0."""
+    def _positions(self, tokens: Sequence[Sequence[str]]) -> list[int] | None:
+        """The index of the compared word in each sentence, from 0; None if whole sentences are compared."""
         given: Sequence[str | int] = self.word or self.position
         if not given:
             return None
@@ -63,9 +66,9 @@ class SimilarityCommand(ModelOptions):
         if len(given) not in (1, len(tokens)):
             raise ElmoError(f"{option} must be given once or {len(tokens)} times, got {len(given)}", option)
         each = given if len(given) > 1 else [given[0]] * len(tokens)
-        return [self._place(row, one) for row, one in zip(tokens, each, strict=True)]
+        return [self._find_position(row, one) for row, one in zip(tokens, each, strict=True)]
 
-    def _place(self, tokens: Sequence[str], given: str | int) -> int:
+    def _find_position(self, tokens: Sequence[str], given: str | int) -> int:
         numbers = [number for number, token in enumerate(tokens, start=1) if given in (token, number)]
         shown = " ".join(map(repr, tokens)) or "none"
         if isinstance(given, int) and not numbers:
@@ -79,7 +82,7 @@ class SimilarityCommand(ModelOptions):
 
 
 def _print_table(
-    tokens: Sequence[Sequence[str]], places: Sequence[int] | None, similarity: Sequence[Sequence[float]]
+    tokens: Sequence[Sequence[str]], positions: Sequence[int] | None, similarity: Sequence[Sequence[float]]
 ) -> None:
     from elmokit.analyse.sentence_display import mark_token, plain_sentence
 
@@ -87,7 +90,7 @@ def _print_table(
     for number, (sentence, row) in enumerate(zip(tokens, similarity, strict=True)):
         cells = "  ".join(f"{value:5.2f}" for value in row)
         columns = None if width is None else max(width - len(cells) - 2, 20)
-        if places is None:
+        if positions is None:
             print(f"{cells}  {plain_sentence(sentence, columns)}")
         else:
-            print(f"{cells}  {mark_token(sentence, places[number], width=columns, bold=width is not None)}")
+            print(f"{cells}  {mark_token(sentence, positions[number], width=columns, bold=width is not None)}")

@@ -1,4 +1,4 @@
-"""`elmo task`: train a model on a file of examples, score it on another, predict."""
+"""`elmo task`: trains a task model on a file of examples, scores it on another file, and predicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elmokit.text.policy import TextPolicy
 
 log = logging.getLogger(__name__)
-group("task", "Train and use classifiers and taggers. Sentence-pair models too, all of them on ELMo vectors.")
+group("task", "Train and use classifiers, taggers and sentence-pair models on ELMo vectors.")
 _FOLDER_HELP = "A folder that elmo task train wrote."
 _NAMED = "found by its name"
 
@@ -69,14 +69,14 @@ class Columns(InputColumns):
 @command("task train")
 @dataclass(frozen=True, kw_only=True)
 class TaskTrainCommand(Columns, ModelOptions):
-    """Train a model on a file of examples; elmokit.tasks.load then opens DIR."""
+    """Train a model on a file of examples. elmokit.tasks.load opens DIR."""
 
     kind: str = argument("The task: classify, tag or pair.", "KIND")
     train: str = argument("Examples: .tsv, .csv or .jsonl; .conll or .conllu for tag.", "TRAIN")
     output: Path = option(REQUIRED, "The folder to write, with the model and its report.", metavar="DIR")
     dev: str | None = option(None, "Examples to score on.", metavar="FILE", shown="one in ten of TRAIN")
     compare: bool = option(
-        False, "Also train with layer 0 alone, without ELMo and, for classify, on TF-IDF; show all scores."
+        False, "Also train on layer 0 alone, without ELMo and, for classify, on TF-IDF, and show all scores."
     )
     segment: SegmenterName | None = option(None, SEGMENT_HELP, shown="as in the training of the ELMo model")
     cache: Path | None = option(None, "Folder for the ELMo vectors.", metavar="DIR", shown="~/.cache/elmokit")
@@ -89,7 +89,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         from elmokit.tasks.model import LAST, write_model
         from elmokit.tasks.report import TaskReport, comparison_table, write_report
         from elmokit.tasks.task import task_named
-        from elmokit.tasks.trainer import fit, held_out
+        from elmokit.tasks.trainer import fit, hold_out
         from elmokit.text.policy import TextPolicy
 
         task = task_named(self.kind)
@@ -120,7 +120,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         if self.compare:
             others = [other for other in (options.with_layer_0(), options.without_elmo()) if other != options]
             comparison = [(_name(options), fitted.scores), *((_name(other), trained(other).scores) for other in others)]
-            parts = (train, dev) if dev is not None else held_out(task, train, options)
+            parts = (train, dev) if dev is not None else hold_out(task, train, options)
             try:
                 comparison += task.baselines(*parts)
             except MissingExtraError as error:
@@ -144,7 +144,7 @@ class TaskTrainCommand(Columns, ModelOptions):
         if comparison:
             print("\n".join(["", *comparison_table(comparison)]))
         say(
-            f"model: {self.output}, as it was after epoch {fitted.epoch} (elmokit.tasks.load opens it); "
+            f"model: {self.output}, with the weights of epoch {fitted.epoch} (elmokit.tasks.load opens it); "
             f"report: {self.output / 'report' / 'report.md'}"
         )
 
@@ -175,7 +175,7 @@ class TaskEvalCommand(Columns, DeviceOption):
     )
 
     def run(self) -> None:
-        """Print the scores, and write a report of them if that is asked for."""
+        """Print the scores and, with --report, write a report."""
         from elmokit.tasks.model import load
         from elmokit.tasks.report import TaskReport, write_report
 
@@ -200,7 +200,7 @@ class TaskEvalCommand(Columns, DeviceOption):
 @command("task predict")
 @dataclass(frozen=True, kw_only=True)
 class TaskPredictCommand(InputColumns, DeviceOption):
-    """Predict labels with probabilities, tags or scores for texts with a trained model."""
+    """Predict labels with probabilities, tags, or scores for texts with a trained model."""
 
     folder: str = argument(_FOLDER_HELP, "DIR")
     texts: tuple[str, ...] = argument(
@@ -216,13 +216,14 @@ class TaskPredictCommand(InputColumns, DeviceOption):
     json: bool = option(False, JSON_HELP)
 
     def run(self) -> None:
-        """Predict for texts given as arguments, or for a file; to the screen, or to a file."""
+        """Predict for texts from arguments or a file, and print or write the answers."""
         from elmokit.output.sentence_vectors import without_surrogates
         from elmokit.storage.atomic import atomic_file
         from elmokit.tasks.model import load
 
         if bool(self.texts) == bool(self.input):
-            raise ElmoError("give texts as arguments or a file with --input FILE, one of the two")
+            given = "both" if self.texts else "neither"
+            raise ElmoError(f"give either texts as arguments or a file with --input FILE, got {given}")
         output = None if self.output == Path("-") else self.output
         if self.json and output is not None:
             raise ElmoError(
@@ -248,7 +249,7 @@ class TaskPredictCommand(InputColumns, DeviceOption):
                 cut += task.count_cut([example], model.options)
                 yield example, answer
 
-        if output is None:  # the answers themselves show the progress
+        if output is None:  # no progress display, because the printed answers show the progress
             for line in task.lines(answered(), ".jsonl" if self.json or self.output else ""):
                 print(without_surrogates(line))
         else:
@@ -261,7 +262,9 @@ class TaskPredictCommand(InputColumns, DeviceOption):
                 lines = task.lines(display.count(answered()), output.suffix)
                 file.writelines(without_surrogates(line) + "\n" for line in lines)
         if cut:
-            say(f"{counted(cut, 'text')} longer than {model.options.max_tokens} tokens (max_tokens): cut")
+            verb = "was" if cut == 1 else "were"
+            limit = f"{model.options.max_tokens} tokens (max_tokens)"
+            say(f"{counted(cut, 'text')} longer than {limit} {verb} cut")
 
     def _given(self, model: TaskModel) -> list[Example]:
         sides = model.task.sides
@@ -273,10 +276,10 @@ class TaskPredictCommand(InputColumns, DeviceOption):
 
 
 class TrainingDisplay(ProgressDisplay):
-    """Shows a training: how far an epoch is, and a line for each epoch."""
+    """Shows the progress of training, and a line for each finished epoch."""
 
     def __init__(self, name: str, *, notes: bool) -> None:
-        """`name` is shown before each line; `notes`: whether notes are shown."""
+        """`name` is shown before each line; `notes` says whether notes are shown."""
         super().__init__()
         self._before, self._notes = f"{name}: " if name else "", notes
 
@@ -286,12 +289,12 @@ class TrainingDisplay(ProgressDisplay):
             super().note(text)
 
     def features(self, done: int, total: int) -> None:
-        """Show how many sentences have their vectors."""
+        """Show the number of sentences whose vectors are computed."""
         self.start(f"{self._before}ELMo vectors", "sentences", total)
         self.update(done)
 
     def batch(self, epoch: int, done: int, total: int) -> None:
-        """Show how far an epoch is."""
+        """Show the number of batches of an epoch that are done."""
         self.start(f"{self._before}epoch {epoch}", "batches", total)
         self.update(done)
 
@@ -316,7 +319,7 @@ def _report_unknown(elmo: Elmo | None, examples: Iterable[Example], path: str) -
 
 
 def _refuse_missing(path: str | None) -> None:
-    """A misspelt name shows before a model is loaded."""
+    """Refuse a file that does not exist before a model is loaded, which takes time."""
     if path not in (None, "-") and not Path(path).exists():
         raise ElmoError(f"{path} does not exist: check the name")
 

@@ -1,4 +1,4 @@
-"""`elmo tokenize`: the tokens that a model reads of a text."""
+"""`elmo tokenize`: shows the tokens of a text as a model reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elmokit.text.tokens import SegmenterName
 @command("tokenize")
 @dataclass(frozen=True, kw_only=True)
 class TokenizeCommand(ModelOptions):
-    """Show the tokens of a text. They are exactly what the model reads, with a space between them."""
+    """Show the tokens of a text exactly as the model reads them, with a space between them."""
 
     texts: tuple[str, ...] = argument("Sentences, each as one argument.", "TEXT", default=(), blank=True)
     input: str | None = option(

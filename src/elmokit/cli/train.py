@@ -1,4 +1,4 @@
-"""`elmo train`: a new model from text."""
+"""`elmo train`: trains a new model on text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe
 
 
 def _defaults() -> dict[str, str]:
-    """The default of each option of the recipe: one value, or one for each preset, recipe or encoder that differs."""
-    sizes, ways = get_args(Preset), get_args(RecipeName)
-    recipes = {(size, way): make_recipe(preset=size, recipe=way) for size in sizes for way in ways}
+    """The text of the default of each recipe option; it names each preset, recipe or encoder that differs."""
+    sizes, recipe_names = get_args(Preset), get_args(RecipeName)
+    recipes = {(size, recipe): make_recipe(preset=size, recipe=recipe) for size in sizes for recipe in recipe_names}
     transformers = {size: make_recipe(preset=size, changes={"context": "transformer"}) for size in sizes}
     shown = {}
     for item in fields(Recipe):
@@ -49,25 +49,23 @@ class TrainCommand(DeviceOption):
     corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS", default=())
     output: Path = option(REQUIRED, "The folder for the run and, at its end, the model.", metavar="DIR")
     vocab: Path | None = option(
-        None, "File of the words of the softmax, one per line.", metavar="FILE", shown="from the corpus"
+        None, "File with the words of the softmax, one per line.", metavar="FILE", shown="from the corpus"
     )
     preset: Preset | None = option(None, "Size of the network.", shown="small")
     recipe: RecipeName | None = option(None, "How the network is trained.", shown="modern")
     config: Path | None = option(None, "Options in a TOML file, or a bilm-tf options.json.", metavar="FILE")
     heldout: tuple[str, ...] = option((), "Text to measure perplexity on; may be repeated.", metavar="FILE")
     word_vectors: Path | None = option(
-        None, "word2vec, GloVe or fastText vectors from which --input words starts.", metavar="FILE"
+        None, "Initial word vectors for --input words: a word2vec, GloVe or fastText file.", metavar="FILE"
     )
-    init: str | None = option(
-        None, "Model of any format to start from; it is trained further on this text.", metavar="MODEL"
-    )
+    init: str | None = option(None, "Model of any format to start from and train further.", metavar="MODEL")
     init_options: Path | None = option(
-        None, "The options.json of --init, if it is not next to the weights.", metavar="FILE"
+        None, "The options.json of --init if it is not next to the weights.", metavar="FILE"
     )
-    resume: bool = option(False, "Continue the run in DIR exactly; start a new one if there is none.")
+    resume: bool = option(False, "Resume the run in DIR exactly where it stopped; start a new one if there is none.")
     cache: Path | None = option(
         None,
-        "Folder for prepared corpora, which any number of runs share; each stays until you remove it.",
+        "Folder for prepared corpora, which several runs can share; elmokit does not delete them.",
         metavar="DIR",
         shown="~/.cache/elmokit",
     )
@@ -76,7 +74,7 @@ class TrainCommand(DeviceOption):
     changes: Mapping[str, Any] = options_of(Recipe, _defaults)
 
     def run(self) -> int:
-        """Train, and return the exit status: 0, or 128 + the signal that stopped the run."""
+        """Train; the exit status is 0, or 128 + the number of the signal that stopped the run."""
         from elmokit.pretrain.request import TrainRequest
         from elmokit.pretrain.run import run_training
 

@@ -18,12 +18,12 @@ from elmokit.text.tokens import SegmenterName
 @command("vocab")
 @dataclass(frozen=True, kw_only=True)
 class VocabCommand(Command):
-    """Write the vocabulary of a corpus. It has <S>, </S>, <UNK>, and then the words by falling counts."""
+    """Write the vocabulary of a corpus: <S>, </S>, <UNK>, and then its words, the most frequent first."""
 
     corpus: tuple[str, ...] = argument(f"{CORPUS_HELP}.", "CORPUS")
     output: Path = option(REQUIRED, "The vocabulary to write: one word per line, as for bilm-tf.", metavar="FILE")
-    max_size: int | None = option(None, "Largest number of words, the three special ones included.", shown="all")
-    min_count: int = option(1, "Number of times a word must occur.", least=1)
+    max_size: int | None = option(None, "Maximum number of words, including the three special words.", shown="all")
+    min_count: int = option(1, "Minimum number of times a word must occur.", least=1)
     segment: SegmenterName = option("none", SEGMENT_HELP)
     split: Split = option("none", SPLIT_HELP)
     max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)
@@ -33,15 +33,15 @@ class VocabCommand(Command):
     )
 
     def run(self) -> None:
-        """Prepare the corpus, or find it prepared, and write the vocabulary."""
+        """Prepare the corpus if it is not in the cache, and write the vocabulary."""
         from elmokit.corpus.prepared import build_vocabulary, coverage, write_vocabulary
 
         check_output_file("output", self.output, self.corpus)
         if self.max_size is not None and self.max_size <= 3:
-            raise ElmoError(f"--max-size must be more than 3, the special words that it counts, got {self.max_size}")
+            raise ElmoError(f"--max-size must be more than 3, because it includes 3 special words, got {self.max_size}")
         with ExitStack() as stack:
             cache = self.cache
-            if "-" in self.corpus and cache is None:  # standard input has no name under which to find it again
+            if "-" in self.corpus and cache is None:  # no later call could find standard input in the cache
                 cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elmo-vocab-"))) / "corpus"
             limits = {"max_tokens": self.max_tokens, "workers": self.workers}
             corpus = prepare_and_report(self.corpus, segment=self.segment, split=self.split, folder=cache, **limits)

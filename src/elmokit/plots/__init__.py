@@ -1,1 +1,1 @@
-"""The one style of all pictures (style.py), and labels that do not overlap (labels.py)."""
+"""The style that all pictures share, and labels that do not overlap (style.py)."""

@@ -1,7 +1,7 @@
-"""The one style of all pictures: colours, fonts for every script, panels, and the file, written whole or not at all.
+"""The style that all pictures share: colours, fonts for every script, panels, labels, and files written atomically.
 
 check_picture(path)                                     # before anything is computed
-with drawing(path, (8, 5), [title]) as figure:          # inches; the texts decide which fonts are used
+with drawing(path, (8, 5), [title]) as figure:          # size in inches; the fonts are chosen for the texts
     axes = figure.subplots()
     axes.plot(x, y, color=DARK)
     open_panel(axes)
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DARK, BLUE, GREY, PALE = "#16324f", "#5b8fcf", "#666666", "#bbbbbb"
-"""Colours of lines and bars, which differ in lightness too: they can be read in print and by colour-blind people."""
+"""Colours of lines and bars; they also differ in lightness, for print and for colour-blind people."""
 LEGEND: dict[str, Any] = {"framealpha": 0.8, "edgecolor": "none"}
-"""How a legend inside a panel looks."""
+"""The style of a legend inside a panel."""
 _DPI = 150
 _OWN_FONT = "DejaVu Sans"
-"""The font that matplotlib contains."""
+"""The font that is part of matplotlib."""
 _GOOD_FONTS = (
     "Noto Sans CJK", "Noto Sans SC", "Noto Sans TC", "Source Han Sans", "WenQuanYi", "PingFang", "Hiragino Sans",
     "Microsoft YaHei", "Microsoft JhengHei", "SimHei", "Heiti", "Droid Sans Fallback", "Arial Unicode", "Noto Sans",
 )  # fmt: skip
-"""Readable fonts for other scripts, tried first; then all others by name."""
+"""Readable fonts for other scripts, which are tried first; all other fonts follow by name."""
 _added_fonts: list[str] = []
 
 
 class PointStyle(NamedTuple):
-    """How the points of one group are drawn."""
+    """The style of the points of one group."""
 
     color: str
     marker: str
     edge: str
 
 
-# Dark, light, middle and light again, so that groups near each other in the list differ most in print.
+# Dark, light and medium colours alternate, so that neighbouring groups in the list differ most in print.
 POINT_STYLES = (
     PointStyle(DARK, "o", "white"), PointStyle("#f2a541", "s", "#555555"), PointStyle("#c8475a", "^", "white"),
     PointStyle("#a8dcec", "P", "#555555"), PointStyle("#2f6d3a", "v", "white"), PointStyle("#d8b4e2", "D", "#555555"),
@@ -65,7 +65,7 @@ def check_groups(count: int, kind: str) -> None:
 
 
 def check_picture(path: Path, argument: str = "output") -> None:
-    """Refuse a file that could not be written after everything has been computed; `argument` is its Python name."""
+    """Check, before anything is computed, that a picture can be written; `argument` is the name of the argument."""
     if path.suffix.lower() not in SUFFIXES:
         raise ElmoError(f"{argument} must end in {', '.join(SUFFIXES)}, got {path}", argument)
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -84,10 +84,10 @@ def drawing(
     crop: bool = False,
     skip_missing: bool = False,
 ) -> Iterator[Figure]:
-    """A new figure of a size in inches, written to the path when the block has ended without an error.
+    """A context with a new figure of a size in inches, which is written when the block ends without an error.
 
-    The fonts are chosen by `texts`. A character that no font has is an error; with `skip_missing` it is an empty box.
-    `crop` fits the picture to what is drawn, which may be more or less than the figure.
+    The fonts are chosen for `texts`. A character that no font has is an error, or with `skip_missing` an empty box.
+    `crop` fits the picture to its contents, which may be smaller or larger than the figure.
     """
     require_matplotlib(purpose)
     from matplotlib import rc_context
@@ -95,7 +95,7 @@ def drawing(
     from matplotlib.figure import Figure
 
     suffix = path.suffix.lower()[1:]
-    # Neither dates nor random names: the same picture always gives the same bytes.
+    # No dates and no random names, so that the same picture always has the same bytes.
     settings: Any = {"svg.hashsalt": "elmokit", "text.parse_math": False}
     settings["font.family"] = _families(texts)[0] if skip_missing else font_families(texts)
     with rc_context(settings), warnings.catch_warnings():
@@ -110,13 +110,13 @@ def drawing(
 
 
 def open_panel(axes: Axes) -> None:
-    """Give a panel of curves or bars a faint grid, and a frame on the left and below only."""
+    """Give a panel of curves or bars a faint grid, and a frame only at the left and the bottom."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def blank_panel(axes: Axes) -> None:
-    """Give a panel whose axes have no meaning a pale frame and no ticks."""
+    """Give a panel whose axes have no units a pale frame and no ticks."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -124,7 +124,7 @@ def blank_panel(axes: Axes) -> None:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, cut to this number of characters.
+    """The text, cut to at most `longest` characters.
 
     >>> shortened("incomprehensible", 10)
     'incompreh…'
@@ -133,7 +133,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def add_font(font: str | Path) -> None:
-    """Make a font file known to all pictures, and try it before the other fonts."""
+    """Register a font file for all pictures; it is tried before the other fonts."""
     from matplotlib.font_manager import fontManager
 
     try:
@@ -145,12 +145,12 @@ def add_font(font: str | Path) -> None:
 
 
 def font_families(texts: Iterable[str]) -> list[str]:
-    """The fonts with which texts are drawn; an error where no font has one of their characters."""
+    """The fonts for some texts; an error if no font has one of their characters."""
     families, missing = _families(texts)
     if missing:
         shown = "".join(sorted(missing)[:8])
         raise ElmoError(
-            f"none of the fonts on this machine has the characters {shown}: install one that does (for Chinese, "
+            f"no font on this machine has the characters {shown}: install one that has them (for Chinese, "
             "fonts-noto-cjk), or give its file as font",
             "font",
         )
@@ -163,13 +163,13 @@ def drawable(text: str) -> bool:
 
 
 def _families(texts: Iterable[str]) -> tuple[list[str], set[str]]:
-    """The fonts with which texts are drawn, and the characters that no font has."""
+    """The fonts for some texts, and the characters that no font has."""
     files = _font_files()
     missing = {c for text in texts for c in text if not c.isspace()} - _characters(files[_OWN_FONT])
     families = [_OWN_FONT]
 
     def rank(name: str) -> tuple[int, str]:
-        return next((place for place, good in enumerate(_GOOD_FONTS) if name.startswith(good)), len(_GOOD_FONTS)), name
+        return next((index for index, good in enumerate(_GOOD_FONTS) if name.startswith(good)), len(_GOOD_FONTS)), name
 
     for name in [*_added_fonts, *sorted(files.keys() - {_OWN_FONT, *_added_fonts}, key=rank)] if missing else ():
         if found := missing & _characters(files[name]):
@@ -181,7 +181,7 @@ def _families(texts: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _font_files() -> dict[str, str]:
-    """The file of each font, the upright and regular one if there are several."""
+    """The file of each font; if there are several, that of the regular, upright style."""
     from matplotlib.font_manager import fontManager, weight_dict
 
     def rank(font: Any) -> tuple[bool, int]:  # noqa: ANN401 - matplotlib has no public type for it
@@ -190,7 +190,7 @@ def _font_files() -> dict[str, str]:
 
     files: dict[str, str] = {}
     for font in sorted(fontManager.ttflist, key=rank):
-        # The font of last resort has a box for every character instead of its shape.
+        # The font "Last Resort" has every character, but shows only a box for it.
         if not font.name.startswith("Last Resort"):
             files.setdefault(font.name, font.fname)
     return files
@@ -198,13 +198,14 @@ def _font_files() -> dict[str, str]:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
+    """The characters that a font file has."""
     from matplotlib.ft2font import FT2Font
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return frozenset(map(chr, FT2Font(path).get_charmap()))
-    except (OSError, RuntimeError):  # not a font, whatever its name is
+    except (OSError, RuntimeError):  # not a font, despite its name
         return frozenset()
 
 
@@ -216,20 +217,20 @@ def require_matplotlib(purpose: str) -> None:
         raise MissingExtraError("matplotlib", "plot", purpose) from error
 
 
-# Labels next to points, which overlap neither each other nor the points
+# Labels next to points, which do not overlap and avoid the points.
 
 _GAP = 5.0
-"""Pixels between a point and its label, at 100 dots per inch."""
+"""The unit of distances between a point and its label, in pixels at 100 dots per inch."""
 _DISTANCES = (1.0, 2.5, 4.0, 6.0, 8.0, 10.0, 13.0, 16.0, 20.0, 25.0, 32.0, 40.0)
-"""The distances between a point and its label that are tried, in gaps."""
+"""The distances between a point and its label to try, in gaps."""
 _DIRECTIONS = 24
-_MARK = 0.8
+_POINT_RADIUS = 0.8
 """The radius of a point, in gaps."""
-_COVERING = 30.0
-"""The cost of covering a point, as a distance in gaps."""
+_COVER_COST = 30.0
+"""The cost of covering a point; it is compared with distances in gaps."""
 _LINE_POINTS = 9
-_LINE_FROM = 1.5
-"""The distance in gaps from which on a line connects a label with its point."""
+_MIN_LINE = 1.5
+"""Minimum distance between a label and its point for a line to connect them, in gaps."""
 
 
 class Box(NamedTuple):
@@ -241,13 +242,13 @@ class Box(NamedTuple):
     top: float
 
     def overlaps(self, other: Box) -> bool:
-        """Whether the two share an area."""
+        """Whether the two boxes overlap."""
         return (
             self.left < other.right and other.left < self.right and self.bottom < other.top and other.bottom < self.top
         )
 
     def inside(self, other: Box) -> bool:
-        """Whether this one is inside the other."""
+        """Whether this box is inside the other."""
         low = self.left >= other.left and self.bottom >= other.bottom
         return low and self.right <= other.right and self.top <= other.top
 
@@ -269,11 +270,11 @@ def place_boxes(
     cost: float = np.inf,
     most: int | None = None,
 ) -> list[Box | None]:
-    """A box of each size near its anchor [N, 2]; None where no place is free.
+    """A box of each size near its anchor [N, 2], or None if there is no space for it.
 
-    No box overlaps another or a forbidden one, and no line from a box to its anchor crosses a box. Each box takes the
-    place with the lowest cost: its distance in gaps, plus 30 for every obstacle [M, 2] that it covers. Places that
-    cost more than `cost` are not used, and no more than `most` boxes are placed.
+    No box overlaps another box or a forbidden one, and no line from a box to its anchor crosses a box. Each box gets
+    the position with the lowest cost: its distance in gaps, plus 30 for each obstacle [M, 2] that it covers. Positions
+    with a cost of `cost` or more are not used, and at most `most` boxes are placed.
     """
     placed = list(forbidden)
     lines = np.empty((0, 2))
@@ -291,9 +292,9 @@ def place_boxes(
                 line = leader(anchor, box)
                 if box.covers(lines) or any(other.covers(line) for other in placed):
                     continue
-                price = _COVERING * box.covers(obstacles, _MARK * gap) + distance
-                if price < least:
-                    chosen, least = box, price
+                box_cost = _COVER_COST * box.covers(obstacles, _POINT_RADIUS * gap) + distance
+                if box_cost < least:
+                    chosen, least = box, box_cost
         if chosen is not None:
             placed.append(chosen)
             lines = np.concatenate([lines, leader(anchor, chosen)])
@@ -308,7 +309,7 @@ def leader(anchor: NDArray[np.float64], box: Box) -> NDArray[np.float64]:
 
 
 def _boxes_around(anchor: NDArray[np.float64], size: tuple[float, float], gap: float) -> list[Box]:
-    """Boxes all around a point, the gap away from it on the sides and nearer at the corners."""
+    """Boxes in all directions around a point, at the distance `gap` at the sides and nearer at the corners."""
     angles = 2 * np.pi * np.arange(_DIRECTIONS) / _DIRECTIONS
     half = np.array(size) / 2
     centres = anchor + np.stack([np.cos(angles), np.sin(angles)], axis=1) * (gap + half)
@@ -326,10 +327,10 @@ def label_points(
     forbidden: Sequence[Box] = (),
     cost: float = np.inf,
 ) -> list[Box]:
-    """Write texts next to points [N, 2] of a panel whose limits are set, and return the boxes of those that fit.
+    """Write texts next to points [N, 2] of a panel whose limits are set, and return the boxes of the written texts.
 
-    `obstacles` [M, 2] are all points of the panel; `most`, `forbidden` and `cost` are as for `place_boxes`. A line
-    connects a label with its point where the two are far apart.
+    A text for which there is no space is left out. `obstacles` [M, 2] are all points of the panel; `most`, `forbidden`
+    and `cost` are as in `place_boxes`. If a label is far from its point, a line connects them.
     """
     from matplotlib.patheffects import withStroke
 
@@ -358,6 +359,6 @@ def label_points(
         label.set_position(tuple(to_data(((box.left + box.right) / 2, (box.bottom + box.top) / 2))))
         label.set(ha="center", va="center", path_effects=[withStroke(linewidth=2.5, foreground="white")])
         ends = leader(anchor, box)[[0, -1]]
-        if np.hypot(*(ends[1] - ends[0])) > _LINE_FROM * _GAP * unit:
+        if np.hypot(*(ends[1] - ends[0])) > _MIN_LINE * _GAP * unit:
             axes.plot(*to_data(ends).T, color="#777777", linewidth=0.6, zorder=4)
     return [box for box in boxes if box is not None]

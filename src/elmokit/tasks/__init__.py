@@ -1,11 +1,11 @@
 """Classifiers, taggers and sentence-pair models on the vectors of any ELMo.
 
-classify.py, tag.py, pair.py   one task each: how it is read, its network, its answers and its scores
-task.py                        what a task is, and the registry
+classify.py, tag.py, pair.py   one task each: its files, network, answers and scores
+task.py                        the base class of a task, and the registry
 trainer.py                     examples → a trained model
 model.py                       a trained model: texts → answers; stored as one folder
 reading.py, inputs.py          files → examples → batches of ELMo layers and words
-static.py                      static vectors of words: trained, GloVe's or a file's
+static.py                      static word vectors: trained, from GloVe or from a file
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The task `classify`, a label for each text: [static vectors; ELMo] → biLSTM → pooling → labels.
+"""The task `classify`, one label for each text: [static vectors; ELMo] → biLSTM → pooling → label.
 
-Tasks with other inputs that also choose one label build on `LabelTask`.
+`LabelTask` is also the base of other tasks that choose one label.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
+from elmokit.tasks.reading import FilePath, Segment, Tokens, location, quoted
 from elmokit.tasks.scores import TaskScores, score_labels
 from elmokit.tasks.task import Answer, AnswerT, Example, Task
 
-_LISTED = 5
-_RANKED = 3
+_MAX_LISTED = 5
+_MAX_RANKED = 3
 
 
 class LabelledExample(Example):
-    """An example with at most one label, spelled as in its file."""
+    """An example with one label as its file spells it, or with none."""
 
     label: str | None
 
 
 @dataclass(frozen=True)
 class TextExample(LabelledExample):
-    """A text and its class; `line` is its line in the file, for messages."""
+    """A text and its label; `line` is its line in the file, for messages."""
 
     tokens: Tokens
     label: str | None = None
@@ -53,41 +53,41 @@ class LabelAnswer(Answer):
 
     @property
     def probability(self) -> float:
-        """Of the label."""
+        """The probability of the chosen label."""
         return self.probabilities[self.label]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The answer for JSON."""
         return {"label": self.label, "probability": self.probability, "probabilities": self.probabilities}
 
     def on_screen(self) -> str:
-        """The most probable labels."""
+        """The most probable labels with their probabilities."""
         ranked = sorted(self.probabilities.items(), key=lambda item: -item[1])
-        return "  ".join(f"{label} {probability:.3f}" for label, probability in ranked[:_RANKED])
+        return "  ".join(f"{label} {probability:.3f}" for label, probability in ranked[:_MAX_RANKED])
 
 
 def label_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The different labels, each at its id: O first, numbers by value, others by name."""
-    return tuple(sorted(set(labels), key=_order))
+    """The distinct labels in the order of their ids: O first, then numbers by value, then the others by name."""
+    return tuple(sorted(set(labels), key=_sort_key))
 
 
-def _order(name: str) -> tuple[bool, bool, float, str]:
+def _sort_key(name: str) -> tuple[bool, bool, float, str]:
     try:
         number = float(name)
     except ValueError:
         number = math.nan
-    known = math.isfinite(number)
-    return name != "O", not known, number if known else 0.0, name
+    is_number = math.isfinite(number)
+    return name != "O", not is_number, number if is_number else 0.0, name
 
 
 def check_training_labels(labels: Iterable[str], path: FilePath | None = None) -> list[str]:
-    """Refuse labels of training data that nothing can be learned from; a sentence on those that look like a slip."""
+    """Refuse training labels from which nothing can be learned; return warnings about labels that look like errors."""
     counts, where = Counter(labels), "the training data" if path is None else str(path)
     total, names = counts.total(), label_names(counts)
     if len(names) == 1:
         raise ElmoError(
-            f"there must be at least two classes to tell apart, got {shown(names[0])} alone, {counted(total, 'time')}, "
-            f"in {where}: is that the column of the labels?"
+            f"there must be at least two classes, got only {quoted(names[0])}, {counted(total, 'time')}, in {where}: "
+            "is that the column of the labels?"
         )
     if len(names) > 10 and 2 * len(names) > total:
         raise ElmoError(
@@ -97,40 +97,40 @@ def check_training_labels(labels: Iterable[str], path: FilePath | None = None) -
     single = [name for name in names if counts[name] == 1]
     if single and total > 10:
         each = "" if len(single) == 1 else " each"
-        return [f"{where} has only one example{each} of {_listed(single)}: is that a slip?"]
+        return [f"{where} has only one example{each} of {_listed(single)}: is that a typing error?"]
     return []
 
 
 def check_unseen_labels(known: Iterable[str], labels: Iterable[tuple[str, Callable[[], str]]]) -> list[str]:
-    """A sentence on labels that training never saw, which count as wrong; an ElmoError if it saw none of them.
+    """A warning about labels that are not among the `known` ones of training; an ElmoError if none is among them.
 
-    `known`: those that it saw. Each label comes with a function that returns its place in the file.
+    Each label comes with a function that returns its location in the file.
     """
     known, unseen = dict.fromkeys(known), Counter[str]()
     first, any_seen = "", False
-    for label, place_of in labels:
+    for label, location_of in labels:
         any_seen = any_seen or label in known
         if label not in known:
             unseen[label] += 1
-            first = first or place_of()
+            first = first or location_of()
     if not unseen:
         return []
     if not any_seen:
         raise ElmoError(
-            f"{first}: training saw none of the labels here ({_listed(unseen)}), only {_listed(known)}: is that the "
-            "column of the labels?"
+            f"{first}: the training data has none of these labels ({_listed(unseen)}), only {_listed(known)}: is that "
+            "the column of the labels?"
         )
-    plural, them = ("s", "them") if len(unseen) > 1 else ("", "it")
+    plural = "s" if len(unseen) > 1 else ""
     return [
-        f"{first}: training never saw the label{plural} {_listed(unseen)}; {counted(unseen.total(), 'place')} with "
-        f"{them} will count as wrong"
+        f"{first}: the training data does not have the label{plural} {_listed(unseen)}, so "
+        f"{counted(unseen.total(), 'answer')} will count as wrong"
     ]
 
 
 def _listed(names: Iterable[str]) -> str:
-    listed = [shown(name) for name in names]
-    more = len(listed) - _LISTED
-    return ", ".join(listed[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    listed = [quoted(name) for name in names]
+    more = len(listed) - _MAX_LISTED
+    return ", ".join(listed[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 LabelledT = TypeVar("LabelledT", bound=LabelledExample)
@@ -139,13 +139,13 @@ LabelledT = TypeVar("LabelledT", bound=LabelledExample)
 def label_of(example: LabelledExample, path: FilePath | None = None) -> str:
     """The label of an example that must have one."""
     if example.label is None:
-        raise ElmoError(f"{place(path, example.line)}: an example must have a label here, got none")
+        raise ElmoError(f"{location(path, example.line)}: an example must have a label to train or score, got none")
     return example.label
 
 
 @dataclass(frozen=True)
 class LabelTask(Task[LabelledT, AnswerT]):
-    """A task that chooses one label for each example; a subclass whose answer is a score has no labels."""
+    """A task that chooses one label for each example; without labels, a subclass can predict a score instead."""
 
     labels: tuple[str, ...]
 
@@ -153,7 +153,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
     def from_examples(
         cls, examples: Sequence[LabelledT], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
-        """The labels of training examples, and a sentence on labels that look like a slip."""
+        """The task with the labels of training examples, and warnings about labels that look like errors."""
         labels = [label_of(example, path) for example in examples]
         return cls(label_names(labels)), check_training_labels(labels, path)
 
@@ -163,7 +163,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
         return cls(tuple(stored["labels"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The task for JSON."""
         return {"kind": self.name, "labels": self.labels}
 
     @cached_property
@@ -172,26 +172,26 @@ class LabelTask(Task[LabelledT, AnswerT]):
         return {name: number for number, name in enumerate(self.labels)}
 
     def label(self, example: LabelledT) -> str | None:
-        """The label, if there are labels."""
+        """The label of an example, or None if the task has no labels."""
         return example.label if self.labels else None
 
     def check(
         self, examples: Sequence[LabelledT], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
-        """Refuse examples without a label; sentences on labels that training or these examples lack."""
+        """Refuse examples without a label; return warnings about labels that the training data or these lack."""
         named = [(label_of(example, path), example.line) for example in examples]
-        notes = check_unseen_labels(self.labels, ((label, partial(place, path, line)) for label, line in named))
+        notes = check_unseen_labels(self.labels, ((label, partial(location, path, line)) for label, line in named))
         found = {label for label, _ in named}
         if missing := [name for name in self.labels if name not in found]:
-            notes.append(f"there is no example of {_listed(missing)} to score on, so no score speaks for that")
+            notes.append(f"the scores do not cover {_listed(missing)}: no example to score on has that label")
         return notes
 
     def targets(self, examples: Sequence[LabelledT]) -> Tensor:
-        """The ids of the labels [B]."""
+        """The ids of the labels, [B]."""
         return torch.tensor([self.ids[label_of(example)] for example in examples])
 
     def answer(self, example: LabelledT, decoded: tuple[Tensor, ...]) -> AnswerT:
-        """The most probable label; decoded: probabilities [K]."""
+        """The most probable label; `decoded` is the probabilities [K]."""
         (probabilities,) = decoded
         values = dict(zip(self.labels, probabilities.tolist(), strict=True))
         return LabelAnswer(self.labels[int(probabilities.argmax())], values)  # type: ignore[return-value]
@@ -203,7 +203,7 @@ class LabelTask(Task[LabelledT, AnswerT]):
 
 
 class ClassifyNetwork(TaskNetwork):
-    """A pooled vector of the text, and a linear layer."""
+    """Pooling of the word vectors of a text, then a linear layer."""
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int) -> None:
         super().__init__(options, spec, n_outputs)
@@ -211,14 +211,14 @@ class ClassifyNetwork(TaskNetwork):
         self.output = nn.Linear(self.pooling.output_size, n_outputs)
 
     def vectors(self, inputs: Inputs) -> Tensor:
-        """[B, size]."""
+        """The pooled vector of each text, [B, size]."""
         (batch,) = inputs
         pooled: Tensor = self.pooling(self.states(batch), batch.mask)
         return pooled
 
 
 class ClassifyTask(LabelTask[TextExample, LabelAnswer]):
-    """A label for each text."""
+    """One label for each text."""
 
     name = "classify"
     example = TextExample
@@ -230,13 +230,13 @@ class ClassifyTask(LabelTask[TextExample, LabelAnswer]):
 
     @classmethod
     def baselines(cls, train: Sequence[TextExample], dev: Sequence[TextExample]) -> list[tuple[str, TaskScores]]:
-        """Logistic regression on counts of words and pairs of words."""
+        """Logistic regression on TF-IDF of words and word pairs."""
         try:
             from sklearn.feature_extraction.text import TfidfVectorizer
             from sklearn.linear_model import LogisticRegression
             from sklearn.pipeline import make_pipeline
         except ImportError as error:
-            raise MissingExtraError("scikit-learn", "tasks", "the row of TF-IDF") from error
+            raise MissingExtraError("scikit-learn", "tasks", "the TF-IDF baseline") from error
         model = make_pipeline(
             TfidfVectorizer(analyzer=_words_and_pairs, sublinear_tf=True), LogisticRegression(C=10, max_iter=1000)
         )
@@ -262,10 +262,10 @@ def read_texts(
     segment: Segment = "whitespace",
     labelled: bool = True,
 ) -> list[TextExample]:
-    """The texts of a table and their classes; `text` and `label` are columns by name or by number from 1.
+    """The texts of a table and their labels; `text` and `label` are columns by name, or by number from 1.
 
-    Without them, usual names in a header are known, and two columns without a header are `label TAB text`. `segment`:
-    how a text becomes tokens; `elmo.segment` is the model's own way. With labelled=False no label is read, and a .txt
-    file or one of a single column has one text per line.
+    By default the columns are found by the usual names in a header; a table of two columns without a header is read as
+    `label TAB text`. `segment` says how texts are split into tokens; `elmo.segment` is the model's own choice. With
+    labelled=False no label is read, and a .txt file or a table of one column has one text per line.
     """
     return list(ClassifyTask.read(path, text=text, label=label, segment=segment, labelled=labelled))

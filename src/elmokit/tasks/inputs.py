@@ -1,8 +1,8 @@
-"""What a task network reads: batches of sentences as ELMo layers and as rows of a table of static word vectors.
+"""The input of a task network: batches of sentences as ELMo layers and as rows of a table of static word vectors.
 
-The layers of a frozen ELMo are computed once per sentence and model and stored in float16, which rounds a number in its
-fourth digit; a batch is read from the mapped files (storage/vectors.py) into one padded float32 tensor. The layers of a
-model that is trained too are computed for each batch.
+The layers of a frozen ELMo are computed once per sentence and model and stored in float16, which has three to four
+decimal digits. A batch is read from the mapped files (storage/vectors.py) into one padded float32 tensor. If the ELMo
+model is trained too, its layers are computed for each batch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from elmokit.tasks.reading import Tokens
 from elmokit.tasks.static import StaticVectors
 
 FeatureProgress = Callable[[int, int], None]
-"""Called with the number of sentences computed so far and the number to compute."""
+"""Called with the number of sentences computed so far and the total number to compute."""
 _TOKENS_PER_EXAMPLE = 64
-"""A batch has at most this number of tokens per example it should have; longer examples come in smaller batches."""
-_POOL = 50
-"""Batches that are sorted by length together: enough for little padding, few enough for a random order."""
+"""A batch of size B has at most B times this number of tokens; with longer examples it has fewer than B examples."""
+_SORTED_BATCHES = 50
+"""Number of batches whose examples are sorted by length together.
+
+More batches would reduce the padding, and fewer would make the order more random.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,27 +40,27 @@ class SentenceBatch:
     """B sentences of at most T words, padded; one of `layers` and `words` may be missing."""
 
     layers: Tensor | None
-    """[L+1, B, T, D]: the layers of ELMo; [1, B, T, D] is enough for a task that only reads layer 0."""
+    """[L+1, B, T, D]: the ELMo layers; [1, B, T, D] for a task that only reads layer 0."""
     words: Tensor | None
     """[B, T]: rows of the table of static vectors."""
     lengths: Tensor
-    """[B]: words per sentence; on the CPU, where packing needs them."""
+    """[B]: words per sentence, always on the CPU because torch's packing needs them there."""
 
     @property
     def mask(self) -> Tensor:
-        """True for words and False for padding, [B, T], on the device of the batch."""
+        """Which positions are words and not padding, [B, T], on the device of the batch."""
         given = self.words if self.layers is None else self.layers[0, :, :, 0]
         assert given is not None
         return (torch.arange(given.shape[1]) < self.lengths.unsqueeze(1)).to(given.device)
 
     def to(self, device: torch.device | str) -> SentenceBatch:
-        """The same on a device; the lengths stay on the CPU."""
+        """The batch on a device; the lengths stay on the CPU."""
         layers, words = (None if part is None else part.to(device) for part in (self.layers, self.words))
         return SentenceBatch(layers, words, self.lengths.cpu())
 
 
 class ExampleInputs:
-    """Batches of some examples by number; `sides` are their sentences, one list, or two lists for pairs."""
+    """The inputs of some examples, as batches; `sides` are their sentences, one list, or two lists for pairs."""
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class ExampleInputs:
         cache: Path | None = None,
         progress: FeatureProgress | None = None,
     ) -> None:
-        """`store`: compute all vectors now and store them in the cache; otherwise each batch runs ELMo."""
+        """`store`: compute all ELMo vectors now and store them in the cache; otherwise ELMo runs for each batch."""
         self.sides = sides
         self.lengths = [sum(map(len, sentences)) for sentences in zip(*sides, strict=True)]
         """Tokens per example, of both sentences for a pair."""
@@ -82,7 +85,7 @@ class ExampleInputs:
             self._features = frozen_features(self._elmo, every, cache=cache, layer_0=self._layer_0, progress=progress)
 
     def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[SentenceBatch, ...]:
-        """The sentences of some examples, one batch per side."""
+        """The batch of the examples with these numbers, one part per side."""
         return tuple(self._batch(side, numbers).to(device) for side in range(len(self.sides)))
 
     def _batch(self, side: int, numbers: Sequence[int]) -> SentenceBatch:
@@ -98,13 +101,12 @@ class ExampleInputs:
 
 
 def batches_of(lengths: Sequence[int], size: int, *, shuffle: random.Random | None = None) -> list[list[int]]:
-    """Numbers of examples in batches of at most `size`, similar lengths together; sorted by length without `shuffle`.
+    """The numbers of the examples in batches of at most `size` with similar lengths; without `shuffle`, by length.
 
-    This is what a batch sampler of torch's DataLoader would do; the rest of that class would add nothing, since the
-    vectors are read from mapped files.
+    torch's DataLoader is not used, because the vectors are read from mapped files and need no worker processes.
     """
     order = list(range(len(lengths)))
-    pool = _POOL * size if shuffle else len(order) or 1
+    pool = _SORTED_BATCHES * size if shuffle else len(order) or 1
     if shuffle:
         shuffle.shuffle(order)
     batches: list[list[int]] = []
@@ -131,10 +133,10 @@ def frozen_features(
     batch_tokens: int | None = None,
     progress: FeatureProgress | None = None,
 ) -> StoredLayers:
-    """The layers of the sentences, read from the cache; those that are not in it are computed and stored first.
+    """The layers of the sentences, read from the cache; missing sentences are first computed and stored.
 
-    The cache is features/ in the folder that ELMOKIT_CACHE names, or in ~/.cache/elmokit. With `layer_0` only that
-    layer is returned, which is quick: sentences that are not in the cache are computed word by word and not stored.
+    The cache is the folder features/ in the folder that ELMOKIT_CACHE names, by default ~/.cache/elmokit. With
+    `layer_0` only that layer is returned. This is fast: layer 0 needs no context, and nothing is stored.
 
         features = frozen_features(elmo, [("the", "river", "bank")])
         layers, lengths = features.batch([0])
@@ -152,13 +154,13 @@ def frozen_features(
         if len(found) < len(rows):
             found = _word_vectors(elmo, distinct, dtype)
     else:
-        compute = partial(_block, elmo, distinct, dtype, batch_tokens)
+        compute = partial(_compute_block, elmo, distinct, dtype, batch_tokens)
         found = store.complete(rows, compute, dtype=dtype, progress=progress)
     return StoredLayers([found[key] for key in keys], layers=0 if layer_0 else n_layers, width=width, words=True)
 
 
 def live_layers(elmo: Elmo, sentences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-    """Sentences → layers [L+1, B, T, D] in float32 on the model's device and lengths [B]; nothing is stored.
+    """The layers [L+1, B, T, D] of the sentences in float32 on the model's device, and their lengths [B]; not stored.
 
     The result is differentiable if the model is trainable.
     """
@@ -169,10 +171,13 @@ def live_layers(elmo: Elmo, sentences: Sequence[Tokens]) -> tuple[Tensor, Tensor
 
 def _refuse_state(elmo: Elmo) -> None:
     if elmo.state != "zero":
-        raise ElmoError("a task needs vectors that depend on the sentence alone: load the model with state='zero'")
+        raise ElmoError(
+            "a task needs vectors that depend only on the sentence, got a model that carries its state: load the model "
+            "with state='zero'"
+        )
 
 
-def _block(
+def _compute_block(
     elmo: Elmo,
     sentences: Mapping[bytes, Tokens],
     dtype: torch.dtype,
@@ -180,9 +185,9 @@ def _block(
     keys: Sequence[bytes],
     note: Callable[[int], None],
 ) -> VectorBlock:
-    """The vectors of the sentences of some keys, layer 0 once for each different word."""
+    """The vectors of the sentences with these keys; layer 0 is stored once per distinct word."""
     wanted = {key: sentences[key] for key in keys}
-    numbers, word_rows = _numbered(wanted)
+    numbers, word_rows = _number_words(wanted)
     size, n_layers, width = elmo.config.token_size, elmo.config.context.n_layers, elmo.config.vector_size
     words = torch.zeros(len(numbers), size, dtype=dtype)
     layers = torch.zeros(len(word_rows), n_layers, width, dtype=dtype)
@@ -200,8 +205,8 @@ def _block(
 
 @torch.no_grad()
 def _word_vectors(elmo: Elmo, sentences: Mapping[bytes, Tokens], dtype: torch.dtype) -> dict[bytes, Place]:
-    """Layer 0 alone, rounded as the stored layers are, so that the cache changes no result."""
-    numbers, word_rows = _numbered(sentences)
+    """Layer 0 of the sentences, rounded like stored layers so that results do not depend on the cache."""
+    numbers, word_rows = _number_words(sentences)
     words = rounded(elmo.encode_types(list(numbers)), dtype)
     rows = {key: len(tokens) for key, tokens in sentences.items()}
     layers = torch.zeros(len(word_rows), 0, elmo.config.vector_size, dtype=dtype)
@@ -210,14 +215,14 @@ def _word_vectors(elmo: Elmo, sentences: Mapping[bytes, Tokens], dtype: torch.dt
     return {key: Place(block, end - rows[key], end) for key, end in zip(rows, ends, strict=True)}
 
 
-def _numbered(sentences: Mapping[bytes, Tokens]) -> tuple[dict[str, int], Tensor]:
-    """A number for each different word, and the numbers of all words in order [N]."""
+def _number_words(sentences: Mapping[bytes, Tokens]) -> tuple[dict[str, int], Tensor]:
+    """A number for each distinct word, and the numbers of all words of the sentences in order, [N]."""
     numbers: dict[str, int] = {}
     rows = [numbers.setdefault(token, len(numbers)) for tokens in sentences.values() for token in tokens]
     return numbers, torch.tensor(rows, dtype=torch.int32)
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """On the CPU in a dtype; numbers that are too large for it become the largest it has."""
+    """The values in a dtype, on the CPU; values outside the range of the dtype become its largest or smallest."""
     largest = torch.finfo(dtype).max
     return values.clamp(-largest, largest).to(dtype).cpu()

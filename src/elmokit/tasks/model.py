@@ -1,10 +1,10 @@
-"""A trained task model: texts in, answers out; stored as one folder.
+"""A trained task model, which answers for texts and is stored as one folder.
 
-task.json             what it is: task, labels, scheme, options, how strings are split
-network.safetensors   the task's own weights
-words.txt             the words of its static vectors, one per line in JSON, if it has any
-elmo/                 the ELMo model it reads, without its softmax, if it reads one
-report/               scores and pictures, if `elmo task train` made it
+task.json             its description: task, labels, tag scheme, options, tokenisation of strings
+network.safetensors   the weights of the task network
+words.txt             the words of its static vectors, one JSON string per line, if it has any
+elmo/                 its ELMo model without the softmax, if it uses one
+report/               scores and pictures, if `elmo task train` made the folder
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ FORMAT, VERSION = "elmokit-task", 1
 LAST = "task.json"
 """The file that is written last: a folder that has it is complete."""
 Text = str | Sequence[str]
-_BATCH = 64
-_AT_A_TIME = 512
-"""Examples that are answered before the next are read, so that input of any length streams."""
+_BATCH_SIZE = 64
+_READ_AHEAD = 512
+"""Number of examples that `stream` reads at a time."""
 
 
 class TaskModel:
-    """A network, its task, and the ELMo it reads; `elmokit.tasks.load` opens one."""
+    """A trained network with its task and its ELMo model; `elmokit.tasks.load` opens one."""
 
     def __init__(
         self,
@@ -55,56 +55,56 @@ class TaskModel:
         segment: Segment = "whitespace",
         device: torch.device | None = None,
     ) -> None:
-        """`segment`: how a string becomes tokens, as the training texts did."""
+        """`segment`: how strings are split into tokens; it should be the same as for the training texts."""
         self.network, self.task, self.elmo = network.eval(), task, elmo
         self.text_policy = TextPolicy.of(segment)
         self.segment = self.text_policy.name
-        """How strings become tokens: english, jieba, chars or whitespace."""
+        """How strings are split into tokens: english, jieba, chars or whitespace."""
         self.device = device or torch.device("cpu")
         self.kind, self.options = task.name, network.options
         self.labels = task.labels
-        """The labels it knows; tags in the spelling of the training file; none if it predicts a score."""
+        """The labels that it can predict, tags as the training file spells them; empty if it predicts a score."""
 
-    def predict(self, texts: Any) -> Any:  # noqa: ANN401 - one answer for one text, a list of them for many
-        """Answer for texts: a string is split into tokens as in training, a list of strings is many texts.
+    def predict(self, texts: Any) -> Any:  # noqa: ANN401 - one answer for one text, a list for a list of texts
+        """The answer for a text, or a list of answers for a list of texts.
 
-        A pair is a tuple of two texts. One text, or one pair, gives one answer; a list gives a list. Tokens that are
-        split already are passed as a tuple of strings, or as a list of lists for many. A text without words has no
-        tags, and the label that the model gives when it knows nothing.
+        A text is a string, which is split into tokens as in training, or a tuple of tokens. In a list of texts, a text
+        can also be a list of tokens. For the task `pair`, each item is a tuple of two texts. A text without words gets
+        no tags, or the label that the network gives to an empty input.
         """
-        check_texts(texts, "predict takes a text or a list of them")
+        check_texts(texts, "predict takes a text or a list of texts")
         if isinstance(texts, tuple) or (isinstance(texts, str) and len(self.task.sides) == 1):
             return next(self.stream([self.example(texts)]))
         return list(self.stream(self.example(text) for text in texts))
 
     def score(self, examples: Sequence[Example]) -> TaskScores:
-        """How good the model's answers to labelled examples are."""
+        """The scores of the model's answers to labelled examples."""
         self.task.check_examples(examples)
         self.task.check(examples)
         return self.task.score(examples, list(self.stream(examples)))
 
     def stream(self, examples: Iterable[Example]) -> Iterator[Any]:
-        """An answer for each example, in order; reads a few hundred of them ahead."""
-        left = iter(examples)
-        while group := list(islice(left, _AT_A_TIME)):
+        """An answer for each example, in order; a few hundred examples are read ahead."""
+        remaining = iter(examples)
+        while group := list(islice(remaining, _READ_AHEAD)):
             yield from self.answer(group)
 
     def answer(self, examples: Sequence[Example], inputs: ExampleInputs | None = None) -> list[Answer]:
-        """An answer for each example; `inputs` has their batches if they were made before."""
+        """An answer for each example; `inputs` are the inputs of these examples if they already exist."""
         self.task.check_examples(examples)
         if inputs is None:
             sides, static = self.task.cut_sentences(examples, self.options), self.network.encoder.static
             inputs = ExampleInputs(sides, self.options, elmo=self.elmo, static=static, store=False)
         found: dict[int, Answer] = {}
         with torch.no_grad():
-            for numbers in batches_of(inputs.lengths, _BATCH):
+            for numbers in batches_of(inputs.lengths, _BATCH_SIZE):
                 decoded = [part.cpu() for part in self.network.predict(inputs.batch(numbers, self.device))]
                 for row, number in enumerate(numbers):
                     found[number] = self.task.answer(examples[number], tuple(part[row] for part in decoded))
         return [found[number] for number in range(len(examples))]
 
     def example(self, text: Any) -> Example:  # noqa: ANN401 - checked here
-        """A text, or a tuple of as many as the task has sides, as an example without an answer."""
+        """An unlabelled example from one text or, for a task with two sides, from a tuple of two texts."""
         parts = [text]
         if len(self.task.sides) > 1:
             if not isinstance(text, list | tuple) or len(text) != len(self.task.sides):
@@ -115,7 +115,7 @@ class TaskModel:
         return example
 
     def tokens(self, text: Text) -> Tokens:
-        """A string split as the training texts were; tokens as they are."""
+        """The tokens of a text: a string is split as the training texts were, and tokens are returned unchanged."""
         if isinstance(text, str):
             return tuple(self.text_policy.split(text))
         check_texts(text, rule := "a text is a string or a list of tokens")
@@ -126,13 +126,13 @@ class TaskModel:
 
 
 def save(model: TaskModel, folder: str | Path) -> None:
-    """Write a task model to a folder that is new or empty."""
+    """Write a task model to a folder, which must be new or empty."""
     with new_folder(Path(folder), last=LAST) as staging:
         write_model(model, staging)
 
 
 def write_model(model: TaskModel, folder: Path) -> None:
-    """Write a task model's files into a folder; task.json comes last."""
+    """Write a task model's files into a folder, task.json last."""
     network, static = model.network, model.network.encoder.static
     tensors = network.state_dict()
     if static is not None:
@@ -168,7 +168,9 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     try:
         kind = task_named(facts["answers"]["kind"])
         if unknown := sorted(facts["options"].keys() - {item.name for item in fields(kind.options)}):
-            raise ElmoError(f"it was made by a newer elmokit, which knows {', '.join(unknown)}")
+            raise ElmoError(
+                f"the folder was made by a newer elmokit, which knows {', '.join(unknown)}: install a newer version"
+            )
         options = kind.completed(kind.options(**facts["options"]))
         task, policy = kind.from_dict(facts["answers"], options), TextPolicy(facts["segment"])
         static = None if words is None else StaticVectors(words, **facts["static"])
@@ -179,7 +181,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     elmo = None if options.elmo == "none" else Elmo.load(folder / "elmo", device=chosen)
     network = task.build_network(options, InputSpec.of(elmo, static))
     try:
-        # Read, not mapped: a file that is changed meanwhile must not end the process.
+        # The file is read, not mapped: a change to a mapped file could crash the process.
         network.load_state_dict(tensors_in((folder / "network.safetensors").read_bytes()))
     except (OSError, KeyError, SafetensorError, RuntimeError) as error:
         lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
@@ -194,11 +196,11 @@ def _words(path: Path) -> list[str]:
     except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} cannot be read: {error}") from error
     if not all(isinstance(word, str) for word in words):
-        raise ElmoError(f"{path} is damaged: it must have one word in quotes per line")
+        raise ElmoError(f"{path} is damaged: each line must be a word in quotes: get the folder again")
     return words
 
 
 def _as_float16(value: Tensor) -> Tensor:
-    """The same as float16 if that loses nothing, as in a model that was stored so."""
+    """The tensor as float16 if that is exact, as in a model that was stored in float16; otherwise unchanged."""
     half = value.half() if value.is_floating_point() else value
     return half if torch.equal(half.to(value.dtype), value) else value

@@ -1,6 +1,6 @@
-"""The part that the networks of all tasks share: [static vectors; ELMo] → biLSTM → a head of the task's own → outputs.
+"""The network layers that all tasks share: [static vectors; ELMo] → biLSTM → the head of the task → outputs.
 
-In evaluation mode the numbers of a sentence do not depend on padding or on the other sentences of the batch.
+In evaluation mode the outputs for a sentence do not depend on padding or on the other sentences of the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PoolingName = Literal["attention", "max", "mean"]
 
 @dataclass(frozen=True, eq=False)
 class InputSpec:
-    """What a network reads: the number of ELMo's layers and their size, 0 without ELMo, and the static vectors."""
+    """The inputs of a network: the number and size of the ELMo layers, 0 without ELMo, and the static vectors."""
 
     elmo_layers: int
     elmo_size: int
@@ -34,15 +34,15 @@ class InputSpec:
 
     @classmethod
     def of(cls, elmo: Elmo | None, static: StaticVectors | None) -> InputSpec:
-        """The vectors of a model and of a table, either of which may be missing."""
+        """The inputs from an ELMo model and a table of static vectors, either of which may be missing."""
         return cls(elmo.config.n_outputs if elmo else 0, elmo.config.vector_size if elmo else 0, static)
 
 
 class InputEncoder(nn.Module):
-    """[x; ELMo(x)] for each word: x from a static table, ELMo(x) from the layers, either of which may be missing.
+    """[x; ELMo(x)] for each word: x from the static vectors, ELMo(x) from the layers, either of which may be missing.
 
-    ELMo(x) is a learned mix of the layers, or layer 0. With `elmo_output` a second mix is added to the output of the
-    task's LSTM; with `compares` layer 0 is added too, since two sentences are also compared word by word.
+    ELMo(x) is a learned mix of the layers, or layer 0. With `elmo_output` a second mix is appended to the output of the
+    task's LSTM. With `compares`, for tasks that compare sentences word by word, layer 0 is appended too.
     """
 
     def __init__(self, options: TaskOptions, spec: InputSpec, *, compares: bool = False) -> None:
@@ -50,15 +50,15 @@ class InputEncoder(nn.Module):
         self.static, self.uses_elmo = spec.static, options.elmo != "none"
         self.static_dropout = nn.Dropout(options.dropout)
         self.elmo_dropout = nn.Dropout(options.elmo_dropout)
-        self.elmo_again = self.uses_elmo and (options.elmo_output or compares)
-        self.layer_0_again = self.elmo_again and compares and options.elmo == "mix"
-        # Over a sentence, not a batch: vectors must not depend on what else is in the batch.
+        self.adds_elmo = self.uses_elmo and (options.elmo_output or compares)
+        self.adds_layer_0 = self.adds_elmo and compares and options.elmo == "mix"
+        # Normalise over a sentence, not a batch: its vectors must not depend on the other sentences of the batch.
         norm: LayerNorm = "sentence" if options.mix_layer_norm else False
-        places = ("input", "output")[: (options.elmo == "mix") * (1 + self.elmo_again)]
-        self.mixes = nn.ModuleDict({place: ScalarMix(spec.elmo_layers, layer_norm=norm) for place in places})
+        mix_names = ("input", "output")[: (options.elmo == "mix") * (1 + self.adds_elmo)]
+        self.mixes = nn.ModuleDict({name: ScalarMix(spec.elmo_layers, layer_norm=norm) for name in mix_names})
         static_size = self.static.size if self.static is not None else 0
         self.input_size = static_size + spec.elmo_size * self.uses_elmo
-        self.extra_size = spec.elmo_size * (self.elmo_again + self.layer_0_again)
+        self.extra_size = spec.elmo_size * (self.adds_elmo + self.adds_layer_0)
 
     def forward(self, batch: SentenceBatch) -> Tensor:
         """The input of the task's LSTM, [B, T, input_size]."""
@@ -66,33 +66,33 @@ class InputEncoder(nn.Module):
         if self.static is not None:
             parts.append(self.static_dropout(self.static(batch.words)))
         if self.uses_elmo:
-            parts.append(self.elmo_dropout(self._elmo(batch, "input")))
+            parts.append(self.elmo_dropout(self._elmo_vectors(batch, "input")))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def with_elmo(self, outputs: Tensor, batch: SentenceBatch) -> Tensor:
         """The LSTM's outputs [B, T, H], followed by ELMo vectors if the options ask for them."""
-        if not self.elmo_again:
+        if not self.adds_elmo:
             return outputs
         assert batch.layers is not None
-        words = [batch.layers[0]] if self.layer_0_again else []
-        return torch.cat([outputs, self._elmo(batch, "output"), *words], dim=2)
+        words = [batch.layers[0]] if self.adds_layer_0 else []
+        return torch.cat([outputs, self._elmo_vectors(batch, "output"), *words], dim=2)
 
-    def _elmo(self, batch: SentenceBatch, place: str) -> Tensor:
-        """[B, T, D]."""
+    def _elmo_vectors(self, batch: SentenceBatch, mix_name: str) -> Tensor:
+        """A mix of the layers, or layer 0 if there are no mixes, [B, T, D]."""
         assert batch.layers is not None
-        vectors: Tensor = self.mixes[place](batch.layers, batch.mask) if place in self.mixes else batch.layers[0]
+        vectors: Tensor = self.mixes[mix_name](batch.layers, batch.mask) if mix_name in self.mixes else batch.layers[0]
         return vectors
 
 
 class SentenceLstm(nn.Module):
-    """A bidirectional LSTM over sentences, in which padding changes nothing; dropout between its layers."""
+    """A bidirectional LSTM over sentences with dropout between its layers; padding does not change its output."""
 
     def __init__(self, input_size: int, hidden: int, *, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(input_size, hidden, layers, batch_first=True, dropout=between, bidirectional=True)
         self.output_size = 2 * hidden
-        # Orthogonal steps in time, inputs of unchanged scale, and a forget gate that starts open.
+        # Orthogonal recurrent weights, input weights that preserve the scale, and a forget gate that starts open.
         for inputs, steps, bias, other_bias in self.lstm.all_weights:
             for input_gate, step_gate in zip(inputs.data.chunk(4), steps.data.chunk(4), strict=True):
                 nn.init.orthogonal_(step_gate)
@@ -109,7 +109,7 @@ class SentenceLstm(nn.Module):
 
     def run_packed(self, values: Tensor, lengths: Tensor) -> Tensor:
         """`forward` as torch does it for sentences of different lengths."""
-        # A packed sentence has at least one word; an empty one has a word of padding, whose output is removed below.
+        # Packing needs at least one word per sentence: an empty one gets a padding word, whose output is zeroed below.
         packed = pack_padded_sequence(values, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=values.shape[1])
         if int(lengths.min()) == 0:
@@ -117,14 +117,14 @@ class SentenceLstm(nn.Module):
         return outputs
 
     def run_by_direction(self, values: Tensor, lengths: Tensor) -> Tensor:
-        """`forward` for a CPU, where torch has a fast LSTM for one direction and sentences of equal length.
+        """`forward` for a CPU, where torch's LSTM is fast only for one direction and sentences of equal length.
 
-        The second direction reads each sentence reversed, so that padding comes after the words in both.
+        The backward direction reads each sentence reversed, so that padding follows the words in both directions.
         """
         batch, width, _ = values.shape
-        places = torch.arange(width)
-        inside = places < lengths.unsqueeze(1)  # [B, T]
-        mirrored = torch.where(inside, lengths.unsqueeze(1) - 1 - places, places)
+        positions = torch.arange(width)
+        inside = positions < lengths.unsqueeze(1)  # [B, T]
+        mirrored = torch.where(inside, lengths.unsqueeze(1) - 1 - positions, positions)
         rows = (mirrored + width * torch.arange(batch).unsqueeze(1)).flatten()
         start = values.new_zeros(1, batch, self.lstm.hidden_size)
         weights = self.lstm.all_weights
@@ -140,7 +140,7 @@ class SentenceLstm(nn.Module):
 
 
 def _reordered(values: Tensor, rows: Tensor) -> Tensor:
-    """values [B, T, D] with their B·T rows in another order; the gradient of an index would be slower."""
+    """values [B, T, D] with their B·T rows in another order; indexing with a tensor would have a slower gradient."""
     return values.flatten(0, 1).index_select(0, rows).view_as(values)
 
 
@@ -151,7 +151,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """values [B, T, D], mask [B, T] → the largest of each number over the words [B, D]; zeros if there are none."""
+    """values [B, T, D], mask [B, T] → the maximum over the words [B, D]; zeros if there are none."""
     if not values.shape[1]:
         return values.new_zeros(len(values), values.shape[2])
     largest = values.masked_fill(~mask.unsqueeze(2), torch.finfo(values.dtype).min).amax(dim=1)
@@ -159,16 +159,16 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Weights over the last dimension that are 0 where the mask is false and add up to 1 if anything is true."""
+    """Softmax over the last dimension where the mask is true; 0 elsewhere."""
     inside = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return torch.softmax(inside, dim=-1) * mask
 
 
 class Pooling(nn.Module):
-    """One vector from the vectors of a text; "attention" is a learned weighted mean, followed by the maximum.
+    """One vector from the word vectors of a text; "attention" is a learned weighted mean, then the maximum.
 
-    A weighted mean shows what a text is about as a whole, the maximum whether any word stands out. A word's weight is
-    how well tanh(W x + b) agrees with a learned query.
+    The weighted mean describes the text as a whole; the maximum also shows single words that stand out. The weights
+    are the softmax of tanh(W x + b) times a learned query.
     """
 
     def __init__(self, name: PoolingName, size: int) -> None:
@@ -176,7 +176,7 @@ class Pooling(nn.Module):
         self.name = name
         if name == "attention":
             self.project = nn.Linear(size, size)
-            self.query = nn.Parameter(torch.zeros(size))  # the mean, to begin with
+            self.query = nn.Parameter(torch.zeros(size))  # zero weighs all words equally
         self.output_size = 2 * size if name == "attention" else size
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -188,16 +188,16 @@ class Pooling(nn.Module):
 
 
 class TaskNetwork(nn.Module):
-    """The layers of a task, without ELMo itself; a task adds its head in a subclass.
+    """The network of a task, without ELMo itself; a subclass adds the head of the task.
 
-    The subclass sets `output`, the last layer, and says in `vectors` what that layer reads. Loss and decoding are those
-    of a classifier unless it overrides them.
+    The subclass sets `output`, the last layer, and returns the input of that layer from `vectors`. Loss and decoding
+    are those of a classifier unless the subclass overrides them.
     """
 
     output: nn.Module
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int, *, compares: bool = False) -> None:
-        """`n_outputs` K: the number of labels or tags; 1 for a score. `compares`: see `InputEncoder`."""
+        """`n_outputs` is K, the number of labels or tags, or 1 for a score. `compares`: see `InputEncoder`."""
         super().__init__()
         self.options = options
         self.encoder = InputEncoder(options, spec, compares=compares)
@@ -206,29 +206,29 @@ class TaskNetwork(nn.Module):
         )
         self.dropout = nn.Dropout(options.dropout)
         self.state_size = self.lstm.output_size + self.encoder.extra_size
-        """Numbers per word in what `states` returns."""
+        """The size of the vectors that `states` returns."""
 
     @property
     def mixes(self) -> dict[str, ScalarMix]:
-        """The learned mixes of the layers by where they are used: "input" and "output"."""
+        """The learned mixes of the layers, by where they are used: "input" or "output" of the LSTM."""
         return dict(self.encoder.mixes.items())  # type: ignore[arg-type]
 
     def states(self, batch: SentenceBatch) -> Tensor:
-        """A vector for each word in its sentence, [B, T, state_size]."""
+        """The LSTM's output for each word, with ELMo vectors if the options ask for them, [B, T, state_size]."""
         return self.encoder.with_elmo(self.lstm(self.encoder(batch), batch.lengths), batch)
 
     def vectors(self, inputs: Inputs) -> Tensor:
-        """What the output layer reads: [B, size], or [B, T, size] for one output per word."""
+        """The input of the output layer: [B, size], or [B, T, size] for one output per word."""
         raise NotImplementedError
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Scores before any softmax: [B, K], or [B, T, K] for one output per word."""
-        # Dropout comes after pooling: dropped numbers would be missing in a maximum or an alignment.
+        # Dropout comes after pooling, because it would change a maximum or an alignment.
         outputs: Tensor = self.output(self.dropout(self.vectors(inputs)))
         return outputs
 
     def loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The mean over the examples, plus λ‖w‖² of the mixes."""
+        """The mean loss of the examples, plus the penalty λ‖w‖² of each mix."""
         loss = self.output_loss(self(inputs), targets, inputs)
         for mix in self.mixes.values():
             loss = loss + self.options.mix_penalty * mix.penalty()
@@ -240,7 +240,7 @@ class TaskNetwork(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """What `decode` returns, in evaluation mode whatever the mode of the network."""
+        """The result of `decode`; always computed in evaluation mode."""
         was_training = self.training
         self.eval()
         try:
@@ -249,5 +249,5 @@ class TaskNetwork(nn.Module):
             self.train(was_training)
 
     def decode(self, outputs: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-        """outputs [B, K] → what the task makes answers from, each [B, …]: here the probabilities [B, K]."""
+        """outputs [B, K] → tensors [B, …] for `Task.answer`; for a classifier the probabilities [B, K]."""
         return (torch.softmax(outputs, dim=1),)

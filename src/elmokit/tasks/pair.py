@@ -1,7 +1,7 @@
-"""The task `pair`, a label or a score for each pair of sentences.
+"""The task `pair`, one label or score for each pair of sentences.
 
-Both sentences: [static vectors; ELMo] → biLSTM; then each word next to its counterpart in the other sentence → pooling
-→ labels or a score.
+Each sentence: [static vectors; ELMo] → biLSTM. Then each word is compared with similar words of the other sentence →
+pooling → label or score.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elmokit.errors import ElmoError
 from elmokit.tasks.classify import LabelAnswer, LabelledExample, LabelTask, label_of
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork, masked_max, masked_mean, masked_softmax
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import FilePath, Segment, Tokens, place, shown
+from elmokit.tasks.reading import FilePath, Segment, Tokens, location, quoted
 from elmokit.tasks.scores import MainScore, TaskScores, check_lengths
 from elmokit.tasks.task import Answer
 
 
 @dataclass(frozen=True)
 class PairExample(LabelledExample):
-    """Two sentences and their relation: a class, or a number for a similarity."""
+    """Two sentences and their label, which is a number if the task predicts scores."""
 
     first: Tokens
     second: Tokens
@@ -40,13 +40,13 @@ class PairExample(LabelledExample):
 
 @dataclass(frozen=True)
 class ScoreAnswer(Answer):
-    """A pair's score."""
+    """The score of a pair."""
 
     score: float
 
 
 def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> TaskScores:
-    """Score predicted numbers, both [N]; a correlation with numbers that are all the same counts as 0."""
+    """Score predicted numbers against gold ones, both [N]; a correlation with constant values counts as 0."""
     right, guess = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     check_lengths(len(right), len(guess))
     scores = (
@@ -58,7 +58,7 @@ def score_numbers(gold: ArrayLike, predicted: ArrayLike) -> TaskScores:
 
 
 def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    # If all values are the same, subtracting their mean leaves rounding errors that would correlate.
+    # If all values are equal, subtracting their mean would leave rounding errors, which could correlate.
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0 or not np.isfinite([x, y]).all():
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -66,10 +66,10 @@ def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    """Ranks from 0; equal values get the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (ends - (counts + 1) / 2)[places]
+    ranks: NDArray[np.float64] = (ends - (counts + 1) / 2)[inverse]
     return ranks
 
 
@@ -84,8 +84,8 @@ def scores_of(examples: Sequence[PairExample], path: FilePath | None = None) -> 
             score = math.nan
         if not math.isfinite(score):
             raise ElmoError(
-                f"{place(path, example.line)}: a score must be a number, got {shown(label)}: choose the column of the "
-                "scores, or train with target='label'",
+                f"{location(path, example.line)}: a score must be a number, got {quoted(label)}: choose the column of "
+                "the scores, or train with target='label'",
                 "target",
             )
         scores.append(score)
@@ -93,9 +93,10 @@ def scores_of(examples: Sequence[PairExample], path: FilePath | None = None) -> 
 
 
 def align(first: Tensor, second: Tensor, first_mask: Tensor, second_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """first [B, T, D], second [B, S, D] → for each word the other's words, weighted by how similar they are.
+    """first [B, T, D], second [B, S, D] → for each word, the mean of the other sentence's words by similarity.
 
-    [B, T, D] made of the second sentence's words, [B, S, D] made of the first's; zeros if the other has none.
+    Returns [B, T, D] from the words of the second sentence and [B, S, D] from those of the first; zeros if the other
+    sentence is empty.
     """
     similarity = first @ second.transpose(1, 2)  # [B, T, S]
     for_first = masked_softmax(similarity, second_mask.unsqueeze(1)) @ second
@@ -104,7 +105,7 @@ def align(first: Tensor, second: Tensor, first_mask: Tensor, second_mask: Tensor
 
 
 class WordAlignment(nn.Module):
-    """Compares each word with its counterpart and pools: [a; ã; a - ã; a ⊙ ã] → projection → [max; mean]."""
+    """Compares each word a with its aligned vector ã and pools: [a; ã; a - ã; a ⊙ ã] → projection → [max; mean]."""
 
     def __init__(self, size: int, hidden: int) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class WordAlignment(nn.Module):
         self.output_size = 2 * hidden
 
     def forward(self, first: Tensor, second: Tensor, first_mask: Tensor, second_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """first [B, T, D], second [B, S, D] → a vector for each sentence, twice [B, 2·hidden]."""
+        """first [B, T, D], second [B, S, D] → one vector for each sentence, both [B, 2·hidden]."""
         for_first, for_second = align(first, second, first_mask, second_mask)
         return self._pooled(first, for_first, first_mask), self._pooled(second, for_second, second_mask)
 
@@ -122,14 +123,14 @@ class WordAlignment(nn.Module):
 
 
 class PairNetwork(TaskNetwork):
-    """[u; v; |u - v|; u ⊙ v] of a pair's two vectors, and two linear layers."""
+    """Two linear layers on [u; v; |u - v|; u ⊙ v], where u and v are the vectors of the two sentences."""
 
     score_facts: Tensor
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int) -> None:
         super().__init__(options, spec, n_outputs, compares=options.words_beside)
         self.scores = options.target == "score"
-        # Mean, spread, least and largest of the training scores.
+        # Mean, standard deviation, minimum and maximum of the training scores.
         self.register_buffer("score_facts", torch.tensor([0.0, 1.0, -torch.inf, torch.inf]))
         self.alignment = WordAlignment(self.state_size, options.hidden) if options.alignment else None
         self.pooling = None if options.alignment else Pooling(options.pooling, self.state_size)
@@ -143,7 +144,7 @@ class PairNetwork(TaskNetwork):
         )
 
     def vectors(self, inputs: Inputs) -> Tensor:
-        """[B, 4·size]."""
+        """The combined vector of each pair, [B, 4·size]."""
         first, second = inputs
         states = [self.states(batch) for batch in inputs]
         if self.alignment is not None:
@@ -154,30 +155,30 @@ class PairNetwork(TaskNetwork):
         return torch.cat([u, v, (u - v).abs(), u * v], dim=1)
 
     def standardise(self, scores: Tensor) -> None:
-        """Take mean and spread from the training scores [N]; predictions will stay within their range."""
+        """Set the mean and the standard deviation of the training scores [N], and the range of predictions."""
         if not len(scores) or not bool(torch.isfinite(scores).all()):
-            raise ElmoError(f"the scores to learn must be finite numbers and at least one, got {len(scores)} of them")
-        spread = float(scores.double().std(correction=0)) or 1.0  # all the same: any spread will do
-        facts = [float(scores.double().mean()), spread, float(scores.min()), float(scores.max())]
+            raise ElmoError(f"training needs at least one score, and all must be finite, got {len(scores)} scores")
+        deviation = float(scores.double().std(correction=0)) or 1.0  # any value will do if all scores are equal
+        facts = [float(scores.double().mean()), deviation, float(scores.min()), float(scores.max())]
         self.score_facts.copy_(torch.tensor(facts))
 
     def output_loss(self, outputs: Tensor, targets: Tensor, inputs: Inputs) -> Tensor:
         """outputs [B, K] and labels [B], or outputs [B, 1] and scores [B] → the mean loss."""
         if not self.scores:
             return super().output_loss(outputs, targets, inputs)
-        mean, spread, _, _ = self.score_facts
-        return F.mse_loss(outputs.squeeze(1), (targets.to(outputs.dtype) - mean) / spread)
+        mean, deviation, _, _ = self.score_facts
+        return F.mse_loss(outputs.squeeze(1), (targets.to(outputs.dtype) - mean) / deviation)
 
     def decode(self, outputs: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
         """The probabilities [B, K], or the scores [B]."""
         if not self.scores:
             return super().decode(outputs, inputs)
-        mean, spread, least, largest = self.score_facts
-        return ((outputs.squeeze(1) * spread + mean).clamp(least, largest),)
+        mean, deviation, least, largest = self.score_facts
+        return ((outputs.squeeze(1) * deviation + mean).clamp(least, largest),)
 
 
 class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
-    """A label for each pair of sentences; with target="score" a number, and then there are no labels."""
+    """One label for each pair of sentences, or with target="score" one number; then `labels` is empty."""
 
     name = "pair"
     example = PairExample
@@ -187,7 +188,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
 
     @classmethod
     def unused(cls, options: TaskOptions) -> dict[str, str]:
-        """The options that have no effect with the values of the others, and what each is for."""
+        """The options that have no effect because of the values of others, each with its purpose."""
         unused = super().unused(options)
         if options.alignment:
             unused["pooling"] = "classify, and for pair without alignment"
@@ -199,13 +200,16 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
     def from_examples(
         cls, examples: Sequence[PairExample], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
-        """The labels of training examples, or nothing but a check for scores."""
+        """The task with the labels of training examples, or, for scores, a task without labels."""
         if options.target == "label":
             return super().from_examples(examples, options, path)
-        if len(different := set(scores := scores_of(examples, path))) < 2:
+        if len(distinct := set(scores := scores_of(examples, path))) < 2:
             where = "the training data" if path is None else str(path)
-            value = f"{different.pop():g} {len(scores):,} times"
-            raise ElmoError(f"scores must differ to be learned from, got {value} in {where}")
+            value = f"{distinct.pop():g} {len(scores):,} times"
+            raise ElmoError(
+                f"scores must differ for a model to learn them, got {value} in {where}: is that the column of the "
+                "scores?"
+            )
         return cls(()), []
 
     def check(
@@ -222,13 +226,13 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
         return PairNetwork(options, spec, len(self.labels) or 1)
 
     def prepare_network(self, network: TaskNetwork, examples: Sequence[PairExample]) -> None:
-        """Give a network the mean and the spread of the training scores."""
+        """Set the mean and the standard deviation of the training scores in the network."""
         if not self.labels:
             assert isinstance(network, PairNetwork)
             network.standardise(self.targets(examples))
 
     def targets(self, examples: Sequence[PairExample]) -> Tensor:
-        """The ids of the labels, or the scores, [B]."""
+        """The ids of the labels or the scores, [B]."""
         return super().targets(examples) if self.labels else torch.tensor(scores_of(examples), dtype=torch.float32)
 
     def answer(self, example: PairExample, decoded: tuple[Tensor, ...]) -> LabelAnswer | ScoreAnswer:
@@ -236,7 +240,7 @@ class PairTask(LabelTask[PairExample, LabelAnswer | ScoreAnswer]):
         return super().answer(example, decoded) if self.labels else ScoreAnswer(float(decoded[0]))
 
     def score(self, examples: Sequence[PairExample], answers: Sequence[Any]) -> TaskScores:
-        """Accuracy, and scores of each label; or the correlation of the scores."""
+        """Accuracy and the scores of each label, or the correlation of predicted and gold scores."""
         if self.labels:
             return super().score(examples, answers)
         return score_numbers(scores_of(examples), [answer.score for answer in answers])
@@ -254,8 +258,8 @@ def read_pairs(
     segment: Segment = "whitespace",
     labelled: bool = True,
 ) -> list[PairExample]:
-    """The sentence pairs of a table and their labels; the columns are named as in `read_texts`.
+    """The sentence pairs of a table and their labels; columns are chosen as in `read_texts`.
 
-    With labelled=False no label is read, and a file of two columns without a header is `first TAB second`.
+    With labelled=False no label is read, and a table of two columns without a header is read as `first TAB second`.
     """
     return list(PairTask.read(path, first=first, second=second, label=label, segment=segment, labelled=labelled))

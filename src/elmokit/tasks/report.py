@@ -1,4 +1,4 @@
-"""The report of a trained task: scores.json for programs; report.md and its pictures for people."""
+"""The report of a trained task: scores.json for programs, report.md with pictures for people."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from elmokit.tasks.scores import UNTYPED, TaskScores
 Mix = tuple[Sequence[float], float]
 """The softmax weights of the layers, and γ."""
 History = Sequence[Mapping[str, Any]]
-"""One line per epoch with `epoch`, `loss`, `score` (the main score on dev data) and what else is worth a column."""
+"""One mapping per epoch with `epoch`, `loss`, `score` (the main score on dev data) and any other columns."""
 PICTURES = ("confusion.png", "mix.png", "curve.png")
-MOST_CLASSES = 40
+MAX_CLASSES = 40
 OTHERS = "(others)"
-_CONFUSIONS_LISTED = 10
-_LONGEST_NAME = 24
+_MAX_MISTAKES = 10
+_MAX_NAME_LENGTH = 24
 _FEW_CLASSES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What a report shows; the fact `command` becomes a block to copy."""
+    """The contents of a report; the fact `command` is shown as a code block."""
 
     title: str
     scores: TaskScores
@@ -41,13 +41,13 @@ class TaskReport:
     mixes: Sequence[Mix] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     comparison: Sequence[tuple[str, TaskScores]] = ()
-    """Models by name, the first of them the one that the report is about."""
+    """Models by name with their scores; the first is the model of the report."""
     best_epoch: int | None = None
-    """The epoch that is marked in the curve."""
+    """The epoch that the learning curve marks."""
 
 
 def write_report(folder: Path, report: TaskReport) -> str | None:
-    """Write scores.json, report.md and pictures into a folder, all or none; returns why pictures are missing, if so."""
+    """Write scores.json, report.md and pictures into a folder, all or none; return a note if pictures are missing."""
     note = None
     with update_folder(folder, "scores.json", PICTURES) as staging:
         drawn: list[str] = []
@@ -71,7 +71,7 @@ def write_report(folder: Path, report: TaskReport) -> str | None:
 
 
 def comparison_table(comparison: Sequence[tuple[str, TaskScores]]) -> list[str]:
-    """Models next to each other, as lines to print; the first is compared with each of the others."""
+    """A table of the models' scores, one string per line; it compares the first model with each of the others."""
     return aligned(_comparison_rows(comparison), right=True)
 
 
@@ -80,7 +80,7 @@ def _pictures(report: TaskReport) -> Iterable[tuple[str, Callable[[Path], None]]
     if scores.confusion:
         yield (
             "confusion.png",
-            lambda path: draw_confusion(path, _names(scores), scores.confusion, scores.confusion_title),
+            lambda path: draw_confusion(path, _class_names(scores), scores.confusion, scores.confusion_title),
         )
     if report.mixes:
         yield "mix.png", lambda path: draw_mixes(path, report.mixes)
@@ -94,8 +94,8 @@ def _markdown(report: TaskReport, drawn: Sequence[str], note: str | None) -> str
 
     scores, facts = report.scores, dict(report.facts)
     command = facts.pop("command", None)
-    lines = [f"# {_plain(report.title)}", "", f"**{scores.main.name} {scores.main.value:.4f}**", ""]
-    lines += [*(f"- {_plain(name)}: {_plain(str(value))}" for name, value in facts.items()), ""]
+    lines = [f"# {_escaped(report.title)}", "", f"**{scores.main.name} {scores.main.value:.4f}**", ""]
+    lines += [*(f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in facts.items()), ""]
     lines += ["```bash", str(command), "```", ""] if command else []
     lines += ["## Scores", "", *_table([("score", "value"), *scores.all])]
     if report.comparison:
@@ -115,7 +115,7 @@ def _markdown(report: TaskReport, drawn: Sequence[str], note: str | None) -> str
             for number, item in enumerate(scores.classes, start=1)
         ]
         lines += ["## By class", "", *_table([heads, *classes])]
-        lines += picture("confusion.png", "how often each class was predicted as each")
+        lines += picture("confusion.png", "confusion matrix")
         if mistakes := _mistakes(scores):
             lines += ["The most frequent mistakes:", "", *_table([("gold", "predicted", "times"), *mistakes])]
     if report.mixes:
@@ -131,26 +131,26 @@ def _markdown(report: TaskReport, drawn: Sequence[str], note: str | None) -> str
 
 
 def _table(rows: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table; the first row is its head, the first column is text and the others are numbers."""
-    cells = [" | ".join(_plain(_shown(cell)) for cell in row) for row in rows]
+    """A Markdown table; the first row is the header, the first column is text and the others are numbers."""
+    cells = [" | ".join(_escaped(_formatted(cell)) for cell in row) for row in rows]
     rule = " | ".join(["---", *["---:"] * (len(rows[0]) - 1)])
     return [f"| {line} |" for line in (cells[0], rule, *cells[1:])] + [""]
 
 
-def _shown(value: object) -> str:
+def _formatted(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     small = 0 < abs(value) < 0.01  # a learning rate
     return f"{value:.3g}" if small else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _names(scores: TaskScores) -> list[str]:
+def _class_names(scores: TaskScores) -> list[str]:
     return [name or UNTYPED for name in scores.names]
 
 
 def _mistakes(scores: TaskScores) -> list[tuple[str, str, str]]:
-    """The most frequent: gold, predicted, and how often."""
-    names = _names(scores)
+    """The most frequent mistakes: gold, predicted, and how often."""
+    names = _class_names(scores)
     cells = [
         (count, gold, predicted)
         for gold, row in zip(names, scores.confusion, strict=True)
@@ -158,7 +158,7 @@ def _mistakes(scores: TaskScores) -> list[tuple[str, str, str]]:
         if count and gold != predicted
     ]
     ranked = sorted(cells, key=lambda cell: -cell[0])
-    return [(gold, predicted, f"{count:,}") for count, gold, predicted in ranked[:_CONFUSIONS_LISTED]]
+    return [(gold, predicted, f"{count:,}") for count, gold, predicted in ranked[:_MAX_MISTAKES]]
 
 
 def _mix_names(count: int) -> Sequence[str]:
@@ -170,26 +170,26 @@ def _comparison_rows(comparison: Sequence[tuple[str, TaskScores]]) -> list[tuple
     errors = ["errors the first avoids"] * first.has_errors
     rows: list[tuple[str, ...]] = [("model", *(item.name for item in first.all), *errors)]
     for number, (name, scores) in enumerate(comparison):
-        left = 1 - scores.main.value
-        avoided = f"{(first.main.value - scores.main.value) / left:.1%}" if left > 0 else "–"
+        error_rate = 1 - scores.main.value
+        avoided = f"{(first.main.value - scores.main.value) / error_rate:.1%}" if error_rate > 0 else "–"
         values = (f"{item.value:.4f}" for item in scores.all)
         rows.append((name, *values, *[avoided if number else ""] * len(errors)))
     return rows
 
 
-def _plain(text: str) -> str:
-    """The text as Markdown shows it unchanged, on one line and within a table."""
+def _escaped(text: str) -> str:
+    """The text on one line, escaped so that Markdown shows it unchanged, also in a table."""
     return re.sub(r"([\\`*_<|])", r"\\\1", " ".join(text.split()))
 
 
 def draw_confusion(path: Path, names: Sequence[str], counts: Sequence[Sequence[int]], title: str = "") -> None:
-    """How often each class was predicted as each, as a PNG: counts [K, K], shaded by their share of the row.
+    """Draw a confusion matrix as a PNG: counts [K, K], shaded by their share of the row.
 
-    Of more than 40 classes the most frequent are drawn, and the others as one.
+    If there are more than 40 classes, the rare ones are drawn as one class.
     """
     purpose = "a confusion picture"
-    require_matplotlib(purpose)  # the labels depend on the fonts
-    labels, matrix = most_frequent(_labels(names), np.asarray(counts, dtype=np.int64))
+    require_matplotlib(purpose)  # needed before the labels, which depend on the fonts
+    labels, matrix = most_frequent(_picture_labels(names), np.asarray(counts, dtype=np.int64))
     size = len(labels)
     cell, points = (0.62, 9.0) if size <= _FEW_CLASSES else (0.42, 7.5)
     inches = (3.2 + cell * size, 2.4 + cell * size)
@@ -219,20 +219,20 @@ def draw_confusion(path: Path, names: Sequence[str], counts: Sequence[Sequence[i
 
 
 def most_frequent(names: Sequence[str], counts: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The names and counts [K, K] to draw: the classes with the most gold and predictions, the rest as one."""
-    if len(names) <= MOST_CLASSES:
+    """The names and counts [K, K] to draw: classes beyond the most frequent, in gold or predictions, become one."""
+    if len(names) <= MAX_CLASSES:
         return list(names), counts
     frequency = counts.sum(axis=0) + counts.sum(axis=1)
-    drawn = np.sort(np.argsort(-frequency, kind="stable")[: MOST_CLASSES - 1])
-    group = np.full(len(names), MOST_CLASSES - 1)
+    drawn = np.sort(np.argsort(-frequency, kind="stable")[: MAX_CLASSES - 1])
+    group = np.full(len(names), MAX_CLASSES - 1)
     group[drawn] = np.arange(len(drawn))
-    smaller = np.zeros((MOST_CLASSES, MOST_CLASSES), dtype=np.int64)
+    smaller = np.zeros((MAX_CLASSES, MAX_CLASSES), dtype=np.int64)
     np.add.at(smaller, (group[:, None], group[None, :]), counts)
     return [*(names[number] for number in drawn), OTHERS], smaller
 
 
 def draw_mixes(path: Path, mixes: Sequence[Mix]) -> None:
-    """What each mix learned, as a PNG: the softmax weight of each layer as a bar, and γ."""
+    """Draw the learned mixes as a PNG: the softmax weight of each layer as a bar, and γ."""
     inches = (1.2 + sum(max(3.2, 0.8 * len(weights) + 0.6) for weights, _ in mixes), 3.8)
     with drawing(path, inches, purpose="a picture of the mix", layout="constrained") as figure:
         panels: Any = figure.subplots(1, len(mixes), sharey=True, squeeze=False)
@@ -241,7 +241,7 @@ def draw_mixes(path: Path, mixes: Sequence[Mix]) -> None:
             positions = np.arange(len(weights))
             bars = axes.bar(positions, weights, width=0.62, color=BLUE, edgecolor=DARK)
             shown = axes.bar_label(bars, labels=[f"{weight:.3f}" for weight in weights], padding=3)
-            for label in shown:  # the line of equal weights may pass behind it
+            for label in shown:  # a white background, because the line of equal weights may cross the label
                 label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
             equal = 1 / len(weights)
             axes.axhline(equal, color=GREY, linestyle=(0, (4, 2)), linewidth=1, zorder=0, label="equal weights")
@@ -255,7 +255,7 @@ def draw_mixes(path: Path, mixes: Sequence[Mix]) -> None:
 
 
 def draw_learning(path: Path, history: History, score_name: str, best_epoch: int | None = None) -> None:
-    """How training went, as a PNG; a star marks the best epoch: the one given, or the first with the highest score."""
+    """Draw score and loss by epoch as a PNG; a star marks `best_epoch`, by default the first with the highest score."""
     epochs = [line["epoch"] for line in history]
     scores = [line["score"] for line in history]
     curves = [
@@ -281,15 +281,15 @@ def draw_learning(path: Path, history: History, score_name: str, best_epoch: int
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """The names as a picture can show them: cut, and numbered if no font has their characters.
+def _picture_labels(names: Sequence[str]) -> list[str]:
+    """The names as a picture can show them: shortened, or as "class N" if no font has their characters.
 
-    If what is left of two names is the same, both show their two ends, or their numbers.
+    Two names whose short forms are equal show their beginnings and ends instead, or their numbers.
     """
-    half = _LONGEST_NAME // 2
+    half = _MAX_NAME_LENGTH // 2
     choices = []
     for number, name in enumerate(names, start=1):
-        both_ends = name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
-        choices.append((shortened(name, _LONGEST_NAME), both_ends, f"class {number}"))
+        both_ends = name if len(name) <= _MAX_NAME_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
+        choices.append((shortened(name, _MAX_NAME_LENGTH), both_ends, f"class {number}"))
     uses = Counter(text for row in choices for text in set(row))
     return [next(text for text in row if text == row[-1] or (uses[text] == 1 and drawable(text))) for row in choices]

@@ -1,7 +1,7 @@
-"""How good answers are: the scores of a model on some examples, and those of a classifier.
+"""The scores of a model on some examples, and the functions that score a classifier.
 
-Counts and ratios are a few lines on top of one confusion matrix; scikit-learn, an optional package, takes longer to
-import than a small model takes to be scored.
+These are a few lines on top of a confusion matrix. scikit-learn is not used: it is an optional package, and importing
+it takes longer than scoring a small model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elmokit.messages import display_width, padded
 Confusion = tuple[tuple[int, ...], ...]
 """How often each class (row) was predicted as each class (column)."""
 UNTYPED = "(span)"
-"""How a table names spans whose tags have no type."""
+"""The name in tables of spans whose tags have no type."""
 
 
 class MainScore(NamedTuple):
-    """The score that early stopping watches; more is better."""
+    """A score over all examples by name; early stopping watches the first of a task, where higher is better."""
 
     name: str
     value: float
@@ -31,7 +31,7 @@ class MainScore(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well one class, or one type of span, was found."""
+    """Precision, recall and F1 of one class or one type of span."""
 
     name: str
     correct: int
@@ -40,21 +40,21 @@ class ClassScore:
 
     @property
     def precision(self) -> float:
-        """The share of the predicted that is right; 0 if nothing was predicted."""
+        """The share of the predictions of this class that are correct; 0 if there are none."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """The share of the gold that was found; 0 if there is none."""
+        """The share of the gold answers of this class that were predicted; 0 if there are none."""
         return self.correct / self.gold if self.gold else 0.0
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of the two."""
+        """The harmonic mean of precision and recall."""
         return 2 * self.correct / (self.predicted + self.gold) if self.predicted + self.gold else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The scores for JSON."""
         counts = {"correct": self.correct, "predicted": self.predicted, "gold": self.gold}
         return {"name": self.name, "precision": self.precision, "recall": self.recall, "f1": self.f1, **counts}
 
@@ -68,18 +68,18 @@ class TaskScores:
     classes: tuple[ClassScore, ...] = ()
     """The scores of each class; empty for a task without classes."""
     names: tuple[str, ...] = ()
-    """The names of the confusion's rows and columns."""
+    """The names of the rows and columns of the confusion matrix."""
     confusion: Confusion = ()
     counts: dict[str, int] = field(default_factory=dict)
-    """How much was scored, for JSON."""
+    """The number of examples or tokens that were scored, for JSON."""
     noun: Literal["class", "type", "tag"] = "class"
-    """What a table calls one of the classes."""
+    """The word for a class in tables."""
     total: ClassScore | None = None
-    """All classes together, as the last line of a table."""
+    """The scores of all classes together, shown as the last line of a table."""
     confusion_title: str = ""
-    """What the confusion counts, if not examples."""
+    """What the confusion matrix counts, if not examples."""
     has_errors: bool = True
-    """Whether 1 - main score is a share of errors; not so for a correlation."""
+    """Whether 1 - main score is an error rate; false for a correlation."""
 
     @property
     def main(self) -> MainScore:
@@ -90,7 +90,7 @@ class TaskScores:
         return dict(self.all)[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The scores for JSON."""
         named = {item.name.replace(" ", "_").replace("-", "_").lower(): item.value for item in self.all}
         stored: dict[str, Any] = {"main": self.main._asdict(), **named, **self.counts}
         if self.confusion:
@@ -99,7 +99,7 @@ class TaskScores:
         return stored
 
     def table(self) -> list[str]:
-        """The lines to print."""
+        """The scores as a table, one string per line."""
         lines = []
         if self.confusion:
             rows = [*self.classes, *([self.total] if self.total else [])]
@@ -113,14 +113,14 @@ class TaskScores:
 
 
 def score_labels(gold: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> TaskScores:
-    """Score predicted classes; `names` are the model's, and a gold class that is not among them counts as missed."""
+    """Score predicted classes; a gold class that is not in `names`, the model's classes, counts as missed."""
     names = [*names, *sorted({*gold, *predicted} - set(names))]
     classes, confusion = class_scores(gold, predicted, names)
     return TaskScores(accuracy_scores(classes), classes, tuple(names), confusion)
 
 
 def accuracy_scores(classes: Sequence[ClassScore]) -> tuple[MainScore, MainScore]:
-    """The share of right answers, and the mean F1 of the classes that occur in the gold answers or the predictions."""
+    """The accuracy, and the mean F1 of the classes that occur in the gold answers or the predictions."""
     accuracy = sum(item.correct for item in classes) / sum(item.gold for item in classes)
     f1 = float(np.mean([item.f1 for item in classes if item.gold or item.predicted]))
     return MainScore("accuracy", accuracy), MainScore("macro-F1", f1)
@@ -129,7 +129,7 @@ def accuracy_scores(classes: Sequence[ClassScore]) -> tuple[MainScore, MainScore
 def class_scores(
     gold: Sequence[str], predicted: Sequence[str], names: Sequence[str]
 ) -> tuple[tuple[ClassScore, ...], Confusion]:
-    """The scores of each class, and how often each was predicted as each."""
+    """The scores of each class, and the confusion matrix."""
     check_lengths(len(gold), len(predicted))
     ids = {name: number for number, name in enumerate(names)}
     matrix: NDArray[np.int64] = np.zeros((len(names), len(names)), dtype=np.int64)
@@ -141,6 +141,9 @@ def class_scores(
 
 
 def check_lengths(gold: int, predicted: int) -> None:
-    """Refuse to score nothing, or answers to other examples."""
+    """Refuse to score if the numbers of gold answers and predictions differ or are 0."""
     if gold != predicted or not gold:
-        raise ElmoError(f"scores need as many predictions as gold answers and at least one, got {predicted} for {gold}")
+        raise ElmoError(
+            f"scoring needs one prediction for each gold answer and at least one of each, got {predicted} predictions "
+            f"for {gold} gold answers"
+        )

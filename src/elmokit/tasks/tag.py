@@ -1,4 +1,4 @@
-"""The task `tag`, a tag for each token: [static vectors; ELMo] → biLSTM → scores of the tags → CRF."""
+"""The task `tag`, one tag for each token: [static vectors; ELMo] → biLSTM → scores of the tags → CRF."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from elmokit.tasks.reading import (
     numbered_lines,
     read_columns,
     suffix_of,
-    token_place,
+    token_location,
 )
 from elmokit.tasks.schemes import (
     OUTSIDE,
@@ -50,12 +50,12 @@ from elmokit.text.policy import TextPolicy
 _UNSPACED = re.compile(rf"([{HAN}{KANA}]) (?=[{HAN}{KANA}])")
 Allowed = Sequence[Tensor | NDArray[np.bool_]]
 _FORBIDDEN = -1e4
-"""exp of it is exactly 0, and sums of it stay finite, which -inf in a gradient does not."""
+"""The score of a forbidden transition: its exp is exactly 0, and unlike -inf it keeps gradients finite."""
 
 
 @dataclass(frozen=True)
 class TaggedExample(Example):
-    """A sentence and a tag for each of its tokens, as the file spells them."""
+    """A sentence and the tags of its tokens, as the file spells them."""
 
     tokens: Tokens
     tags: Tokens | None = None
@@ -71,15 +71,15 @@ class Entity:
     end: int
     type: str
     text: str
-    """As it is in the text; of tokens: with spaces between them, except between Chinese or Japanese characters."""
+    """Its part of the raw text; if tokens were given, the tokens joined by spaces (none between CJK characters)."""
     start_char: int | None = None
     end_char: int | None = None
-    """Where it is in the raw text, `text[start_char:end_char]`; None if tokens were given."""
+    """Its character offsets in the raw text, `text[start_char:end_char]`; None if tokens were given."""
 
 
 @dataclass(frozen=True)
 class TagAnswer(Answer):
-    """A sentence's tags, spelled as in training, each with its probability, and the spans that they mark."""
+    """The tags of a sentence, spelled as in training, their probabilities, and the spans that they mark."""
 
     tokens: Tokens
     tags: Tokens
@@ -88,9 +88,9 @@ class TagAnswer(Answer):
 
 
 def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme) -> TaskScores:
-    """Accuracy by token and, if tags mark spans, precision, recall and F1 of whole spans by type.
+    """Token accuracy and, if tags mark spans, precision, recall and F1 of whole spans by type.
 
-    Both are spelled as the file's tags; a broken sequence is read as conlleval reads it.
+    Gold and predicted tags have the given scheme and spelling; broken sequences are read as conlleval reads them.
     """
     check_lengths(len(gold), len(predicted))
     for right, guess in zip(gold, predicted, strict=True):
@@ -108,7 +108,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
     types = sorted({span.type for sentence in (*right_spans, *guessed_spans) for span in sentence})
     right_types, guessed_types = (_token_types(part, map(len, gold)) for part in (right_spans, guessed_spans))
     _, confusion = class_scores(right_types, guessed_types, [*types, OUTSIDE])
-    # A span is right if its start, end and type are.
+    # A predicted span is correct if its start, end and type are.
     both = [set(right) & set(guess) for right, guess in zip(right_spans, guessed_spans, strict=True)]
     found = [Counter(span.type for row in part for span in row) for part in (both, guessed_spans, right_spans)]
     classes = tuple(ClassScore(name, *(counter[name] for counter in found)) for name in types)
@@ -124,7 +124,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 
 
 def _token_types(found: Sequence[Sequence[Span]], lengths: Iterable[int]) -> list[str]:
-    """The type of the span that each token of each sentence is in, O outside."""
+    """For each token of all sentences, the type of the span that contains it, or O."""
     types: list[str] = []
     for sentence, length in zip(found, lengths, strict=True):
         row = [OUTSIDE] * length
@@ -135,10 +135,10 @@ def _token_types(found: Sequence[Sequence[Span]], lengths: Iterable[int]) -> lis
 
 
 class Crf(nn.Module):
-    """A conditional random field: scores of transitions between K tags, and of each tag as the first and the last.
+    """A conditional random field: learned scores of transitions between K tags, and of each tag as first and last.
 
-    `allowed` is what `schemes.transitions` returns. What is forbidden has probability 0 and is never decoded, unless
-    no sequence is allowed at all.
+    `allowed` is the result of `schemes.transitions`. Forbidden sequences have probability 0 and are never decoded,
+    unless no sequence is allowed at all.
 
     >>> crf = Crf(3)
     >>> crf.decode(torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]]), torch.tensor([2]))
@@ -161,7 +161,7 @@ class Crf(nn.Module):
             self.register_buffer(name, rule.to(torch.bool).clone())
 
     def log_likelihood(self, emissions: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
-        """emissions [B, T, K], tags [B, T] (anything at padding), lengths [B] → log p(tags) [B]; 0 without tokens."""
+        """emissions [B, T, K], tags [B, T] (any at padding), lengths [B] → log p(tags) [B]; 0 for empty sentences."""
         mask = _mask(emissions, lengths)
         if not emissions.shape[1]:
             return emissions.new_zeros(len(emissions))
@@ -186,23 +186,23 @@ class Crf(nn.Module):
             return lengths.new_zeros(len(lengths), 0).to(emissions.device)
         transitions, starts, ends = self._scores(float("-inf"))
         first, *others = emissions.unbind(1)
-        best = starts + first  # [B, K], of the sequences that end in each tag
-        same = torch.arange(self.n_tags, device=emissions.device).expand_as(best)
-        came_from = []
+        best = starts + first  # [B, K]: the best score of the sequences that end in each tag
+        same_tag = torch.arange(self.n_tags, device=emissions.device).expand_as(best)
+        back_pointers = []
         for step, here in enumerate(others, 1):
             reached, previous = (best.unsqueeze(2) + transitions).max(dim=1)
             inside = mask[:, step, None]
             best = torch.where(inside, reached + here, best)
-            came_from.append(torch.where(inside, previous, same))
+            back_pointers.append(torch.where(inside, previous, same_tag))
         tag = (best + ends).argmax(dim=1, keepdim=True)  # [B, 1]
         path = [tag]
-        for previous in reversed(came_from):
+        for previous in reversed(back_pointers):
             tag = previous.gather(1, tag)
             path.append(tag)
         return torch.cat(path[::-1], dim=1).masked_fill(~mask, -1)
 
     def _scores(self, forbidden: float = _FORBIDDEN) -> tuple[Tensor, Tensor, Tensor]:
-        """Transitions [K, K], starts [K] and ends [K], with a score for what is forbidden."""
+        """Transitions [K, K], starts [K] and ends [K], with the score `forbidden` where a rule forbids them."""
         return (
             self.transitions.masked_fill(~self.may_follow, forbidden),
             self.starts.masked_fill(~self.may_start, forbidden),
@@ -219,9 +219,9 @@ class Crf(nn.Module):
         return emitted.sum(dim=1) + moved.sum(dim=1) + starts[tags[:, 0]] + ends[last]
 
     def _forward_scores(self, emissions: Tensor, mask: Tensor) -> list[Tensor]:
-        """For each token [B, K]: log of the sum over all beginnings that end in a tag; at padding as before it."""
+        """For each token [B, K], the log-sum-exp of the scores of all sequences up to each tag; repeated at padding."""
         transitions, starts, _ = self._scores()
-        # unbind, not one index per step, whose gradient would be a whole tensor of zeros each.
+        # unbind: the gradient of an index per step would be a whole tensor of zeros for each step.
         first, *others = emissions.unbind(1)
         alpha = starts + first
         alphas = [alpha]
@@ -232,7 +232,7 @@ class Crf(nn.Module):
         return alphas
 
     def _backward_scores(self, emissions: Tensor, mask: Tensor) -> list[Tensor]:
-        """For each token [B, K]: log of the sum over all endings after a tag."""
+        """For each token [B, K], the log-sum-exp of the scores of all sequences that follow each tag."""
         transitions, _, ends = self._scores()
         beta = ends.expand(len(emissions), self.n_tags)
         betas = [beta]
@@ -244,11 +244,12 @@ class Crf(nn.Module):
 
 
 def _mask(emissions: Tensor, lengths: Tensor) -> Tensor:
+    """Which positions are tokens and not padding, [B, T]."""
     return torch.arange(emissions.shape[1], device=emissions.device) < lengths.to(emissions.device).unsqueeze(1)
 
 
 class TagNetwork(TaskNetwork):
-    """A linear layer for each token, and a CRF unless the options say otherwise."""
+    """A linear layer for each token and, with the option `crf`, a CRF."""
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int, allowed: Allowed | None = None) -> None:
         super().__init__(options, spec, n_outputs)
@@ -256,11 +257,11 @@ class TagNetwork(TaskNetwork):
         self.crf = Crf(n_outputs, allowed) if options.crf else None
 
     def vectors(self, inputs: Inputs) -> Tensor:
-        """[B, T, size]."""
+        """The vector of each token, [B, T, size]."""
         return self.states(inputs[0])
 
     def output_loss(self, outputs: Tensor, targets: Tensor, inputs: Inputs) -> Tensor:
-        """outputs [B, T, K] and tags [B, T] (anything at padding) → the mean over the sentences."""
+        """outputs [B, T, K] and tags [B, T] (any at padding) → the mean loss of the sentences."""
         (batch,) = inputs
         if self.crf is not None:
             return -self.crf.log_likelihood(outputs, targets, batch.lengths).mean()
@@ -269,7 +270,7 @@ class TagNetwork(TaskNetwork):
         return total / max(len(outputs), 1)
 
     def decode(self, outputs: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Tags [B, T], -1 at padding, and the probabilities of all tags [B, T, K], 0 at padding."""
+        """The best tags [B, T], -1 at padding, and the probabilities of all tags [B, T, K], 0 at padding."""
         (batch,) = inputs
         if self.crf is not None:
             return self.crf.decode(outputs, batch.lengths), self.crf.marginals(outputs, batch.lengths)
@@ -279,10 +280,10 @@ class TagNetwork(TaskNetwork):
 
 @dataclass(frozen=True)
 class TagTask(Task[TaggedExample, TagAnswer]):
-    """A tag for each token; the network works on BIOES tags, files and answers have the scheme of the training file."""
+    """One tag for each token; the network predicts BIOES tags, and answers have the scheme of the training file."""
 
     bioes_tags: Tokens
-    """The tags that the network knows, each at its id."""
+    """The tags that the network can predict, in the order of their ids."""
     scheme: Scheme = field(default_factory=Scheme)
 
     name = "tag"
@@ -297,7 +298,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     def read_examples(
         cls, path: FilePath, columns: Mapping[str, Any], segment: Segment, labelled: bool
     ) -> Iterator[TaggedExample]:
-        """The sentences of a file; without tags, a .txt file has a text per line."""
+        """The sentences of a file; with labelled=False and no token column, a .txt file has one text per line."""
         if labelled or columns.get("token_column") is not None or suffix_of(path) != ".txt":
             yield from (TaggedExample(*row) for row in read_columns(path, columns, labelled))
             return
@@ -307,17 +308,17 @@ class TagTask(Task[TaggedExample, TagAnswer]):
                 empty = False
                 yield TaggedExample(tokens, None, number, (line,))
         if empty:
-            raise ElmoError(f"{path} has no sentences: it must have one per line")
+            raise ElmoError(f"{path} has no sentences: it must have one sentence per line")
 
     @classmethod
     def from_examples(
         cls, examples: Sequence[TaggedExample], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
-        """The tags of training examples and their scheme, and a sentence on broken spans."""
+        """The task with the tags and the scheme of training examples, and a warning about broken spans."""
         scheme = detect_scheme(_tags(example) for example in examples)
-        notes = check_scheme(_placed(examples, path), scheme)
+        notes = check_scheme(_tags_with_locations(examples, path), scheme)
         tags = [tag for example in examples for tag in to_bioes(_tags(example), scheme)]
-        check_training_labels(tags, path)  # its sentences are about classes; a rare tag of a span is nothing odd
+        check_training_labels(tags, path)  # its warnings do not apply: a tag of a span may well be rare
         return cls(label_names(tags), scheme), notes
 
     @classmethod
@@ -326,7 +327,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         return cls(tuple(stored["tags"]), Scheme(**stored["scheme"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The task for JSON."""
         return {"kind": self.name, "tags": self.bioes_tags, "scheme": asdict(self.scheme)}
 
     @cached_property
@@ -336,12 +337,12 @@ class TagTask(Task[TaggedExample, TagAnswer]):
 
     @cached_property
     def labels(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The tags in the scheme and spelling of the training file."""
+        """The tags that answers can have, in the scheme and spelling of the training file."""
         if not self.scheme.has_spans:
             return self.bioes_tags
         found = {OUTSIDE} & self.ids.keys()
         for kind in {name[2:] for name in self.bioes_tags if name != OUTSIDE}:
-            for letters in ("SS", "BEBE", "BIE"):  # spans that touch, which IOB1 spells in its own way
+            for letters in ("SS", "BEBE", "BIE"):  # with adjacent spans, which IOB1 spells differently
                 tags = [f"{letter}-{kind}" if kind else letter for letter in letters]
                 if self.ids.keys() >= set(tags):
                     found.update(from_bioes(tags, self.scheme))
@@ -350,15 +351,15 @@ class TagTask(Task[TaggedExample, TagAnswer]):
     def check(
         self, examples: Sequence[TaggedExample], path: FilePath | None = None, *, held_out: bool = False
     ) -> list[str]:
-        """Refuse examples without tags or with tags of another scheme; sentences on tags that training never saw."""
-        sentences = _placed(examples, path)
-        # A part of a file may have many broken spans even if the whole has few.
+        """Refuse examples without tags or with another scheme; return warnings about tags unknown from training."""
+        sentences = _tags_with_locations(examples, path)
+        # Held-out sentences may have a large share of broken spans even if the whole file has few.
         notes = check_scheme(sentences, self.scheme, refuse=not held_out)
         if self.scheme.has_spans and all(tag == OUTSIDE for tags, _ in sentences for tag in tags):
-            notes.append("every tag to score on is O, so the entity F1 is 0 whatever the answers")
-        # A broken span counts as what it is read as.
-        read = [(from_bioes(to_bioes(tags, self.scheme), self.scheme), place_of) for tags, place_of in sentences]
-        tags = ((tag, partial(place_of, index)) for tags, place_of in read for index, tag in enumerate(tags))
+            notes.append("every tag to score on is O, so the entity F1 is 0 for any answers")
+        # Broken spans are checked as they are read.
+        read = [(from_bioes(to_bioes(tags, self.scheme), self.scheme), location_of) for tags, location_of in sentences]
+        tags = ((tag, partial(location_of, index)) for tags, location_of in read for index, tag in enumerate(tags))
         return notes + check_unseen_labels(self.labels, tags)
 
     def build_network(self, options: TaskOptions, spec: InputSpec) -> TagNetwork:
@@ -370,21 +371,21 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         return padded_rows([[self.ids[tag] for tag in to_bioes(_tags(e), self.scheme)] for e in examples])
 
     def answer(self, example: TaggedExample, decoded: tuple[Tensor, ...]) -> TagAnswer:
-        """The tags as the training file spells them; decoded: tags [T] and probabilities [T, K], padded."""
+        """The tags as the training file spells them; `decoded` is tags [T] and probabilities [T, K], padded."""
         n = len(example.tokens)
         ids, probabilities = decoded[0][:n].tolist(), decoded[1][:n].tolist()
         tags = from_bioes([self.bioes_tags[number] for number in ids], self.scheme)
         found = spans(tags, self.scheme) if self.scheme.has_spans else []
         entities = tuple(_entities(example, found))
-        # A tag is as probable as all BIOES tags that its spelling may mean.
+        # The probability of a tag is the sum over the BIOES tags that the file's scheme spells in the same way.
         sums = (
-            min(1.0, sum(row[meaning] for meaning in {number, *self._meanings(tag)}))
+            min(1.0, sum(row[bioes_id] for bioes_id in {number, *self._bioes_ids(tag)}))
             for row, tag, number in zip(probabilities, tags, ids, strict=True)
         )
         return TagAnswer(example.tokens, tags, tuple(sums), entities)
 
-    def _meanings(self, tag: str) -> list[int]:
-        """The ids of the BIOES tags that a file's tag may mean: in BIO, B begins a span or is all of it."""
+    def _bioes_ids(self, tag: str) -> list[int]:
+        """The ids of the BIOES tags that a tag of the file can stand for: in BIO, B stands for B and S."""
         letters = {"BIO": {"B": "BS", "I": "IE"}, "IOB1": {"B": "BS", "I": "BIES"}}.get(self.scheme.name)
         if letters is None or tag == OUTSIDE:
             return []
@@ -396,7 +397,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         return score_tags([_tags(example) for example in examples], [a.tags for a in answers], self.scheme)
 
     def on_screen(self, example: TaggedExample, answer: TagAnswer) -> str:
-        """Spans in brackets, [Ada Lovelace]PER was born in [London]LOC; without spans token/tag."""
+        """Spans in brackets, as in `[Ada Lovelace]PER was born in [London]LOC`; if tags mark no spans, token/tag."""
         if not self.scheme.has_spans:
             return " ".join(map("/".join, zip(answer.tokens, answer.tags, strict=True)))
         parts: list[str] = []
@@ -412,14 +413,14 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         return "".join([*parts, raw[at:]]) if example.raw else " ".join([*parts, *answer.tokens[at:]])
 
     def to_dict_with_texts(self, example: TaggedExample, answer: TagAnswer) -> dict[str, Any]:
-        """The answer, which contains the tokens, after the text if that was given."""
+        """The raw text, if there is one, and the answer, which includes the tokens, for JSON."""
         return {**dict(zip(self.sides, example.raw, strict=False)), **answer.to_dict()}
 
     def table_lines(self, answered: Iterable[tuple[TaggedExample, TagAnswer]], suffix: str) -> Iterator[str]:
-        """Columns of tokens and tags, with a blank line after each sentence."""
-        shown = escape_formula if suffix == ".tsv" else str  # no spreadsheet opens .conll
+        """Lines with a token and its tag, and a blank line after each sentence."""
+        cell = escape_formula if suffix == ".tsv" else str  # spreadsheets do not open .conll files
         for _, answer in answered:
-            yield "".join(f"{shown(token)}\t{tag}\n" for token, tag in zip(answer.tokens, answer.tags, strict=True))
+            yield "".join(f"{cell(token)}\t{tag}\n" for token, tag in zip(answer.tokens, answer.tags, strict=True))
 
 
 TASK = TagTask
@@ -427,22 +428,25 @@ TASK = TagTask
 
 def _tags(example: TaggedExample) -> Tokens:
     if example.tags is None:
-        raise ElmoError(f"line {example.line}: every token must have a tag here, got none")
+        raise ElmoError(f"line {example.line}: every token must have a tag to train or score, got none")
     return example.tags
 
 
-def _placed(examples: Iterable[TaggedExample], path: FilePath | None) -> list[tuple[Tokens, Callable[[int], str]]]:
-    """The tags of each sentence, and a function from a token's index to its place in the file."""
-    return [(_tags(example), partial(token_place, path, example.line, example.tokens)) for example in examples]
+def _tags_with_locations(
+    examples: Iterable[TaggedExample], path: FilePath | None
+) -> list[tuple[Tokens, Callable[[int], str]]]:
+    """The tags of each sentence, and a function from a token's index to its location in the file."""
+    return [(_tags(example), partial(token_location, path, example.line, example.tokens)) for example in examples]
 
 
 def _entities(example: TaggedExample, found: Iterable[Span]) -> Iterator[Entity]:
+    """The spans with their text and, if the example has its raw text, with their character offsets."""
     if not example.raw:
         for span in found:
             yield Entity(*span, _UNSPACED.sub(r"\1", " ".join(example.tokens[span.start : span.end])))
         return
     (text,), ends = example.raw, [0]
-    for token in example.tokens:  # a text is its tokens in order, and white space
+    for token in example.tokens:  # in the raw text, the tokens are in the same order
         ends.append(text.index(token, ends[-1]) + len(token))
     for span in found:
         start, end = ends[span.start + 1] - len(example.tokens[span.start]), ends[span.end]
@@ -460,10 +464,10 @@ def read_tagged(
 ) -> list[TaggedExample]:
     """The sentences of a file and their tags, as the file spells them.
 
-    Columns are separated by tabs or spaces and numbered from 1; the token is the first and the tag the last. In a
-    .conllu file they are FORM and UPOS, and columns also have names (`tag_column="xpos"`). `segment_digits` says
-    whether a token ends in a digit that counts its place in a word (口0 腔1); None: detect it. With labelled=False no
-    tags are read, and a .txt file has one sentence per line, split by `segment`.
+    Columns are separated by tabs or spaces and numbered from 1. By default the token is in the first column and the tag
+    in the last, or in FORM and UPOS of a .conllu file, whose columns also have names (`tag_column="xpos"`).
+    `segment_digits` says whether each token ends in a digit for its position in a word (口0 腔1); None: detect it. With
+    labelled=False no tags are read, and a .txt file has one sentence per line, split by `segment`.
     """
     columns = {"token_column": token_column, "tag_column": tag_column, "segment_digits": segment_digits}
     return list(TagTask.read(path, segment=segment, labelled=labelled, **columns))

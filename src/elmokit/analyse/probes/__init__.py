@@ -1,1 +1,1 @@
-"""What each layer knows: parts of speech, word senses, the same word in two contexts."""
+"""Probes, which measure what each layer knows: parts of speech, word senses, and words in two contexts."""

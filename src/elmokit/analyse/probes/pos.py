@@ -1,7 +1,7 @@
-"""Parts of speech by layer: a linear classifier on each layer, as in the paper's comparison of its two LSTM layers.
+"""Parts of speech by layer: a linear classifier on each layer, as the ELMo paper compares its two LSTM layers.
 
-The classifier is linear so that it shows what a layer contains, not what a network could compute from it.
-K layers, N tokens, D numbers in a vector, C classes.
+The classifier is linear so that it shows what a layer contains, not what a network could compute from the layer.
+Dimensions: K layers, N tokens, vectors of size D, C classes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from elmokit.tasks.tag import TaggedExample
 
 Labels = NDArray[np.int64]
 LayerRows = Callable[[int, int, int], Tensor]
-"""The number of a layer, a first and a last token → [N, D] in float16."""
+"""A function from a layer, a first token and an end token to the vectors [N, D] in float16."""
 
-_BLOCK = 16_384
-_LEAST_DEVIATION = 1e-4
+_BLOCK_TOKENS = 16_384
+_MIN_DEVIATION = 1e-4
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,35 @@ class LinearOptions:
     """How the linear classifier is trained."""
 
     epochs: int = 8
-    """Passes over the tokens; more if they would be fewer than `least_updates`."""
+    """Number of passes over the tokens; raised if it gives fewer than `least_updates` updates."""
     least_updates: int = 3000
-    """The fewest updates, however few the tokens."""
+    """Minimum number of updates."""
     batch_size: int = 512
     """Tokens per update."""
     learning_rate: float = 0.01
-    """Of Adam at the start; it falls linearly to zero."""
+    """Initial learning rate of Adam, which falls linearly to zero."""
     penalty: float = 4e-4
-    """λ of λ/2·‖w‖², against overfitting of long vectors."""
+    """λ of the penalty λ/2·‖w‖², against overfitting of long vectors."""
     seed: int = 1
-    """For the order of the tokens and the first weights."""
+    """Seed of the order of the tokens and of the initial weights."""
 
 
 @dataclass(frozen=True)
 class PosResult:
-    """How often the predicted tag of a development token is right."""
+    """The accuracy of the predicted tags on the dev data."""
 
     accuracy: dict[str, float]
     """By layer: "0" …, the "mean" of the layers, and "mix", a weighted mean learned with the classifier."""
     runs: dict[str, tuple[float, ...]]
-    """The same for each seed; `accuracy` is their mean."""
+    """By layer, the accuracy with each seed; `accuracy` is the mean."""
     baseline: float
-    """Without vectors: the word's most frequent tag in the training data, and the commonest tag for new words."""
+    """The accuracy of each word's most frequent tag in training; new words get the most frequent tag of all."""
     tags: tuple[str, ...]
-    """The classes."""
+    """The tags of the training data."""
     train_tokens: int
-    """Tokens that the classifiers were trained on."""
+    """Number of tokens that the classifiers were trained on."""
     dev_tokens: int
-    """Tokens that they were measured on."""
+    """Number of tokens that the accuracy was measured on."""
 
 
 def probe_pos(
@@ -92,12 +92,12 @@ def probe_pos(
     if not seeds:
         raise ElmoError("seeds must contain at least one seed, got none", "seeds")
     tags = tuple(sorted({tag for example in train for tag in _tags(example)}))
-    # Neighbouring sentences are similar; after a fixed shuffle every block contains a bit of everything.
+    # Neighbouring sentences are similar, so a fixed shuffle makes each block a mixture.
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     train_labels, dev_labels = _labels(shuffled, tags), _labels(dev, tags)
     runs: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
     train_rows, dev_rows = (_read_rows(chosen, examples, folder) for examples in (shuffled, dev))
-    for name, parts in _parts(chosen).items():
+    for name, parts in _layer_sets(chosen).items():
         train_features, dev_features = (
             [MeanLayer(rows, part, (len(labels), chosen.size)) for part in parts]
             for rows, labels in ((train_rows, train_labels), (dev_rows, dev_labels))
@@ -115,8 +115,8 @@ def probe_pos(
     )
 
 
-def _parts(source: LayerSource) -> dict[str, list[Sequence[int]]]:
-    """For each probe its layers, each of them the mean of some layers of the source."""
+def _layer_sets(source: LayerSource) -> dict[str, list[Sequence[int]]]:
+    """The input layers of each probe by name; each input layer is the mean of some layers of the source."""
     count = len(source.names)
     alone: list[Sequence[int]] = [(number,) for number in range(count)]
     parts = {name: [layer] for name, layer in zip(source.names, alone, strict=True)}
@@ -124,7 +124,7 @@ def _parts(source: LayerSource) -> dict[str, list[Sequence[int]]]:
 
 
 def _read_rows(source: LayerSource, examples: Sequence[TaggedExample], folder: Path | None) -> LayerRows:
-    """The vectors of all tokens."""
+    """The vectors of all tokens of the examples, computed once."""
     sentences = [example.tokens for example in examples]
     if isinstance(source, ElmoSource):
         return frozen_features(
@@ -141,20 +141,21 @@ def _tags(example: TaggedExample) -> tuple[str, ...]:
 
 
 def _labels(examples: Sequence[TaggedExample], tags: Sequence[str]) -> Labels:
-    """The number of each token's tag; -1, which no prediction equals, for a tag that is not in the training data."""
+    """The number of the tag of each token; -1, which is never predicted, for a tag unknown from training."""
     numbers = {tag: number for number, tag in enumerate(tags)}
     return np.array([numbers.get(tag, -1) for example in examples for tag in _tags(example)], np.int64)
 
 
 def _baseline(train: Sequence[TaggedExample], dev: Sequence[TaggedExample]) -> float:
+    """The accuracy of the most frequent tag of each word; see `PosResult.baseline`."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for example in train:
         for token, tag in zip(example.tokens, _tags(example), strict=True):
             counts[token][tag] += 1
-    commonest = sum(counts.values(), Counter()).most_common(1)[0][0]
+    most_frequent = sum(counts.values(), Counter()).most_common(1)[0][0]
     best = {token: min(tags, key=lambda tag: (-tags[tag], tag)) for token, tags in counts.items()}
     pairs = [
-        (best.get(token, commonest), tag)
+        (best.get(token, most_frequent), tag)
         for example in dev
         for token, tag in zip(example.tokens, _tags(example), strict=True)
     ]
@@ -162,7 +163,7 @@ def _baseline(train: Sequence[TaggedExample], dev: Sequence[TaggedExample]) -> f
 
 
 class MeanLayer:
-    """The mean of some layers, read from the disk slice by slice, [N, D]."""
+    """The mean of some layers [N, D], read from the disk slice by slice."""
 
     def __init__(self, rows: LayerRows, layers: Sequence[int], shape: tuple[int, int]) -> None:
         self._rows, self._layers, self.shape = rows, layers, shape
@@ -179,7 +180,7 @@ Features = Sequence[MeanLayer | NDArray[Any]]
 
 
 class LinearProbe(nn.Module):
-    """Softmax regression on standardised vectors; of several layers it learns a mix too."""
+    """Softmax regression on standardised vectors; for several layers it also learns a mix."""
 
     centre: Tensor
     deviation: Tensor
@@ -195,8 +196,8 @@ class LinearProbe(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """[K, N, D] → logits [N, C]."""
-        # The weights are divided instead of the vectors, of which there are many more.
+        """vectors [K, N, D] → logits [N, C]."""
+        # Standardise the weights, not the vectors: there are far fewer of them.
         weights = self.weight / self.deviation.unsqueeze(1)  # [K, C, D]
         shifts = torch.einsum("kcd,kd->kc", weights, self.centre)
         logits = torch.einsum("knd,kcd->knc", vectors, weights) - shifts.unsqueeze(1)
@@ -204,7 +205,7 @@ class LinearProbe(nn.Module):
 
     @torch.no_grad()
     def predict(self, features: Features) -> Labels:
-        """K layers [N, D] → the likeliest class of each token [N]."""
+        """features, K layers [N, D] → the most probable class of each token [N]."""
         found = [self(block).argmax(1).cpu().numpy() for block in _blocks(features, self.bias.device)]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
@@ -212,15 +213,16 @@ class LinearProbe(nn.Module):
 def fit_linear(
     features: Features, labels: Labels, classes: int, options: LinearOptions, device: torch.device
 ) -> LinearProbe:
-    """Train on K layers [N, D] with labels [N] in 0 … C-1.
+    """Train a probe on K layers [N, D] with labels [N] in 0 … C-1.
 
-    The blocks of tokens come in a new order each epoch, and so do the tokens of a block: a disk is read in long runs.
+    In each epoch the blocks of tokens have a new order, and so have the tokens within each block. Blocks are used
+    because a disk is fast only if long pieces are read.
     """
     generator = torch.Generator().manual_seed(options.seed)
     probe = LinearProbe(*_moments(features, device), classes, generator).to(device)
     optimizer = torch.optim.Adam(probe.parameters(), lr=options.learning_rate, weight_decay=options.penalty)
-    starts = list(range(0, len(labels), _BLOCK))
-    in_epoch = sum(-(-len(labels[start : start + _BLOCK]) // options.batch_size) for start in starts)
+    starts = list(range(0, len(labels), _BLOCK_TOKENS))
+    in_epoch = sum(-(-len(labels[start : start + _BLOCK_TOKENS]) // options.batch_size) for start in starts)
     epochs = max(options.epochs, -(-options.least_updates // in_epoch))
     updates = epochs * in_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / updates)
@@ -228,7 +230,7 @@ def fit_linear(
         for number in torch.randperm(len(starts), generator=generator).tolist():
             start = starts[number]
             block = _block(features, start, device)
-            wanted = torch.from_numpy(labels[start : start + _BLOCK]).to(device)
+            wanted = torch.from_numpy(labels[start : start + _BLOCK_TOKENS]).to(device)
             order = torch.randperm(len(wanted), generator=generator).to(device)
             for chosen in torch.split(order, options.batch_size):
                 optimizer.zero_grad()
@@ -247,15 +249,15 @@ def _moments(features: Features, device: torch.device) -> tuple[Tensor, Tensor]:
         squares += block.square().sum(1)
     mean = total / max(1, count)
     variance = (squares / max(1, count) - mean.square()).clamp(min=0)
-    # Not smaller than this: a number that hardly changes must not dominate the others.
-    return mean.float(), variance.sqrt().float().clamp(min=_LEAST_DEVIATION)
+    # A lower bound, so that a dimension that hardly varies does not dominate the others.
+    return mean.float(), variance.sqrt().float().clamp(min=_MIN_DEVIATION)
 
 
 def _blocks(features: Features, device: torch.device) -> Iterator[Tensor]:
-    for start in range(0, features[0].shape[0], _BLOCK):
+    for start in range(0, features[0].shape[0], _BLOCK_TOKENS):
         yield _block(features, start, device)
 
 
 def _block(features: Features, start: int, device: torch.device) -> Tensor:
-    layers = np.stack([layer[start : start + _BLOCK] for layer in features])
+    layers = np.stack([layer[start : start + _BLOCK_TOKENS] for layer in features])
     return torch.from_numpy(layers).to(device).float()

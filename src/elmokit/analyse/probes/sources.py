@@ -1,4 +1,4 @@
-"""The vectors that a probe examines: the layers of an Elmo, or others to compare with them."""
+"""Sources of the vectors for a probe: the layers of an Elmo, or other vectors to compare with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LayerSource(Protocol):
-    """Anything that gives each token of a sentence K vectors, one for each of its layers."""
+    """A model that gives each token of a sentence K vectors, one for each of its layers."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -27,18 +27,18 @@ class LayerSource(Protocol):
 
     @property
     def size(self) -> int:
-        """D, the numbers in a vector."""
+        """The size of the vectors, D."""
 
     @property
     def device(self) -> torch.device:
-        """Where a probe of it computes."""
+        """The device on which a probe of this source computes."""
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
-        """Sentences → arrays [K, T, D] one by one, in order, with bounded memory."""
+        """An array [K, T, D] for each sentence, in order, with bounded memory."""
 
 
 class ElmoSource:
-    """All layers of an Elmo, from "0"."""
+    """All layers of an Elmo, named "0", "1" and so on."""
 
     def __init__(self, elmo: Elmo, batch_tokens: int | None = None) -> None:
         check_stateless(elmo, "a probe")
@@ -52,15 +52,15 @@ class ElmoSource:
         return self.elmo.device
 
     def progress(self, done: int, total: int | None) -> None:
-        """Called with the number of sentences whose vectors are computed, and with that of all if it is known."""
+        """Called with the number of sentences whose vectors are computed, and their total if it is known."""
 
     def stream(self, sentences: Iterable[Tokens]) -> Iterator[Vectors]:
-        """Sentences → arrays [L+1, T, D]."""
+        """An array [L+1, T, D] for each sentence."""
         return self.elmo.stream(sentences, layer="all", batch_tokens=self.batch_tokens)
 
 
 def evenly(items: Sequence[T], limit: int | None) -> Sequence[T]:
-    """At most `limit` items, taken evenly from all of them, since a file may be sorted."""
+    """At most `limit` items, spread evenly over all of them, because a file may be sorted."""
     if limit is None or limit >= len(items):
         return items
     if limit < 1:
@@ -69,15 +69,15 @@ def evenly(items: Sequence[T], limit: int | None) -> Sequence[T]:
 
 
 def source_of(given: Elmo | LayerSource) -> LayerSource:
-    """An Elmo as a source; a source as it is."""
+    """The source of an Elmo; another source is returned unchanged."""
     return ElmoSource(given) if isinstance(given, Elmo) else given
 
 
 def with_mean(source: LayerSource) -> tuple[str, ...]:
-    """The names of the layers, and "mean" after them if there are several."""
+    """The names of the layers, followed by "mean" if there are several."""
     return (*source.names, "mean") if len(source.names) > 1 else source.names
 
 
 def append_mean(layers: Vectors) -> Vectors:
-    """[K, …] → [K+1, …] with the mean of the layers after them; a single layer stays [1, …]."""
+    """The layers [K, …] followed by their mean, [K+1, …]; a single layer is returned unchanged."""
     return layers if len(layers) == 1 else np.concatenate([layers, layers.mean(axis=0, keepdims=True)])

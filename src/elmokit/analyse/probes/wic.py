@@ -1,4 +1,4 @@
-"""Word in context: does a word mean the same in two sentences? Decided by a threshold on the cosine of its vectors."""
+"""Word in context: whether a word means the same in two sentences, decided by a threshold on a cosine."""
 
 from __future__ import annotations
 
@@ -29,39 +29,44 @@ class WicPair:
     first: tuple[str, ...]
     """The tokens of one sentence."""
     second: tuple[str, ...]
-    """The tokens of the other."""
-    places: tuple[int, int]
-    """The word's token in each, from 0."""
+    """The tokens of the other sentence."""
+    positions: tuple[int, int]
+    """The index of the word in each sentence, from 0."""
     same: bool
     """Whether the word means the same in both."""
 
 
 @dataclass(frozen=True)
 class WicResult:
-    """The share of right answers."""
+    """The accuracy of several methods on the dev pairs, by layer ("0" … and "mean")."""
 
     accuracy: dict[str, float]
-    """By layer ("0" … and "mean"): a cosine at or above the threshold means the same."""
+    """With a threshold: the answer is "same" if the cosine is at or above it."""
     thresholds: dict[str, float]
-    """Learned on the training pairs."""
+    """The threshold of each layer, learned on the training pairs."""
     train_accuracy: dict[str, float]
-    """By layer, on the pairs that the threshold was learned on."""
+    """With the threshold, on the training pairs."""
     logistic: dict[str, float]
-    """By logistic regression on the cosine of each layer, and on those of "all" layers together."""
+    """With logistic regression on the cosine of each layer, and on the cosines of "all" layers together."""
     majority: float
-    """For always giving the more frequent answer of the training pairs."""
+    """With the more frequent answer of the training pairs for all pairs."""
 
 
 def read_wic(path: str | Path) -> list[WicPair]:
-    """A table with the columns label (T or F), indices ("2-1": a token in each), sentence1, sentence2 (tokenised)."""
+    """Read a table with the columns label (T or F), indices, sentence1 and sentence2.
+
+    The sentences are tokenised; indices such as "2-1" are the positions of the word in them.
+    """
     with InputLines(path) as lines:
         header = next(lines, "").split("\t")
         if missing := [column for column in _COLUMNS if column not in header]:
-            raise ElmoError(f"{path} must have the columns {', '.join(_COLUMNS)} in line 1, but lacks {missing[0]}")
-        return [_pair(line, header, f"line {number} of {path}") for number, line in enumerate(lines, start=2) if line]
+            raise ElmoError(f"line 1 of {path} must name the columns {', '.join(_COLUMNS)}, but lacks {missing[0]}")
+        return [
+            _parse_pair(line, header, f"line {number} of {path}") for number, line in enumerate(lines, start=2) if line
+        ]
 
 
-def _pair(line: str, header: Sequence[str], where: str) -> WicPair:
+def _parse_pair(line: str, header: Sequence[str], where: str) -> WicPair:
     cells = line.split("\t")
     if len(cells) != len(header):
         raise ElmoError(f"a line must have {len(header)} columns, got {len(cells)} in {where}")
@@ -72,10 +77,10 @@ def _pair(line: str, header: Sequence[str], where: str) -> WicPair:
     numbers = row["indices"].split("-")
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         raise ElmoError(f'indices must be two numbers such as "2-1", got {row["indices"]!r} in {where}')
-    places = (int(numbers[0]), int(numbers[1]))
-    if places[0] >= len(first) or places[1] >= len(second):
-        raise ElmoError(f"indices must name a token in each sentence, got {row['indices']} in {where}")
-    return WicPair(first, second, places, row["label"] == "T")
+    positions = (int(numbers[0]), int(numbers[1]))
+    if positions[0] >= len(first) or positions[1] >= len(second):
+        raise ElmoError(f"indices must be positions of a token in each sentence, got {row['indices']} in {where}")
+    return WicPair(first, second, positions, row["label"] == "T")
 
 
 def probe_wic(source: Elmo | LayerSource, train: Sequence[WicPair], dev: Sequence[WicPair]) -> WicResult:
@@ -93,7 +98,7 @@ def probe_wic(source: Elmo | LayerSource, train: Sequence[WicPair], dev: Sequenc
     thresholds = [best_threshold(train_cosines[:, layer], train_same) for layer in range(len(names))]
     hits = (dev_cosines >= thresholds) == dev_same[:, None]
     train_hits = (train_cosines >= thresholds) == train_same[:, None]
-    # The mean is nearly a linear function of the layers, so "all" does not need it.
+    # "all" leaves out the mean, because its cosine is nearly a linear function of those of the layers.
     columns = {name: [layer] for layer, name in enumerate(names)} | {"all": list(range(len(chosen.names)))}
     logistic = {
         name: _logistic(train_cosines[:, some], train_same, dev_cosines[:, some]) == dev_same
@@ -109,10 +114,10 @@ def probe_wic(source: Elmo | LayerSource, train: Sequence[WicPair], dev: Sequenc
 
 
 def best_threshold(cosines: Cosines, same: NDArray[np.bool_]) -> float:
-    """The threshold with the most right answers, half way between two cosines."""
+    """The threshold with the highest accuracy, half way between two cosines."""
     order = np.argsort(cosines, kind="stable")
     values, truth = cosines[order], same[order]
-    # right[i]: the number of right answers if the i smallest cosines count as different
+    # right[i] is the number of correct answers if the answer for the i smallest cosines is "different".
     right = np.concatenate([[0], np.cumsum(~truth)]) + np.concatenate([[truth.sum()], truth.sum() - np.cumsum(truth)])
     possible = np.concatenate([[True], values[1:] > values[:-1], [True]])
     cut = int(np.argmax(np.where(possible, right, -1)))
@@ -122,17 +127,17 @@ def best_threshold(cosines: Cosines, same: NDArray[np.bool_]) -> float:
 
 
 def _cosines(source: LayerSource, pairs: Sequence[WicPair]) -> Iterator[Cosines]:
-    """For each pair the cosine of the word's two vectors in every layer and in their mean, [K]."""
+    """For each pair, the cosine of the word's two vectors in each layer and in their mean, [K]."""
     sentences = (tokens for pair in pairs for tokens in (pair.first, pair.second))
     stream = source.stream(sentences)
     for pair, first, second in zip(pairs, stream, stream, strict=False):
-        one, other = append_mean(first[:, pair.places[0]]), append_mean(second[:, pair.places[1]])
+        one, other = append_mean(first[:, pair.positions[0]]), append_mean(second[:, pair.positions[1]])
         lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
         yield (one * other).sum(-1).astype(np.float64) / np.where(lengths > 0, lengths, 1)
 
 
 def _logistic(train: Cosines, same: NDArray[np.bool_], dev: Cosines) -> NDArray[np.bool_]:
-    """Logistic regression by L-BFGS on standardised columns → the answers for `dev`."""
+    """The answers for `dev` of logistic regression on standardised columns, trained with L-BFGS."""
     centre, deviation = train.mean(0), np.maximum(train.std(0), 1e-9)
     known, wanted = torch.from_numpy((train - centre) / deviation), torch.from_numpy(same).double()
     weights = torch.zeros(train.shape[1] + 1, dtype=torch.float64, requires_grad=True)

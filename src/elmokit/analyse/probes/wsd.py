@@ -1,9 +1,9 @@
-"""Word senses by nearest neighbour: a word in context gets the sense whose SemCor contexts are most similar to it.
+"""Word senses by nearest neighbour: a word in context gets the sense whose SemCor contexts are most similar.
 
-For every layer and for their mean there are two answers. One is the sense whose contexts have the nearest mean vector
-by cosine, as in the paper. The other is the sense of the single nearest context; if several are equally near, as all
-contexts of a word are for a static vector, it is the sense that most of them have. Only senses of the same lemma and
-part of speech are candidates.
+There are two methods for each layer and for the mean of the layers. The first chooses the sense whose contexts have the
+nearest mean vector by cosine, as in the ELMo paper. The second chooses the sense of the nearest context. If several
+contexts are equally near, as they all are with static vectors, it chooses the most frequent sense among them. Only
+senses of the same lemma and part of speech are candidates.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from elmokit.errors import ElmoError
 
 Entry = tuple[str, str]
 """A lemma and its part of speech."""
-_SAME = 1e-6
-"""Cosines nearer than this are equal: the difference is rounding."""
+_TIE_TOLERANCE = 1e-6
+"""Cosines whose difference is smaller are equal except for rounding."""
 _PARTS_OF_SPEECH = {"N": "NOUN", "V": "VERB", "J": "ADJ", "R": "ADV"}
-"""By the first letter of Penn's tags."""
+"""Parts of speech by the first letter of a Penn tag."""
 _MARKER = re.compile(r"\([a-z]+\)")
 _SYNSET_TYPES = {"1": "NOUN", "2": "VERB", "3": "ADJ", "4": "ADV", "5": "ADJ"}
-"""By the first digit after % in a sense key; 5 is an adjective that is similar to another one."""
+"""Parts of speech by the first digit after % in a sense key; 5 is WordNet's adjective satellite."""
 
 
 @dataclass(frozen=True)
 class Mention:
-    """A word, or several that are one entry of WordNet, with its sense."""
+    """A word or phrase in a sentence that is an entry of WordNet, with its sense."""
 
     start: int
-    """The position of its first token, from 0."""
+    """The index of its first token, from 0."""
     length: int
     """Its number of tokens."""
     lemma: str
-    """As WordNet writes it, "take_place"."""
+    """The lemma as WordNet writes it, for example "take_place"."""
     pos: str
     """NOUN, VERB, ADJ or ADV."""
     senses: tuple[str, ...]
-    """Sense keys; any of them is right."""
+    """The sense keys that count as correct."""
     rank: int = 0
     """The number of the sense in WordNet, from 1; 0 if it has none."""
 
 
 @dataclass(frozen=True)
 class SenseSentence:
-    """A sentence and the words in it whose senses are known."""
+    """A sentence and the words in it that are annotated with senses."""
 
     tokens: tuple[str, ...]
     mentions: tuple[Mention, ...]
 
 
 def read_semcor(path: str | Path, limit: int | None = None) -> list[SenseSentence]:
-    """SemCor as JSON lines: tokens, and senses [start, words, lemma, Penn tag, sense key, sense number].
+    """Read SemCor as JSON lines: tokens, and senses [start, words, lemma, Penn tag, sense key, sense number].
 
-    With `limit`, at most that number of sentences are taken, evenly from the whole file.
+    With `limit`, at most this number of sentences are returned, spread evenly over the file.
     """
 
     def mention(row: list[Any]) -> Mention:
@@ -78,7 +78,7 @@ def read_semcor(path: str | Path, limit: int | None = None) -> list[SenseSentenc
 
 
 def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSentence]:
-    """An evaluation set as JSON lines: tokens, and instances [index, id, lemma, pos, [sense keys]]."""
+    """Read an evaluation set as JSON lines: tokens, and instances [index, id, lemma, pos, [sense keys]]."""
 
     def mention(row: list[Any]) -> Mention:
         index, _, lemma, pos, keys = row
@@ -88,17 +88,17 @@ def read_evaluation(path: str | Path, limit: int | None = None) -> list[SenseSen
 
 
 def sense_key(key: str) -> str:
-    """The key as WordNet writes it, without the marker that some files add: "each%5:00:00:all(a):00"."""
+    """The key as WordNet writes it, without a marker such as (a) in "each%5:00:00:all(a):00"."""
     return _MARKER.sub("", key)
 
 
 def _lemma(text: str) -> str:
-    """The lemma as WordNet writes it: "New York" is "new_york"."""
+    """The lemma as WordNet writes it: "new_york" for "New York"."""
     return text.lower().replace(" ", "_")
 
 
 def _part_of_speech(tag: str) -> str:
-    """The part of speech of an evaluation set's own name or of a Penn tag."""
+    """The part of speech for a name such as NOUN, which evaluation sets have, or for a Penn tag."""
     return tag if tag in _PARTS_OF_SPEECH.values() else _PARTS_OF_SPEECH[tag[0]]
 
 
@@ -118,7 +118,7 @@ def _read(path: str | Path, field: str, mention: Callable[[list[Any]], Mention])
 
 
 def _split(tokens: tuple[str, ...], mentions: list[Mention]) -> SenseSentence:
-    """Split tokens of several words ("pointed out") into several tokens, as a model expects them."""
+    """Split tokens that consist of several words ("pointed out"), as a model expects, and move the mentions."""
     words: list[str] = []
     starts = []
     for token in tokens:
@@ -128,14 +128,14 @@ def _split(tokens: tuple[str, ...], mentions: list[Mention]) -> SenseSentence:
     moved = []
     for mention in mentions:
         if not 0 <= mention.start < mention.start + mention.length <= len(tokens):
-            raise ValueError(f"no token {mention.start} in a sentence of {len(tokens)}")
+            raise ValueError(f"no token {mention.start} in a sentence of {len(tokens)} tokens")
         start, end = starts[mention.start], starts[mention.start + mention.length]
         moved.append(replace(mention, start=start, length=end - start))
     return SenseSentence(tuple(words), tuple(moved))
 
 
 class WordNet:
-    """Looks up first senses in a folder of WordNet 3.0 (Debian: wordnet-sense-index, in /usr/share/wordnet)."""
+    """The first senses of words in WordNet 3.0 (Debian's wordnet-sense-index installs it in /usr/share/wordnet)."""
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "index.sense"
@@ -162,32 +162,32 @@ class WordNet:
 
 @dataclass(frozen=True)
 class WsdScore:
-    """The quality of one method of choosing senses."""
+    """The scores of one method."""
 
     f1: float
-    """With the first sense of WordNet for lemmas that are not in the training text, if it is known."""
+    """F1 if lemmas that are not in the training text get their first sense in WordNet, if it is known."""
     unseen_wrong: float
-    """The share of right answers if lemmas that are not in the training text count as wrong."""
+    """Accuracy if lemmas that are not in the training text count as wrong."""
 
 
 @dataclass(frozen=True)
 class WsdResult:
-    """Scores by layer, and of methods that ignore the context."""
+    """The scores of methods by layer ("0" … and "mean"), and of methods that ignore the context."""
 
     centroid: dict[str, WsdScore]
-    """By layer ("0" … and "mean"): the sense with the nearest mean vector."""
+    """The sense with the nearest mean vector."""
     nearest: dict[str, WsdScore]
-    """By layer: the sense of the nearest context, or of most contexts that are equally near."""
+    """The sense of the nearest context, or the most frequent sense of equally near contexts."""
     most_frequent: WsdScore
-    """The lemma's most frequent sense in the training text."""
+    """The most frequent sense of the lemma in the training text."""
     first_sense: float | None
-    """F1 of WordNet's first sense for every word; None without WordNet."""
+    """F1 of the first sense in WordNet for all words; None without WordNet."""
     words: int
-    """Words that were evaluated."""
+    """Number of words that were evaluated."""
     seen: int
-    """Those whose lemma and part of speech are in the training text."""
+    """Number of words whose lemma and part of speech are in the training text."""
     answered: int
-    """Those, and the ones for which the first sense in WordNet is known."""
+    """Number of words that are seen or whose first sense in WordNet is known."""
 
 
 def probe_wsd(
@@ -197,10 +197,10 @@ def probe_wsd(
     *,
     first_sense: Callable[[str, str], str | None] | None = None,
 ) -> WsdResult:
-    """Predict the senses of the evaluation's words from the contexts of the training text.
+    """Predict the senses of the words in `evaluation` from the contexts in the training text.
 
     `first_sense(lemma, pos)` gives a sense key for lemmas that are not in the training text (`WordNet.first_sense`).
-    The training text is a stream: in memory are the words of the evaluation and a sum for each of their senses.
+    The vectors of the training text are not stored, only a sum for each sense of the evaluated words.
 
     >>> probe_wsd(elmo, read_semcor("semcor.jsonl"), read_evaluation("semeval2007.jsonl")).centroid  # doctest: +SKIP
     {'0': WsdScore(f1=0.55, unseen_wrong=0.53), …}
@@ -208,18 +208,18 @@ def probe_wsd(
     chosen = source_of(source)
     words = [mention for sentence in evaluation for mention in sentence.mentions]
     if not words:
-        raise ElmoError("evaluation must contain words with a sense, got none", "evaluation")
+        raise ElmoError("evaluation must contain words that are annotated with senses, got none", "evaluation")
     entries = [(word.lemma, word.pos) for word in words]
     names = with_mean(chosen)
-    asked = normalised(np.concatenate(list(_mentions(chosen, evaluation)), axis=1))  # [K, W, D]
-    senses = _SenseVectors(asked, entries)
+    queries = normalised(np.concatenate(list(_mention_vectors(chosen, evaluation)), axis=1))  # [K, W, D]
+    senses = _SenseVectors(queries, entries)
     wanted = set(entries)
     used = [
         SenseSentence(sentence.tokens, mentions)
         for sentence in train
         if (mentions := tuple(m for m in sentence.mentions if (m.lemma, m.pos) in wanted))
     ]
-    for sentence, vectors in zip(used, _mentions(chosen, used), strict=True):
+    for sentence, vectors in zip(used, _mention_vectors(chosen, used), strict=True):
         for number, mention in enumerate(sentence.mentions):
             senses.add(mention, vectors[:, number])
     gold = [set(word.senses) for word in words]
@@ -243,65 +243,66 @@ def probe_wsd(
 
 
 class _SenseVectors:
-    """The senses of the evaluation's lemmas, learned from the training text mention by mention."""
+    """The senses of the evaluated words, learned from the mentions in the training text."""
 
-    def __init__(self, asked: Vectors, entries: Sequence[Entry]) -> None:
-        """`asked` [K, W, D] are the evaluation's words as unit vectors; `entries` has the lemma of each."""
+    def __init__(self, queries: Vectors, entries: Sequence[Entry]) -> None:
+        """`queries` [K, W, D] are the unit vectors of the evaluated words, `entries` their lemmas."""
         self.counts: defaultdict[Entry, Counter[str]] = defaultdict(Counter)
-        self._asked, self._entries = asked, entries
+        self._queries, self._entries = queries, entries
         self._ranks: dict[str, int] = {}
         self._sums: dict[tuple[Entry, str], NDArray[np.float64]] = {}  # [K, D]
-        places: defaultdict[Entry, list[int]] = defaultdict(list)
-        for place, entry in enumerate(entries):
-            places[entry].append(place)
-        self._places = {entry: np.array(found) for entry, found in places.items()}
-        self._best = np.full(asked.shape[:2], -np.inf)
+        word_indices: defaultdict[Entry, list[int]] = defaultdict(list)
+        for index, entry in enumerate(entries):
+            word_indices[entry].append(index)
+        self._word_indices = {entry: np.array(found) for entry, found in word_indices.items()}
+        self._best = np.full(queries.shape[:2], -np.inf)
         self._nearest: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
 
     def add(self, mention: Mention, vectors: Vectors) -> None:
-        """Add one mention with its vectors [K, D]."""
+        """Add a mention in the training text with its vectors [K, D]."""
         entry, sense = (mention.lemma, mention.pos), mention.senses[0]
         self.counts[entry][sense] += 1
         self._ranks[sense] = mention.rank
         total = self._sums.setdefault((entry, sense), np.zeros(vectors.shape))
         total += vectors
-        places = self._places[entry]
-        similarity = np.einsum("kd,kwd->kw", normalised(vectors), self._asked[:, places])
-        before = self._best[:, places]
-        for layer, found in np.argwhere(similarity > before - _SAME).tolist():
-            place = int(places[found])
-            if similarity[layer, found] > before[layer, found] + _SAME:
-                self._nearest[layer, place].clear()
-            self._nearest[layer, place][sense] += 1
-        self._best[:, places] = np.maximum(before, similarity)
+        word_indices = self._word_indices[entry]
+        similarity = np.einsum("kd,kwd->kw", normalised(vectors), self._queries[:, word_indices])
+        before = self._best[:, word_indices]
+        for layer, found in np.argwhere(similarity > before - _TIE_TOLERANCE).tolist():
+            index = int(word_indices[found])
+            if similarity[layer, found] > before[layer, found] + _TIE_TOLERANCE:
+                self._nearest[layer, index].clear()
+            self._nearest[layer, index][sense] += 1
+        self._best[:, word_indices] = np.maximum(before, similarity)
 
     def by_centroid(self, layer: int) -> list[str | None]:
-        """For each word, the sense with the nearest mean; None for an unknown lemma."""
+        """For each word, the sense with the nearest mean vector; None for an unknown lemma."""
         answers: list[str | None] = []
-        for place, entry in enumerate(self._entries):
+        for index, entry in enumerate(self._entries):
             candidates = self._ordered(entry)
-            means = [normalised(self._sums[entry, sense][layer]) @ self._asked[layer, place] for sense in candidates]
+            means = [normalised(self._sums[entry, sense][layer]) @ self._queries[layer, index] for sense in candidates]
             answers.append(candidates[int(np.argmax(means))] if candidates else None)
         return answers
 
     def by_nearest(self, layer: int) -> list[str | None]:
-        """For each word, the sense of the nearest occurrence; None for an unknown lemma."""
+        """For each word, the sense of the nearest mention; None for an unknown lemma."""
         return [
-            max(self._ordered(entry), key=self._nearest[layer, place].__getitem__, default=None)
-            for place, entry in enumerate(self._entries)
+            max(self._ordered(entry), key=self._nearest[layer, index].__getitem__, default=None)
+            for index, entry in enumerate(self._entries)
         ]
 
     def most_frequent(self, entry: Entry) -> str | None:
-        """The sense that came most often, of equals the first in WordNet; None for an unknown lemma."""
+        """The most frequent sense, among equals the first in WordNet; None for an unknown lemma."""
         return next(iter(self._ordered(entry)), None)
 
     def _ordered(self, entry: Entry) -> list[str]:
+        """The senses of a lemma, the most frequent first."""
         counts = self.counts.get(entry, Counter())
         return sorted(counts, key=lambda sense: (-counts[sense], self._ranks[sense] or np.inf, sense))
 
 
-def _mentions(source: LayerSource, sentences: Sequence[SenseSentence]) -> Iterator[Vectors]:
-    """For each sentence the vectors of its mentions [K, M, D], averaged over tokens, with the layers' mean last."""
+def _mention_vectors(source: LayerSource, sentences: Sequence[SenseSentence]) -> Iterator[Vectors]:
+    """For each sentence, the vectors [K, M, D] of its mentions, averaged over tokens; the last layer is the mean."""
     for sentence, layers in zip(sentences, source.stream(s.tokens for s in sentences), strict=True):
         spans = [slice(mention.start, mention.start + mention.length) for mention in sentence.mentions]
         vectors = np.zeros((len(layers), len(spans), source.size), np.float32)
@@ -311,7 +312,7 @@ def _mentions(source: LayerSource, sentences: Sequence[SenseSentence]) -> Iterat
 
 
 def _f1(answers: Sequence[str | None], gold: Sequence[set[str]]) -> float:
-    """The harmonic mean of the share of right answers among those given and among all words."""
+    """The harmonic mean of precision, over the words with an answer, and recall, over all words."""
     right = sum(answer in wanted for answer, wanted in zip(answers, gold, strict=True))
     given = sum(answer is not None for answer in answers)
     return 2 * right / (given + len(gold)) if gold else 0.0
