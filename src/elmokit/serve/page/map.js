@@ -1,5 +1,5 @@
-// The map of a word's uses: one point per use, on a canvas, with group labels on top. It imports nothing, so that the
-// exported HTML file can contain it as it is.
+// The map of a word's uses: one point per use, on a canvas, with group labels on top. This file imports nothing, so that
+// the exported HTML file can contain its text.
 
 export const SHAPES = ["circle", "triangle", "square", "diamond", "down", "cross", "plus", "hexagon"];
 const RADIUS = 5.5;
@@ -7,7 +7,7 @@ const MOVE_MS = 250;
 const GLOW = 34;
 const glowing = new Map();
 
-/** A disc of a colour that fades to its edge. */
+/** A disc in a colour that fades towards its edge. */
 function glow(color) {
   if (!glowing.has(color)) {
     const disc = Object.assign(document.createElement("canvas"), { width: 2 * GLOW, height: 2 * GLOW }), context = disc.getContext("2d");
@@ -45,7 +45,7 @@ function corners(shape, r) {
   }
 }
 
-/** An SVG element's text for a shape, for legends and the SVG export. */
+/** The SVG element of a shape as text, for legends and the SVG export. */
 export function shapeMarkup(shape, x, y, r, fill, extra = "") {
   const outline = corners(shape, r);
   if (!outline) return `<circle cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${r}" fill="${fill}"${extra}/>`;
@@ -62,7 +62,7 @@ function trace(context, shape, x, y, r) {
 }
 
 export class WordMap {
-  /** `on` has hover(i or null), select(i or null) and lasso(list of i). */
+  /** `on` contains the callbacks hover(i or null), select(i or null) and lasso(list of i). */
   constructor(canvas, labels, on) {
     Object.assign(this, { canvas, labelBox: labels, on });
     this.data = null;
@@ -82,7 +82,7 @@ export class WordMap {
     this.star = null;
     this.view = { zoom: 1, x: 0, y: 0 };
     this.shown = { group: null, matches: null, selected: null, hover: null };
-    this.box = [0, 1].map((axis) => { // of all layers, so that their sizes can be compared
+    this.box = [0, 1].map((axis) => { // over all layers, so that all maps have the same scale
       const values = data.points.flat().map((p) => p[axis]), least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
       return { middle: (least + most) / 2, half: Math.max((most - least) / 2, 1e-6) };
     });
@@ -106,8 +106,8 @@ export class WordMap {
     this.still ? step(begin) : (this.frame = requestAnimationFrame(step));
   }
 
-  /** The user's own sentence: its place in every layer, or null. */
-  setStar(places) { this.star = places; this.draw(); }
+  /** Show the user's own sentence: `points` is its point in every layer, or null. */
+  setStar(points) { this.star = points; this.draw(); }
 
   show(change) { Object.assign(this.shown, change); this.draw(); }
 
@@ -121,7 +121,7 @@ export class WordMap {
     this.draw();
   }
 
-  /** A place of the plane in pixels of an area of this size. */
+  /** A point of the map in pixels of an area of this size. */
   place([x, y], width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
     const [bx, by] = this.box, scale = Math.min((width / 2 - 48) / bx.half, (height / 2 - 40) / by.half) * this.view.zoom;
     return [width / 2 + this.view.x + (x - bx.middle) * scale, height / 2 + this.view.y - (y - by.middle) * scale];
@@ -202,7 +202,7 @@ export class WordMap {
     }
   }
 
-  /** The centre of each group in pixels, moved apart so that labels do not cover each other. */
+  /** The position of each group's label in pixels, moved apart so that labels do not cover each other. */
   labelPlaces(width, height, lineHeight = 24) {
     if (!this.data) return [];
     const found = this.data.names.map((name, k) => {
@@ -243,7 +243,7 @@ export class WordMap {
     return best;
   }
 
-  /** The next use in a direction of the screen from the selected one. */
+  /** The next use in a direction on the screen, starting from the current one. */
   step(dx, dy) {
     const places = this.screenPoints(), from = this.shown.hover ?? this.shown.selected;
     if (from === null) return places.length ? 0 : null;
@@ -324,7 +324,7 @@ export class WordMap {
       `<rect width="100%" height="100%" fill="${colors.card}"/><text x="20" y="30" font-size="18" fill="${colors.ink}">${safe(title)}</text>${marks.join("")}${labels.join("")}</svg>`;
   }
 
-  /** The map as a canvas of twice the size, with title and labels. */
+  /** The map as a canvas of twice the size, with its title and labels. */
   picture(title, width = 900, height = 640) {
     const canvas = Object.assign(document.createElement("canvas"), { width: width * 2, height: height * 2 });
     const context = canvas.getContext("2d"), colors = this.colors();
