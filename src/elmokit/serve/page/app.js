@@ -210,9 +210,9 @@ function nearestInPlane(i) {
 
 /** The [index, cosine] of neighbours on the map. A sentence may contain the word twice, and may occur twice. */
 function onMap(neighbours) {
-  const key = ({ tokens, position }) => [position, ...tokens].join(" "), places = new Map(found.sentences.map((use) => [key(use), []]));
-  found.sentences.forEach((use, i) => places.get(key(use)).push(i));
-  return neighbours.flatMap((use) => { const i = places.get(key(use))?.shift(); return i === undefined ? [] : [[i, use.similarity]]; });
+  const key = ({ tokens, position }) => [position, ...tokens].join(" "), indices = new Map(found.sentences.map((use) => [key(use), []]));
+  found.sentences.forEach((use, i) => indices.get(key(use)).push(i));
+  return neighbours.flatMap((use) => { const i = indices.get(key(use))?.shift(); return i === undefined ? [] : [[i, use.similarity]]; });
 }
 
 function select(i) {
@@ -232,7 +232,7 @@ function select(i) {
 function lasso(chosen) {
   map.show({ matches: chosen?.length ? new Set(chosen) : null });
   if (!chosen?.length) return found && list();
-  const count = (places) => places.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
+  const count = (indices) => indices.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
   const inside = count(chosen), rest = found.sentences.map((_, i) => i).filter((i) => !map.shown.matches.has(i)), outside = count(rest);
   const score = ([word, n]) => n * Math.log(((n + 0.5) / (chosen.length + 1)) / (((outside.get(word) ?? 0) + 0.5) / (rest.length + 1)));
   const apart = [...inside].filter(([word, n]) => n > 1 && /\p{L}/u.test(word) && word !== found.word.toLowerCase()).sort((a, b) => score(b) - score(a)).filter((w) => score(w) > 0).slice(0, APART).map(([word]) => word);
@@ -247,13 +247,13 @@ async function ownSentence(signal) {
     .catch((error) => { if (error.status === 422 || error.status === 400) { map.setStar(null); throw new Error(words("ownMissing", found.word)); } throw error; });
   const [text] = await allLayers([tokens], signal);
   const star = found.planes.map((_, layer) => {
-    const matrix = floats(found.matrices[layer]), vector = text.at(layer, position), place = [0, 0];
-    for (let d = 0; d <= vector.length; d++) for (const a of [0, 1]) place[a] += (d < vector.length ? vector[d] : 1) * matrix[2 * d + a];
-    return place;
+    const matrix = floats(found.matrices[layer]), vector = text.at(layer, position), point = [0, 0];
+    for (let d = 0; d <= vector.length; d++) for (const a of [0, 1]) point[a] += (d < vector.length ? vector[d] : 1) * matrix[2 * d + a];
+    return point;
   });
   map.setStar(star);
-  const [[place, near] = []] = onMap(neighbours); // empty if "Play" has neighbours but only "play" is on the map
-  if (near !== undefined) $("own-result").textContent = words("ownGroup", found.names[found.labels[place]] || `${words("group")} ${found.labels[place] + 1}`, near.toFixed(2));
+  const [[nearest, near] = []] = onMap(neighbours); // empty if "Play" has neighbours but only "play" is on the map
+  if (near !== undefined) $("own-result").textContent = words("ownGroup", found.names[found.labels[nearest]] || `${words("group")} ${found.labels[nearest] + 1}`, near.toFixed(2));
 }
 
 $("word-form").onsubmit = (event) => { event.preventDefault(); if ($("word").value.trim()) chooseWord($("word").value.trim()); };

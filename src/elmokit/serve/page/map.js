@@ -122,12 +122,12 @@ export class WordMap {
   }
 
   /** A point of the map in pixels of an area of this size. */
-  place([x, y], width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
+  toPixels([x, y], width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
     const [bx, by] = this.box, scale = Math.min((width / 2 - 48) / bx.half, (height / 2 - 40) / by.half) * this.view.zoom;
     return [width / 2 + this.view.x + (x - bx.middle) * scale, height / 2 + this.view.y - (y - by.middle) * scale];
   }
 
-  screenPoints() { return this.data ? this.now.map((p) => this.place(p)) : []; }
+  screenPoints() { return this.data ? this.now.map((p) => this.toPixels(p)) : []; }
 
   isFaded(i) {
     const { group, matches } = this.shown;
@@ -153,22 +153,22 @@ export class WordMap {
     context.strokeStyle = colors.line;
     context.lineWidth = 1;
     context.setLineDash([2, 5]);
-    const [x0, y0] = this.place([0, 0], width, height);
+    const [x0, y0] = this.toPixels([0, 0], width, height);
     context.beginPath();
     context.moveTo(0, y0); context.lineTo(width, y0); context.moveTo(x0, 0); context.lineTo(x0, height);
     context.stroke();
     context.setLineDash([]);
-    const places = this.now.map((p) => this.place(p, width, height));
-    const order = places.map((_, i) => i).sort((a, b) => this.isFaded(b) - this.isFaded(a));
+    const pixels = this.now.map((p) => this.toPixels(p, width, height));
+    const order = pixels.map((_, i) => i).sort((a, b) => this.isFaded(b) - this.isFaded(a));
     const glows = colors.groups.map((color) => glow(color));
-    context.globalAlpha = Math.min(0.13, 12 / places.length); // a soft glow shows where uses are dense
+    context.globalAlpha = Math.min(0.13, 12 / pixels.length); // a soft glow shows where uses are dense
     for (const i of order) {
-      if (!this.isFaded(i)) context.drawImage(glows[this.data.labels[i] % 8], places[i][0] - GLOW, places[i][1] - GLOW);
+      if (!this.isFaded(i)) context.drawImage(glows[this.data.labels[i] % 8], pixels[i][0] - GLOW, pixels[i][1] - GLOW);
     }
     for (const i of order) {
       const k = this.data.labels[i] % 8;
       context.globalAlpha = this.isFaded(i) ? 0.13 : 0.85;
-      trace(context, SHAPES[k], ...places[i], RADIUS);
+      trace(context, SHAPES[k], ...pixels[i], RADIUS);
       context.fillStyle = colors.groups[k];
       context.fill();
       context.strokeStyle = colors.card;
@@ -177,15 +177,15 @@ export class WordMap {
     }
     context.globalAlpha = 1;
     for (const i of [this.shown.hover, this.shown.selected]) {
-      if (i === null || !places[i]) continue;
+      if (i === null || !pixels[i]) continue;
       context.strokeStyle = colors.ink;
       context.lineWidth = 2;
       context.beginPath();
-      context.arc(...places[i], RADIUS + 5, 0, 2 * Math.PI);
+      context.arc(...pixels[i], RADIUS + 5, 0, 2 * Math.PI);
       context.stroke();
     }
     if (this.star) {
-      trace(context, "star", ...this.place(this.star[this.layer], width, height), 8);
+      trace(context, "star", ...this.toPixels(this.star[this.layer], width, height), 8);
       context.fillStyle = colors.star;
       context.fill();
       context.strokeStyle = colors.ink;
@@ -203,10 +203,10 @@ export class WordMap {
   }
 
   /** The position of each group's label in pixels, moved apart so that labels do not cover each other. */
-  labelPlaces(width, height, lineHeight = 24) {
+  labelPositions(width, height, lineHeight = 24) {
     if (!this.data) return [];
     const found = this.data.names.map((name, k) => {
-      const own = this.now.filter((_, i) => this.data.labels[i] === k).map((p) => this.place(p, width, height));
+      const own = this.now.filter((_, i) => this.data.labels[i] === k).map((p) => this.toPixels(p, width, height));
       if (!own.length || !name) return null;
       const middle = (axis) => own.map((p) => p[axis]).sort((a, b) => a - b)[own.length >> 1];
       const half = Math.min(name.length * 4 + 8, width / 2 - 4);
@@ -224,7 +224,7 @@ export class WordMap {
 
   placeLabels() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
-    this.labelBox.replaceChildren(...this.labelPlaces(w, h).filter(({ k }) => this.shown.group === null || this.shown.group === k).map(({ k, name, x, y }) => {
+    this.labelBox.replaceChildren(...this.labelPositions(w, h).filter(({ k }) => this.shown.group === null || this.shown.group === k).map(({ k, name, x, y }) => {
       const span = document.createElement("span");
       span.textContent = name;
       span.style.left = `${x}px`;
@@ -245,12 +245,12 @@ export class WordMap {
 
   /** The next use in a direction on the screen, starting from the current one. */
   step(dx, dy) {
-    const places = this.screenPoints(), from = this.shown.hover ?? this.shown.selected;
-    if (from === null) return places.length ? 0 : null;
+    const pixels = this.screenPoints(), from = this.shown.hover ?? this.shown.selected;
+    if (from === null) return pixels.length ? 0 : null;
     let best = from, least = Infinity;
-    places.forEach(([x, y], i) => {
-      const ahead = (x - places[from][0]) * dx + (y - places[from][1]) * dy;
-      const aside = Math.abs((x - places[from][0]) * dy) + Math.abs((y - places[from][1]) * dx);
+    pixels.forEach(([x, y], i) => {
+      const ahead = (x - pixels[from][0]) * dx + (y - pixels[from][1]) * dy;
+      const aside = Math.abs((x - pixels[from][0]) * dy) + Math.abs((y - pixels[from][1]) * dx);
       if (i !== from && !this.isFaded(i) && ahead > 0.5 && ahead + 2 * aside < least) { best = i; least = ahead + 2 * aside; }
     });
     return best;
@@ -314,12 +314,12 @@ export class WordMap {
   svg(title, width = 900, height = 640) {
     const colors = this.colors(), safe = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
     const marks = this.now.map((p, i) => {
-      const k = this.data.labels[i] % 8, [x, y] = this.place(p, width, height);
+      const k = this.data.labels[i] % 8, [x, y] = this.toPixels(p, width, height);
       return shapeMarkup(SHAPES[k], x, y, RADIUS, colors.groups[k], ' fill-opacity=".85"');
     });
-    const labels = this.labelPlaces(width, height).map(({ k, name, x, y }) =>
+    const labels = this.labelPositions(width, height).map(({ k, name, x, y }) =>
       `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="middle" font-weight="600" fill="${colors.groups[k % 8]}" stroke="${colors.card}" stroke-width="4" paint-order="stroke">${safe(name)}</text>`);
-    if (this.star) marks.push(shapeMarkup("star", ...this.place(this.star[this.layer], width, height), 8, colors.star));
+    if (this.star) marks.push(shapeMarkup("star", ...this.toPixels(this.star[this.layer], width, height), 8, colors.star));
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif" font-size="14"><title>${safe(title)}</title>` +
       `<rect width="100%" height="100%" fill="${colors.card}"/><text x="20" y="30" font-size="18" fill="${colors.ink}">${safe(title)}</text>${marks.join("")}${labels.join("")}</svg>`;
   }
@@ -335,7 +335,7 @@ export class WordMap {
     context.fillText(title, 20, 30);
     context.font = "600 14px sans-serif";
     context.textAlign = "center";
-    for (const { k, name, x, y } of this.labelPlaces(width, height)) {
+    for (const { k, name, x, y } of this.labelPositions(width, height)) {
       context.lineWidth = 4;
       context.strokeStyle = colors.card;
       context.strokeText(name, x, y);

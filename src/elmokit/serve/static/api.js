@@ -61,12 +61,12 @@ const ROUTES = {
 
   async neighbours({ inputs, word, position, k }) {
     const own = await elmo(), tokens = typeof inputs === "string" ? joined(own, own.tokenize(inputs), word) : inputs;
-    const place = position ?? tokens.findIndex((token) => token.toLowerCase() === word.toLowerCase());
-    if (place < 0) throw new ApiError("the word must be one of the tokens of the sentence", 422);
-    const uses = await ROUTES.senses({ word: word ?? tokens[place] });
-    const [sentence] = await own.layers([tokens]), vector = sentence.at(uses.vectors.layer, place), numbers = floats(uses.vectors.values);
+    const chosen = position ?? tokens.findIndex((token) => token.toLowerCase() === word.toLowerCase());
+    if (chosen < 0) throw new ApiError("the word must be one of the tokens of the sentence", 422);
+    const uses = await ROUTES.senses({ word: word ?? tokens[chosen] });
+    const [sentence] = await own.layers([tokens]), vector = sentence.at(uses.vectors.layer, chosen), numbers = floats(uses.vectors.values);
     const near = uses.sentences.map((use, i) => ({ ...use, similarity: cosine(vector, numbers.subarray(i * vector.length, (i + 1) * vector.length)) }));
-    return { tokens, position: place, neighbours: near.sort((a, b) => b.similarity - a.similarity).slice(0, k) };
+    return { tokens, position: chosen, neighbours: near.sort((a, b) => b.similarity - a.similarity).slice(0, k) };
   },
 };
 
