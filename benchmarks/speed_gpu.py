@@ -3,9 +3,9 @@
     python benchmarks/speed_gpu.py --output speed-gpu.md
     python benchmarks/speed_gpu.py --batches 1 32 --modes bfloat16 --lengths equal      # a part of it
 
-Sentences of 22 tokens, boundaries included, and sentences of real lengths; times are between CUDA events, calls in a
-row, the median; for one sentence also wall-clock time. Each system is first compared with the reference in
-float64. cuDNN has no clips and no skip connections between its layers: it is compared, and does its work, without.
+Sentences have 22 tokens including the boundaries, or real lengths. A time is the median between CUDA events over calls
+in a row; for one sentence there is also the wall-clock time. Each system is first compared with the reference in
+float64. cuDNN has no clips and no skip connections between its layers: it is compared and measured without them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ COLUMNS = {
 }
 PARITY_LENGTHS = (22, 1, 9, 31, 15)
 LONGEST_RUN = 500.0
-"""Milliseconds that a figure may take."""
+"""The time limit for one figure in milliseconds."""
 
 
 def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
-    """Systems that are not the reference's function, and what was found of each, in words."""
+    """The systems whose vectors differ from the reference, and a sentence about each comparison."""
     lengths = torch.tensor(PARITY_LENGTHS)
     x = batch_of(lengths, network, torch.float64)
     exact = {}
@@ -84,13 +84,13 @@ def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, s
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """The median of as many calls in a row as fit in the time."""
+    """The median milliseconds of as many calls in a row as fit into the time limit."""
     once = milliseconds(run, device, 3)
     return milliseconds(run, device, max(5, min(200, int(LONGEST_RUN / max(once, 1e-3)))))
 
 
 def wall(run: Callable[[], object], device: torch.device, repeats: int = 50) -> float:
-    """The median milliseconds from the call until its result is there."""
+    """The median milliseconds from a call until its result is ready."""
     times = []
     for _ in range(repeats + 3):
         machine.wait(device)
@@ -102,7 +102,7 @@ def wall(run: Callable[[], object], device: torch.device, repeats: int = 50) -> 
 
 
 def floor_milliseconds(config: ElmoConfig, lengths: Tensor, mode: str, peaks: machine.Peaks) -> float:
-    """The longer of the arithmetic and of reading every weight once."""
+    """The least milliseconds for a batch: the longer of its arithmetic and of reading every weight once."""
     arithmetic = int(lengths.sum()) * lstm_operations(config) / peaks.operations[mode]
     reading = (step_weights(config) + input_weights(config)) * BYTES[mode] / peaks.bytes_read
     return 1000 * max(arithmetic, reading)
