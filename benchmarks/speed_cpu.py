@@ -126,7 +126,7 @@ def start(
 def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tuple[dict[str, str], list[str]]:
     """The systems whose vectors differ from their reference, and a sentence about each comparison."""
     vectors = {name: child.vectors(batch, folder) for name, child in children.items()}
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     for first, names in (
         ("reference", [name for name in vectors if name not in MINILM]),
         ("minilm-transformers", [name for name in vectors if name in MINILM]),
@@ -134,11 +134,11 @@ def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tu
         exact = first if first in names else next(iter(names), first)
         for name in (name for name in names if name != exact):
             found = parity.compare(vectors[name], vectors[exact])
-            said.append(f"{TITLES[name]} {found.words()}")
+            comparisons.append(f"{TITLES[name]} {found.summary()}")
             kind = {"int8": "int8", "minilm-onnx-int8": "peer's int8"}.get(name, "float32")
             if not parity.TOLERANCES[kind].allows(found):
-                wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.words()})"
-    return wrong, said
+                wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.summary()})"
+    return wrong, comparisons
 
 
 def shape(config: ElmoConfig) -> str:
@@ -163,7 +163,7 @@ def measure(
         # Each process computes the first sentence before anything else; without parity, its time is not used.
         first = {name: child.seconds([plan.alone[0]]) for name, child in children.items()}
         say("comparing vectors")
-        wrong, said = disagreeing(children, plan.many[:PARITY_SENTENCES], folder)
+        wrong, comparisons = disagreeing(children, plan.many[:PARITY_SENTENCES], folder)
         for name in wrong:
             children.pop(name)
         limits = turns.Limits(folders.config, peaks, machine.cpu_cache_bytes())
@@ -174,7 +174,7 @@ def measure(
         title = f"{model}, {shape(folders.config)}"
         against = {"int8": "minilm-onnx-int8"} if {"int8", "minilm-onnx-int8"} <= children.keys() else {}
         table = Table(title, columns, found, next(iter(children)), notes, not_measured, against)
-        return table, [f"{model}: {words}" for words in said], not wrong
+        return table, [f"{model}: {line}" for line in comparisons], not wrong
 
 
 def say(what: str) -> None:
@@ -193,14 +193,14 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="minilm-") as temporary:
         minilm = MiniLmFiles(options.minilm, Path(temporary))
         for model in options.models:
-            table, said, fine = measure(model, options, text, peaks, minilm)
+            table, comparisons, fine = measure(model, options, text, peaks, minilm)
             tables.append(table)
-            agreement += said
+            agreement += comparisons
             agreed &= fine
     if hasattr(os, "getloadavg"):
         facts["and when it ended"] = f"{os.getloadavg()[0]:.1f}"
     problem = "" if agreed else "a system is not the same function as the reference, and was not timed"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": agreement}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": agreement}
     publish("speed_cpu.py", given, options.output, tables, **found, problem=problem)
 
 

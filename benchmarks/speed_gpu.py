@@ -53,7 +53,7 @@ def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
     for name, given in (("all", network), ("cudnn", network.without_clips())):
         skip = name == "all" and network.config.lstm.skip_connections
         exact[name] = reference(x, lengths, given.to(torch.float64).stacks, skip_connections=skip)[-1].cpu().numpy()
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     given = network.to(MODES[mode])
     for name in given.systems():
         try:
@@ -66,10 +66,10 @@ def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
             for side in (found, exact["cudnn" if name == "cudnn" else "all"])
         ]
         result = parity.compare(*by_sentence)
-        said.append(f"{mode}, {COLUMNS[name]} {result.words()}")
+        comparisons.append(f"{mode}, {COLUMNS[name]} {result.summary()}")
         if not parity.TOLERANCES[mode].allows(result):
-            wrong[name] = f"it is not the same function as the reference ({result.words()})"
-    return wrong, said
+            wrong[name] = f"it is not the same function as the reference ({result.summary()})"
+    return wrong, comparisons
 
 
 def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, str]) -> dict[str, float]:
@@ -157,11 +157,11 @@ def main(given: Sequence[str] | None = None) -> None:
     network = Network.random(models.config_of(options.size), options.seed, device)
     peaks = machine.peaks(options.device)
     facts = machine.facts(options.device) | {"lengths": text.source}
-    tables, said, agreed = [], [], True
+    tables, comparisons, agreed = [], [], True
     for mode in options.modes:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode == "tf32"
-        absent, words = agreement(network, mode)
-        said += words
+        absent, lines = agreement(network, mode)
+        comparisons += lines
         agreed &= not absent
         if device.type == "cpu":
             absent["cudnn"] = "there is none on a CPU"
@@ -173,7 +173,7 @@ def main(given: Sequence[str] | None = None) -> None:
             tables.append(table_of(network, mode, kind, batches, peaks, absent))
             print(tables[-1].markdown(), "\n", file=sys.stderr, flush=True)
     problem = "" if agreed else "not every system could be measured: the tables say why"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_gpu.py", given, options.output, tables, **found, problem=problem)
 
 

@@ -109,17 +109,17 @@ def agreement(models: Mapping[str, Elmo], exact: Mapping[str, Elmo], mode: str) 
         "lstm": _reference_lstm(exact["lstm"], plain),
         "transformer": _reference_blocks(exact["transformer"], plain),
     }
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     for name, run in networks(models, batch).items():
         for _ in range(3):  # launched, recorded, replayed
             top = run()[-1].double().cpu()
         rows = [row[:n] for row, n in zip(top, lengths, strict=True)] if name == "lstm" else top.split(lengths)
         expected = tops["lstm" if name == "lstm" else "transformer"]
         result = parity.compare([row.numpy() for row in rows], [row.numpy() for row in expected])
-        said.append(f"{mode}, {COLUMNS[name]} {result.words()}")
+        comparisons.append(f"{mode}, {COLUMNS[name]} {result.summary()}")
         if not parity.TOLERANCES[mode].allows(result):
-            wrong[name] = f"it is not the same function as the reference ({result.words()})"
-    return wrong, said
+            wrong[name] = f"it is not the same function as the reference ({result.summary()})"
+    return wrong, comparisons
 
 
 def _reference_lstm(elmo: Elmo, batch: Batch) -> list[Tensor]:
@@ -208,17 +208,17 @@ def main(given: Sequence[str] | None = None) -> None:
         n: text.drawn(n, options.seed) if options.ragged else text.of_length(TOKENS - 2, n, options.seed)
         for n in options.batches
     }
-    tables, said, agreed = [], [], True
+    tables, comparisons, agreed = [], [], True
     for mode in options.modes:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode == "tf32"
         models = models_of(options.shape, options.seed, device, MODES[mode])
-        absent, words = agreement(models, exact, mode)
-        said += words
+        absent, lines = agreement(models, exact, mode)
+        comparisons += lines
         agreed &= not absent
         tables.append(table_of(models, mode, batches, kind, absent))
         print(tables[-1].markdown(), "\n", file=sys.stderr, flush=True)
     problem = "" if agreed else "not every system could be measured: the tables say why"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_gpu_contexts.py", given, options.output, tables, **found, problem=problem)
 
 

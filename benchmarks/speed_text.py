@@ -90,16 +90,16 @@ def main(given: Sequence[str] | None = None) -> None:
         ours = Ours(model, options.dtype, device=options.device)
         peer = Plain(model, structure="loop", device=options.device)
         found = parity.compare(ours.encode(lines[:PARITY_SENTENCES]), peer.encode(lines[:PARITY_SENTENCES]))
-        said = f"{options.dtype} {found.words()} against the loop in float32"
+        comparison = f"{options.dtype} {found.summary()} against the loop in float32"
         if not parity.TOLERANCES[options.dtype].allows(found):
-            raise ElmoError(f"{said}: the vectors do not agree, so nothing is timed")
+            raise ElmoError(f"{comparison}: the vectors do not agree, so nothing is timed")
         rows = measure(ours, peer, path, lines, options.batch_tokens)
     config = ours.elmo.config
     rows[1].values["floor"] = floor(config, lines, peaks, options.dtype)
     facts = machine.facts(options.device) | {"text": f"{text.source}, {len(lines):,} sentences"}
     title = f"text file to vectors, {config.lstm.cell_size}/{config.lstm.output_size}, {options.dtype}"
     tables = [Table(title, COLUMNS, rows, "loop", [f"elmokit chose {ours.facts['path']}"])]
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": [said]}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": [comparison]}
     publish("speed_text.py", given, options.output, tables, **found)
 
 

@@ -122,8 +122,8 @@ def main(given: Sequence[str] | None = None) -> None:
     absent = {} if "cudnn" in took else {"cudnn": "there is no cuDNN on a CPU"}
     tables = [Table(title, COLUMNS, rows, peer, absent=absent)]
     facts = machine.facts(options.device)
-    said = [f"outputs and gradients of lstm_windows off by {error:.1e}"]
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    comparisons = [f"outputs and gradients of lstm_windows off by {error:.1e}"]
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_training.py", given, options.output, tables, **found)
 
 

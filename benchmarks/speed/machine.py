@@ -25,7 +25,7 @@ class Peaks:
     bytes_read: float
     """Bytes per second read from memory."""
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The peaks as text."""
         products = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in self.operations.items())
         return f"measured peaks: {products} GFLOP/s (GOP/s), memory {self.bytes_read / 1e9:,.0f} GB/s"

@@ -19,7 +19,7 @@ class Agreement:
     worst_cosine: float
     """The smallest cosine of a token."""
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The differences as text."""
         return f"off by {self.relative:.1e}, cosine {self.mean_cosine:.6f}, worst token {self.worst_cosine:.6f}"
 
