@@ -1,8 +1,9 @@
-"""How far a sentence's vectors move with its batch: elmokit, and the same network with plain matrix products.
+"""How much a sentence's vectors change with its batch: in elmokit, and in the same network with plain matrix products.
 
     python benchmarks/batch_invariance.py [--size medium] [--device cpu]
 
-Random weights of two strengths; the strong ones make the LSTM chaotic, so that any difference in a last digit shows.
+The weights are random, in two strengths; strong weights make the LSTM chaotic, so that a difference in a last digit
+grows and becomes visible.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def build(size: str, strength: float) -> Elmo:
 
 
 def spread(elmo: Elmo) -> float:
-    """The largest difference of any number of any layer between a sentence alone and in batches of 2 to 32."""
+    """The largest difference in any layer between a sentence alone and the same sentence in batches of 2 to 32."""
     sentences = [TEXT[start : start + 5 + start % 23] for start in range(32)]
     alone = [elmo.encode([sentence], output="layers")[0] for sentence in sentences]
     largest = 0.0

@@ -1,9 +1,9 @@
-"""`elmo embed FOLDER` with one worker and with two or more, on the same texts, and what a large corpus would cost.
+"""`elmo embed FOLDER` with one worker and with several, on the same texts, and the estimated time for a large corpus.
 
     python benchmarks/embed_folder.py --workers 1 2 --turns 3
 
-The files that all runs write must be equal to the bit. *Tokens per second* is by the clock, start and model included;
-*per CPU second* counts what the processes used, so that other programs on the machine change it less.
+The files of all runs must be equal bit by bit. *Tokens per second* is by the wall clock and includes the start and
+loading the model; *per CPU second* is by the CPU time of the processes, on which other programs have less influence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--sentences", type=int, default=500, help="per file")
-    parser.add_argument("--text", type=Path, help="one sentence per line; without it the text is made")
+    parser.add_argument("--text", type=Path, help="one sentence per line [generated sentences]")
     parser.add_argument("--model", default="en")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
@@ -60,7 +60,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def run(folder: Path, workers: int, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds by the clock and of the CPU; refuses files that differ from those of the first run."""
+    """Seconds by the wall clock and of CPU time; the files must be equal to those of the first run."""
     output = folder / str(workers)
     shutil.rmtree(output, ignore_errors=True)
     command = ["embed", str(folder / "texts"), "--output", str(output), "--workers", str(workers), "--to", "npy"]

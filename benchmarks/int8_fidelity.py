@@ -1,9 +1,9 @@
-"""How near the vectors of `dtype="int8"` are to those of float32, on text and in a task.
+"""How close int8 vectors are to float32 vectors, on text and in a task.
 
     python benchmarks/int8_fidelity.py [--model en] [--sentences 1000] [--task FOLDER] TEXT...
 
-TEXT is a file with one sentence or paragraph per line, plain or packed; its first lines are left out. FOLDER has
-train.tsv and dev.tsv with a label and a text per line: a logistic regression on the mean vector of each text.
+TEXT is a file with one sentence or paragraph per line, plain or packed; its first 1,000 lines are skipped. FOLDER has
+train.tsv and dev.tsv with a label and a text per line; a logistic regression is trained on the mean vectors.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/onnx_files.py [--models en en-lstm] [--turns 5] [--runtime DIST]
 
-Every file is exported first, which compares it with elmokit. The two take turns. DIST is the folder `dist` of
-onnxruntime-web: with it, one sentence is also timed in Chromium (this needs Playwright).
+Every file is first exported, which also compares it with elmokit; then the two systems are timed in turns. DIST is the
+folder `dist` of onnxruntime-web: with it, one sentence is also timed in Chromium (this needs Playwright).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
         words = [word for line in islice(lines, 1000) for word in line.split()]
         sentences = [words[start : start + TOKENS] for start in range(0, MANY * TOKENS, TOKENS)]
         for name in arguments.models:
-            # Without the cache of words: the ONNX file has none, and both read every word's characters.
+            # Without the cache of words, which the ONNX file does not have: both read the characters of every word.
             own = Elmo.load(name, dtype="float32", device="cpu", type_cache_mb=0)
             for dtype in ("float32", "float16", "int8"):
                 path = Path(folder) / "elmo.onnx"
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def fastest(turns: int, *runs: Callable[[], object]) -> list[float]:
-    """The shortest time of each, in seconds, after one call to warm up."""
+    """The shortest time of each run in seconds, after one call to warm up."""
     best = [float("inf")] * len(runs)
     for turn in range(turns + 1):
         for number, run in enumerate(runs):
@@ -87,11 +87,11 @@ class QuietHandler(SimpleHTTPRequestHandler):
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript", ".wasm": "application/wasm"}
 
     def log_message(self, *_: object) -> None:
-        """Write nothing."""
+        """Write no log."""
 
 
 def in_browser(folder: Path, runtime: Path, sentence: list[str]) -> float:
-    """Milliseconds for one sentence in Chromium, one thread, the shortest of ten."""
+    """The shortest of ten times for one sentence in Chromium with one thread, in milliseconds."""
     from playwright.sync_api import sync_playwright
 
     shutil.copytree(runtime, folder / "ort", dirs_exist_ok=True)

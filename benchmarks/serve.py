@@ -1,16 +1,16 @@
 """`elmo serve` under load. Each command prints one table in Markdown:
 
     throughput   sentences per second, as a share of `Elmo.encode` on the same sentences
-    latency      what the server adds to `Elmo.encode` for one client at a time
-    overload     three times what the server can compute; also while other programs take its core
-    bits         1,000 requests of all kinds at the same time have the bits of `Elmo.encode`
-    stop         SIGTERM under load loses nothing
-    chaos        clients that go away, are slow, send too much or send nonsense
-    peer         beside all-MiniLM-L6-v2 in sentence-transformers behind a plain FastAPI handler
+    latency      the time that the server adds to `Elmo.encode` for one client at a time
+    overload     three times the load that the server can compute, also while other programs use its core
+    bits         1,000 concurrent requests of all kinds give the same bits as `Elmo.encode`
+    stop         SIGTERM under load loses no request
+    chaos        clients that disconnect, are slow, send too much or send nonsense
+    peer         all-MiniLM-L6-v2 in sentence-transformers behind a plain FastAPI handler
     all          all of these: 20 minutes, or 3 with --quick
 
 The server has one core and one thread, the clients have another core. `Elmo.encode` has the server's core to itself.
-The environment of the peer is made once, torch first, so that pip takes no other; --peer-python is its Python:
+Create the environment of the peer once, with torch first, so that pip installs no other; --peer-python is its Python:
 
     python -m venv /tmp/venv-minilm && cd /tmp/venv-minilm/bin
     ./pip install torch==2.13.0
@@ -82,7 +82,7 @@ class Bench:
 
     @contextmanager
     def server(self, *options: object) -> Iterator[int]:
-        """A server that has computed all sentences once; gives its process id."""
+        """A running server that has computed all sentences once; yields its process id."""
         command = [sys.executable, "-m", "elmokit", "serve", self.model, "--dtype", self.dtype, "--port", str(PORT)]
         with running([*command, *map(str, options)], PORT) as process:
             assert self.has_right_bits(range(len(self.texts))), "the vectors differ from those of Elmo.encode"
@@ -93,12 +93,12 @@ class Bench:
         return request_bytes("/embed", {"inputs": [self.texts[each] for each in numbers], **BASE64})
 
     def has_right_bits(self, numbers: range | list[int]) -> bool:
-        """Ask for some sentences, and compare their vectors with those of `Elmo.encode`."""
+        """Request the vectors of some sentences, and compare them with those of `Elmo.encode`."""
         reply = ask(PORT, self.request(numbers))
         return reply.status == 200 and self.is_right(reply, numbers)
 
     def is_right(self, reply: Reply, numbers: range | list[int]) -> bool:
-        """Whether an answer of /embed in base64 has the bits of `Elmo.encode`."""
+        """Whether a base64 response of /embed has the same bits as `Elmo.encode`."""
         if not hasattr(self, "_right"):
             self._right = [normalised(row).tobytes() for row in self.elmo.encode(self.texts, output="sentence")]
         found = [base64.b64decode(each) for each in json.loads(reply.body)]
@@ -112,14 +112,14 @@ class Bench:
             return len(self.texts) / (time.perf_counter() - begin)
 
     def drawn(self, chance: random.Random) -> list[int]:
-        """Some sentences: often one, sometimes many."""
+        """The numbers of some random sentences: often one, sometimes many."""
         count = chance.choices([1, 8, 32, 128], [50, 25, 20, 5])[0]
         return [chance.randrange(len(self.texts)) for _ in range(count)]
 
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Run on one core; afterwards on that of the clients."""
+    """Run on one core; afterwards on the clients' core again."""
     os.sched_setaffinity(0, {core})
     try:
         yield
@@ -150,7 +150,7 @@ def throughput(bench: Bench) -> None:
 
 
 def latency(bench: Bench) -> None:
-    """In turns of 40 sentences, so that a disturbance of the machine reaches both."""
+    """In turns of 40 sentences, so that other load on the machine affects both."""
     rounds = max(int(bench.seconds * 4), 4)
     alone, served, added = [], [], []
     with bench.server(), Connection(PORT) as connection:
@@ -187,13 +187,13 @@ def overload(bench: Bench) -> None:
 
 
 def flood(bench: Bench, rate: float, wait: float, others: int) -> list[str]:
-    """Requests at fixed times, whether the earlier ones are answered or not; in the middle, others use the core."""
-    seconds, chance, at = 8 * bench.seconds, random.Random(1), 0.0
+    """Requests at fixed times, even if earlier ones are not answered; in the middle third, others use the core."""
+    seconds, chance, due = 8 * bench.seconds, random.Random(1), 0.0
     plan = []
-    while at < seconds:
+    while due < seconds:
         numbers = bench.drawn(chance)
-        plan.append((at, numbers, bench.request(numbers)))
-        at += len(numbers) / rate
+        plan.append((due, numbers, bench.request(numbers)))
+        due += len(numbers) / rate
     replies: list[Reply] = []
     failures: Counter[str] = Counter()
     done = 0
@@ -276,7 +276,7 @@ def bits(bench: Bench, count: int = 1000) -> None:
 
 
 Kind = tuple[str, dict[str, Any], Any, Any, bool]
-"""Route, fields, layer, pooling, and whether the answer is normalised."""
+"""Route, fields, layer, pooling, and whether the vectors are normalised."""
 
 
 def embed_kind(chance: random.Random) -> Kind:
@@ -301,7 +301,7 @@ def tokens_kind(chance: random.Random) -> Kind:
 
 
 def vector_bytes(reply: Reply, path: str) -> bytes:
-    """The numbers of an answer as float32, one after the other."""
+    """The float32 vectors of a response as bytes, one after the other."""
     kind = reply.headers["content-type"]
     if kind == "application/x-npy":
         return bytes(np.load(io.BytesIO(reply.body)).tobytes())
@@ -318,7 +318,7 @@ def vector_bytes(reply: Reply, path: str) -> bytes:
 
 
 def stop(bench: Bench) -> None:
-    """64 clients, half of them with a new connection for each request, which come again until they cannot connect."""
+    """64 clients, half of them with a new connection per request, which send requests until they cannot connect."""
     drains, seconds = max(int(2 * bench.seconds), 2), []
     outcomes: Counter[str] = Counter()
     for drain in range(drains):
@@ -434,7 +434,7 @@ def answers_with_5xx() -> float:
 
 
 def goes_away(client: socket.socket, bench: Bench, chance: random.Random, _: float) -> None:
-    """Asks for much and closes the connection before the answer, half of the time with a reset."""
+    """Sends a large request and closes the connection before the response, half of the time with a reset."""
     client.sendall(bench.request([chance.randrange(400) for _ in range(chance.choice([1, 32, 200]))]))
     time.sleep(chance.random() / 2)
     if chance.random() < 0.5:
@@ -442,7 +442,7 @@ def goes_away(client: socket.socket, bench: Bench, chance: random.Random, _: flo
 
 
 def sends_slowly(client: socket.socket, bench: Bench, chance: random.Random, end: float) -> None:
-    """Sends one byte per second: of the headers, or of the body."""
+    """Sends the headers or the body one byte per second."""
     request = bench.request([0])
     sent = chance.choice([0, request.index(b"\r\n\r\n") + 4])
     client.sendall(request[:sent])
@@ -454,7 +454,7 @@ def sends_slowly(client: socket.socket, bench: Bench, chance: random.Random, end
 
 
 def reads_nothing(client: socket.socket, bench: Bench, chance: random.Random, end: float) -> None:
-    """Asks for megabytes and does not read them."""
+    """Requests megabytes and does not read them."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.sendall(request_bytes("/embed_all", {"inputs": bench.texts[:40]}))
     time.sleep(min(chance.choice([1, 5, 20, 70]), max(end - time.perf_counter(), 0)))
@@ -476,7 +476,7 @@ def sends_too_much(client: socket.socket, _: Bench, chance: random.Random, __: f
 
 
 def sends_nonsense(client: socket.socket, bench: Bench, chance: random.Random, _: float) -> None:
-    """Sends bytes that are no HTTP, no JSON or no request, or a request with some bytes changed."""
+    """Sends bytes that are not HTTP, not JSON or not a valid request, or a request with some bytes changed."""
     request = bytearray(bench.request([0]))
     for _number in range(chance.randint(1, 20)):
         request[chance.randrange(len(request))] = chance.randrange(256)
@@ -530,10 +530,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=[*COMMANDS, "all"])
     parser.add_argument("--model", default="en", help="[en]")
-    parser.add_argument("--dtype", default="int8", help="of the model [int8; `all` also measures float32]")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement [5]")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of chaos [10]")
-    parser.add_argument("--quick", action="store_true", help="1 second, 24 seconds of chaos, and int8 alone")
+    parser.add_argument("--dtype", default="int8", help="dtype of the model [int8; `all` also measures float32]")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per measurement [5]")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of chaos [10]")
+    parser.add_argument(
+        "--quick", action="store_true", help="1 second per measurement, 24 seconds of chaos, and only int8"
+    )
     parser.add_argument("--peer-python", type=Path, default=Path("/tmp/venv-minilm/bin/python"), help="[%(default)s]")
     given = parser.parse_args()
     seconds, minutes = (1.0, 0.4) if given.quick else (given.seconds, given.minutes)

@@ -1,9 +1,10 @@
-"""Context encoders alone on the CPU, in turns: Transformer blocks of random weights and the biLSTM of `en-lstm`.
+"""Context encoders alone on the CPU, in turns: Transformer blocks with random weights and the biLSTM of `en-lstm`.
 
     python benchmarks/speed_context.py                      # a sentence of 20 words, then batches of 64 and 512
-    python benchmarks/speed_context.py --cpu-time           # one thread's own time, on a machine that others use too
+    python benchmarks/speed_context.py --cpu-time           # CPU time of one thread, for a machine with other load
 
-Both get vectors of words, so that neither pays for characters. A sentence has two boundaries besides its words.
+Both get token vectors, so that the time does not include the character part. A sentence has two boundaries besides its
+words.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def transformer_runs(lengths: Sequence[int]) -> dict[str, Run]:
 
 def in_turns(runs: dict[str, Run], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats + 2):  # two to warm up
+    for turn in range(repeats + 2):  # the first two warm up
         for name, run in runs.items():
             start = clock()
             run()
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=300, help="turns for one sentence [%(default)s]")
     parser.add_argument("--batches", type=int, nargs="*", default=[64, 512], help="sentences [%(default)s]")
     parser.add_argument("--batch-repeats", type=int, default=5, help="turns for a batch [%(default)s]")
-    parser.add_argument("--cpu-time", action="store_true", help="time of one thread, without waiting for others")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread, without waiting")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu_time else options.threads)
     clock = time.thread_time if options.cpu_time else time.perf_counter

@@ -5,14 +5,14 @@
     python benchmarks/speed_cpu.py --models transformer             # the Transformer's shape, against MiniLM
     python benchmarks/speed_cpu.py --sentences FILE --seed 7        # other text, other sentences, other weights
 
-Every system runs in a process of its own, which times itself; the processes take turns, batch by batch, and all but one
-are stopped: threads that spin while they wait for work disturb no one. A sentence whose words are known is computed
-many times in a row, other batches after a rest of 20 ms.
+Every system runs in its own process, which times itself. The processes take turns, batch by batch; all others are
+stopped, so that threads that spin while they wait for work do not disturb the measurement. A sentence whose words are
+known is computed many times in a row, other batches after a pause of 20 ms.
 
-The peer of an LSTM is AllenNLP, which runs the same weights; where it cannot be installed, a loop of its structure is
+The peer of an LSTM is AllenNLP, which runs the same weights; if it cannot be installed, a loop of its structure is
 measured instead and the table says so. The peer of a Transformer is all-MiniLM-L6-v2 in onnxruntime and in
-transformers, one vector per word from its last layer. The peers' environments are made on the first run
-(benchmarks/peers/environments.py). Weights of the released sizes are random, from the seed.
+transformers, with one vector per word from its last layer. The peers' environments are created on the first run
+(benchmarks/peers/environments.py). Models of the released sizes have random weights, from the seed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARITY_SENTENCES = 4
 SHOWN = {"floor float32": "floor, float32", "floor int8": "floor, int8"}
 OURS = ("float32", "int8", "packed", "reference")
 SYSTEMS = {"lstm": ("allennlp", *OURS), "transformer": (*MINILM, *OURS)}
-"""The systems by kind of context encoder, where the user names none."""
+"""The default systems for each kind of context encoder."""
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,7 +51,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", help=f"columns, of {','.join(TITLES)} [the peers of the model's kind and ours]")
     parser.add_argument("--count", type=int, help="sentences in batches [512]")
     parser.add_argument("--alone", type=int, help="sentences measured by themselves [25]")
-    parser.add_argument("--tokens", type=int, default=20, help="of a sentence by itself [%(default)s]")
+    parser.add_argument("--tokens", type=int, default=20, help="tokens of a sentence by itself [%(default)s]")
     parser.add_argument(
         "--turns", type=int, default=3, help="measurements of known sentences, and of all [%(default)s]"
     )
@@ -74,7 +74,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class MiniLmFiles:
-    """The environment and the files of all-MiniLM-L6-v2, made when they are first asked for."""
+    """The environment and the files of all-MiniLM-L6-v2, created at the first use."""
 
     def __init__(self, source: Path | None, folder: Path) -> None:
         self.source = source
@@ -82,7 +82,7 @@ class MiniLmFiles:
         self.made: Path | ElmoError | None = None
 
     def python(self) -> Path:
-        """The interpreter that runs it, when `folder` has all files; an error is the same the next time."""
+        """Create all files in `folder` and return the Python interpreter; later calls give the same result or error."""
         if self.made is None:
             try:
                 python = MINILM_ENVIRONMENT.make()
@@ -100,7 +100,7 @@ class MiniLmFiles:
 def start(
     options: argparse.Namespace, folders: models.ModelFolders, minilm: MiniLmFiles, stack: ExitStack
 ) -> tuple[dict[str, Child], dict[str, str]]:
-    """The systems that can be run, and why the others cannot; the loop comes where AllenNLP does not."""
+    """The systems that can be run, and the reason for each of the others; a loop replaces a missing AllenNLP."""
     children: dict[str, Child] = {}
     absent: dict[str, str] = {}
     waiting = list(options.systems.split(",") if options.systems else SYSTEMS[folders.config.context.kind])
@@ -124,9 +124,9 @@ def start(
 
 
 def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Systems whose vectors are not those of their model's reference, and what was found of each, in words."""
+    """The systems whose vectors differ from their reference, and a sentence about each comparison."""
     vectors = {name: child.vectors(batch, folder) for name, child in children.items()}
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     for first, names in (
         ("reference", [name for name in vectors if name not in MINILM]),
         ("minilm-transformers", [name for name in vectors if name in MINILM]),
@@ -134,15 +134,15 @@ def disagreeing(children: Mapping[str, Child], batch: Batch, folder: Path) -> tu
         exact = first if first in names else next(iter(names), first)
         for name in (name for name in names if name != exact):
             found = parity.compare(vectors[name], vectors[exact])
-            said.append(f"{TITLES[name]} {found.words()}")
+            comparisons.append(f"{TITLES[name]} {found.summary()}")
             kind = {"int8": "int8", "minilm-onnx-int8": "peer's int8"}.get(name, "float32")
             if not parity.TOLERANCES[kind].allows(found):
-                wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.words()})"
-    return wrong, said
+                wrong[name] = f"it is not the same function as the {TITLES[exact]} ({found.summary()})"
+    return wrong, comparisons
 
 
 def shape(config: ElmoConfig) -> str:
-    """The size of the context encoder in a few words."""
+    """The size of the context encoder as text."""
     if isinstance(config.context, TransformerConfig):
         return f"{config.context.n_blocks} × {config.context.size}"
     return f"{config.lstm.cell_size}/{config.lstm.output_size}, {config.lstm.n_layers} layers"
@@ -151,7 +151,7 @@ def shape(config: ElmoConfig) -> str:
 def measure(
     model: str, options: argparse.Namespace, text: sentences.Text, peaks: machine.Peaks, minilm: MiniLmFiles
 ) -> tuple[Table, list[str], bool]:
-    """The table of a model, what parity found, and whether every system agreed."""
+    """The table of a model, the results of the comparison, and whether every system agreed."""
     alone = text.of_length(options.tokens, options.alone + 1, options.seed)
     plan = turns.Plan(alone, text.drawn(options.count, options.seed + 1), turns=options.turns)
     with tempfile.TemporaryDirectory(prefix="speed-") as temporary, ExitStack() as stack:
@@ -160,10 +160,10 @@ def measure(
         int8 = options.systems is None or "int8" in options.systems.split(",")
         folders = models.write(model, options.seed, folder, int8=int8)
         children, absent = start(options, folders, minilm, stack)
-        # The first sentence is the first thing a process does; its figure is dropped with the rest where parity fails.
+        # Each process computes the first sentence before anything else; without parity, its time is not used.
         first = {name: child.seconds([plan.alone[0]]) for name, child in children.items()}
         say("comparing vectors")
-        wrong, said = disagreeing(children, plan.many[:PARITY_SENTENCES], folder)
+        wrong, comparisons = disagreeing(children, plan.many[:PARITY_SENTENCES], folder)
         for name in wrong:
             children.pop(name)
         limits = turns.Limits(folders.config, peaks, machine.cpu_cache_bytes())
@@ -174,7 +174,7 @@ def measure(
         title = f"{model}, {shape(folders.config)}"
         against = {"int8": "minilm-onnx-int8"} if {"int8", "minilm-onnx-int8"} <= children.keys() else {}
         table = Table(title, columns, found, next(iter(children)), notes, not_measured, against)
-        return table, [f"{model}: {words}" for words in said], not wrong
+        return table, [f"{model}: {line}" for line in comparisons], not wrong
 
 
 def say(what: str) -> None:
@@ -193,14 +193,14 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="minilm-") as temporary:
         minilm = MiniLmFiles(options.minilm, Path(temporary))
         for model in options.models:
-            table, said, fine = measure(model, options, text, peaks, minilm)
+            table, comparisons, fine = measure(model, options, text, peaks, minilm)
             tables.append(table)
-            agreement += said
+            agreement += comparisons
             agreed &= fine
     if hasattr(os, "getloadavg"):
         facts["and when it ended"] = f"{os.getloadavg()[0]:.1f}"
     problem = "" if agreed else "a system is not the same function as the reference, and was not timed"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": agreement}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": agreement}
     publish("speed_cpu.py", given, options.output, tables, **found, problem=problem)
 
 

@@ -3,9 +3,9 @@
     python benchmarks/speed_gpu.py --output speed-gpu.md
     python benchmarks/speed_gpu.py --batches 1 32 --modes bfloat16 --lengths equal      # a part of it
 
-Sentences of 22 tokens, boundaries included, and sentences of real lengths; times are between CUDA events, calls in a
-row, the median; for one sentence also wall-clock time. Each system is first compared with the reference in
-float64. cuDNN has no clips and no skip connections between its layers: it is compared, and does its work, without.
+Sentences have 22 tokens including the boundaries, or real lengths. A time is the median between CUDA events over calls
+in a row; for one sentence there is also the wall-clock time. Each system is first compared with the reference in
+float64. cuDNN has no clips and no skip connections between its layers: it is compared and measured without them.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ COLUMNS = {
 }
 PARITY_LENGTHS = (22, 1, 9, 31, 15)
 LONGEST_RUN = 500.0
-"""Milliseconds that a figure may take."""
+"""The time limit for one figure in milliseconds."""
 
 
 def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
-    """Systems that are not the reference's function, and what was found of each, in words."""
+    """The systems whose vectors differ from the reference, and a sentence about each comparison."""
     lengths = torch.tensor(PARITY_LENGTHS)
     x = batch_of(lengths, network, torch.float64)
     exact = {}
     for name, given in (("all", network), ("cudnn", network.without_clips())):
         skip = name == "all" and network.config.lstm.skip_connections
         exact[name] = reference(x, lengths, given.to(torch.float64).stacks, skip_connections=skip)[-1].cpu().numpy()
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     given = network.to(MODES[mode])
     for name in given.systems():
         try:
@@ -66,10 +66,10 @@ def agreement(network: Network, mode: str) -> tuple[dict[str, str], list[str]]:
             for side in (found, exact["cudnn" if name == "cudnn" else "all"])
         ]
         result = parity.compare(*by_sentence)
-        said.append(f"{mode}, {COLUMNS[name]} {result.words()}")
+        comparisons.append(f"{mode}, {COLUMNS[name]} {result.summary()}")
         if not parity.TOLERANCES[mode].allows(result):
-            wrong[name] = f"it is not the same function as the reference ({result.words()})"
-    return wrong, said
+            wrong[name] = f"it is not the same function as the reference ({result.summary()})"
+    return wrong, comparisons
 
 
 def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, str]) -> dict[str, float]:
@@ -84,13 +84,13 @@ def measure(network: Network, mode: str, lengths: Tensor, absent: Mapping[str, s
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """The median of as many calls in a row as fit in the time."""
+    """The median milliseconds of as many calls in a row as fit into the time limit."""
     once = milliseconds(run, device, 3)
     return milliseconds(run, device, max(5, min(200, int(LONGEST_RUN / max(once, 1e-3)))))
 
 
 def wall(run: Callable[[], object], device: torch.device, repeats: int = 50) -> float:
-    """The median milliseconds from the call until its result is there."""
+    """The median milliseconds from a call until its result is ready."""
     times = []
     for _ in range(repeats + 3):
         machine.wait(device)
@@ -102,7 +102,7 @@ def wall(run: Callable[[], object], device: torch.device, repeats: int = 50) -> 
 
 
 def floor_milliseconds(config: ElmoConfig, lengths: Tensor, mode: str, peaks: machine.Peaks) -> float:
-    """The longer of the arithmetic and of reading every weight once."""
+    """The least milliseconds for a batch: the longer of its arithmetic and of reading every weight once."""
     arithmetic = int(lengths.sum()) * lstm_operations(config) / peaks.operations[mode]
     reading = (step_weights(config) + input_weights(config)) * BYTES[mode] / peaks.bytes_read
     return 1000 * max(arithmetic, reading)
@@ -157,11 +157,11 @@ def main(given: Sequence[str] | None = None) -> None:
     network = Network.random(models.config_of(options.size), options.seed, device)
     peaks = machine.peaks(options.device)
     facts = machine.facts(options.device) | {"lengths": text.source}
-    tables, said, agreed = [], [], True
+    tables, comparisons, agreed = [], [], True
     for mode in options.modes:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode == "tf32"
-        absent, words = agreement(network, mode)
-        said += words
+        absent, lines = agreement(network, mode)
+        comparisons += lines
         agreed &= not absent
         if device.type == "cpu":
             absent["cudnn"] = "there is none on a CPU"
@@ -173,7 +173,7 @@ def main(given: Sequence[str] | None = None) -> None:
             tables.append(table_of(network, mode, kind, batches, peaks, absent))
             print(tables[-1].markdown(), "\n", file=sys.stderr, flush=True)
     problem = "" if agreed else "not every system could be measured: the tables say why"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_gpu.py", given, options.output, tables, **found, problem=problem)
 
 

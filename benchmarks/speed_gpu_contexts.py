@@ -3,10 +3,10 @@
     python benchmarks/speed_gpu_contexts.py --output speed-gpu-contexts.md
     python benchmarks/speed_gpu_contexts.py --batches 32 2048 --modes bfloat16      # the figures of docs/speed.md
 
-"network": token vectors on the GPU → all layers on the GPU, between CUDA events, calls in a row, the median; "until it
-is there" is the wall-clock time of one call. "encode": lists of words, known ones → arrays on the host, on the
-wall. Sentences have 22 tokens, boundaries included, or with `--ragged` real lengths. Weights are random; each system
-is first compared with the reference in float64.
+"network": token vectors on the GPU → all layers on the GPU; the median time between CUDA events over calls in a row.
+"until it is there": the wall-clock time of one call. "encode": lists of known words → arrays on the host, in
+wall-clock time. Sentences have 22 tokens including the boundaries, or with `--ragged` real lengths. Weights are random;
+each system is first compared with the reference in float64.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from elmokit.ops.reference import transformer_reference
 COLUMNS = {"lstm": "LSTM", "packed": "Transformer, packed torch", "transformer": "Transformer"}
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 256))
 PACKED_SENTENCES = 64
-"""Sentences up to which torch's operations are measured: they take each sentence by itself."""
+"""The largest batch for torch's operations, which compute one sentence at a time."""
 REPEATS = 20
-"""Calls that a figure on the wall is the median of."""
+"""Number of calls for the median of a wall-clock time."""
 SHAPES = {
     "bundled": (LstmConfig(1536, 256), TransformerConfig(384)),
     "tiny": (LstmConfig(24, 8), TransformerConfig(24, 2, 2, 32, 4, 8, 1)),
@@ -48,16 +48,16 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentences, and their token vectors as both encoders take them."""
+    """Sentences, and their token vectors in the layouts of both encoders."""
 
     words: list[list[str]]
-    lengths: Tensor  # [B]: boundaries counted
+    lengths: Tensor  # [B], including the boundaries
     padded: Tensor  # [B, T, P of the LSTM]
     flat: Tensor  # [N, P of the Transformer]
 
     @classmethod
     def of(cls, words: list[list[str]], models: Mapping[str, Elmo], dtype: torch.dtype) -> Batch:
-        """Random vectors of the size that token encoders give."""
+        """A batch of random vectors with the scale of a token encoder's outputs."""
         lengths = torch.tensor([len(sentence) + 2 for sentence in words])
         generator = torch.Generator().manual_seed(int(lengths.sum()))
         sizes = [models[name].config.context.token_size for name in ("lstm", "transformer")]
@@ -69,7 +69,7 @@ class Batch:
 
 
 def models_of(shape: str, seed: int, device: torch.device, dtype: torch.dtype) -> dict[str, Elmo]:
-    """Random models with either encoder."""
+    """Random models, one for each context encoder."""
     found = {}
     for context in SHAPES[shape]:
         config = ElmoConfig(context, CharacterConfig(FILTERS, n_highway=1))
@@ -79,7 +79,7 @@ def models_of(shape: str, seed: int, device: torch.device, dtype: torch.dtype) -
 
 
 def networks(models: Mapping[str, Elmo], batch: Batch) -> dict[str, Callable[[], Sequence[Tensor]]]:
-    """What each system does with the token vectors of a batch."""
+    """The computation of each system on the token vectors of a batch."""
     lstm, blocks = models["lstm"].bilm.context, models["transformer"].bilm.context
     assert isinstance(lstm, LstmEncoder)
     assert isinstance(blocks, TransformerEncoder)
@@ -101,7 +101,7 @@ def networks(models: Mapping[str, Elmo], batch: Batch) -> dict[str, Callable[[],
 
 
 def agreement(models: Mapping[str, Elmo], exact: Mapping[str, Elmo], mode: str) -> tuple[dict[str, str], list[str]]:
-    """Systems that are not the reference's function, and what was found of each, in words."""
+    """The systems whose vectors differ from the reference, and a sentence about each comparison."""
     words = [["word"] * n for n in PARITY_LENGTHS]
     batch, plain = Batch.of(words, models, MODES[mode]), Batch.of(words, exact, torch.float64)
     lengths = batch.lengths.tolist()
@@ -109,17 +109,17 @@ def agreement(models: Mapping[str, Elmo], exact: Mapping[str, Elmo], mode: str) 
         "lstm": _reference_lstm(exact["lstm"], plain),
         "transformer": _reference_blocks(exact["transformer"], plain),
     }
-    wrong, said = {}, []
+    wrong, comparisons = {}, []
     for name, run in networks(models, batch).items():
         for _ in range(3):  # launched, recorded, replayed
             top = run()[-1].double().cpu()
         rows = [row[:n] for row, n in zip(top, lengths, strict=True)] if name == "lstm" else top.split(lengths)
         expected = tops["lstm" if name == "lstm" else "transformer"]
         result = parity.compare([row.numpy() for row in rows], [row.numpy() for row in expected])
-        said.append(f"{mode}, {COLUMNS[name]} {result.words()}")
+        comparisons.append(f"{mode}, {COLUMNS[name]} {result.summary()}")
         if not parity.TOLERANCES[mode].allows(result):
-            wrong[name] = f"it is not the same function as the reference ({result.words()})"
-    return wrong, said
+            wrong[name] = f"it is not the same function as the reference ({result.summary()})"
+    return wrong, comparisons
 
 
 def _reference_lstm(elmo: Elmo, batch: Batch) -> list[Tensor]:
@@ -134,9 +134,9 @@ def _reference_lstm(elmo: Elmo, batch: Batch) -> list[Tensor]:
 def _reference_blocks(elmo: Elmo, batch: Batch) -> list[Tensor]:
     context = elmo.bilm.context
     assert isinstance(context, TransformerEncoder)
-    blocks, shape = context.block_weights(), context.config
+    blocks, config = context.block_weights(), context.config
     return [
-        transformer_reference(x, blocks, window=shape.window, outputs=[shape.n_blocks])[0]
+        transformer_reference(x, blocks, window=config.window, outputs=[config.n_blocks])[0]
         for x in batch.flat.split(batch.lengths.tolist())
     ]
 
@@ -144,7 +144,7 @@ def _reference_blocks(elmo: Elmo, batch: Batch) -> list[Tensor]:
 def table_of(
     models: Mapping[str, Elmo], mode: str, batches: Mapping[int, list[list[str]]], kind: str, absent: Mapping[str, str]
 ) -> Table:
-    """All figures of a mode."""
+    """The table of one mode."""
     device, rows = models["lstm"].device, []
     for count, words in batches.items():
         batch = Batch.of(words, models, MODES[mode])
@@ -171,7 +171,7 @@ def table_of(
 
 
 def encoders(models: Mapping[str, Elmo], words: list[list[str]]) -> dict[str, Callable[[], object]]:
-    """From words to arrays of the mixed layers on the host."""
+    """The whole of `encode` for each system: from words to arrays on the host."""
 
     def packed() -> object:
         with forced("packed"):
@@ -208,17 +208,17 @@ def main(given: Sequence[str] | None = None) -> None:
         n: text.drawn(n, options.seed) if options.ragged else text.of_length(TOKENS - 2, n, options.seed)
         for n in options.batches
     }
-    tables, said, agreed = [], [], True
+    tables, comparisons, agreed = [], [], True
     for mode in options.modes:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode == "tf32"
         models = models_of(options.shape, options.seed, device, MODES[mode])
-        absent, words = agreement(models, exact, mode)
-        said += words
+        absent, lines = agreement(models, exact, mode)
+        comparisons += lines
         agreed &= not absent
         tables.append(table_of(models, mode, batches, kind, absent))
         print(tables[-1].markdown(), "\n", file=sys.stderr, flush=True)
     problem = "" if agreed else "not every system could be measured: the tables say why"
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_gpu_contexts.py", given, options.output, tables, **found, problem=problem)
 
 

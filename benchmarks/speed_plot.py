@@ -1,8 +1,8 @@
-"""Draw the picture of docs/speed.md from the figures that the tables were made of.
+"""Draw the figure of docs/speed.md from the JSON files of the tables.
 
     python benchmarks/speed_plot.py speed-cpu.json speed-gpu.json --output docs/speed.png
 
-One panel per file: bars for the CPU's table of the original size, lines over the batch for the GPU's in bfloat16.
+One panel per file: bars for the CPU's table of the original size, lines over the batch size for the GPU's in bfloat16.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BARS = {
     "float32": ("#f2a541", "//"),
     "int8": ("#f2a541", "xx"),
 }
-"""The colour and the pattern of each system; they differ in grey too."""
+"""The colour and the pattern of each system, which also differ in greyscale."""
 OURS = ("packed", "float32", "int8")
 """Columns whose titles do not say that they are elmokit's."""
 LINES = {"loop": POINT_STYLES[0], "cudnn": POINT_STYLES[3], "packed": POINT_STYLES[7], "ours": POINT_STYLES[1]}
 
 
 def tables_of(path: Path) -> list[dict[str, Any]]:
-    """The tables that a command wrote."""
+    """The tables in the JSON file of a benchmark."""
     try:
         tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tables"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -47,13 +47,13 @@ def tables_of(path: Path) -> list[dict[str, Any]]:
 
 
 def value_of(table: Mapping[str, Any], key: str) -> dict[str, float]:
-    """The values of a row by system; none where the table has no such row."""
+    """The values of a row by system; empty if the table does not have the row."""
     values: dict[str, float] = next((row["values"] for row in table["rows"] if row["key"] == key), {})
     return values
 
 
 def label_of(table: Mapping[str, Any], name: str) -> str:
-    """A system's name, and whose it is."""
+    """A system's title, with elmokit's name if it is one of ours."""
     title: str = table["columns"][name]
     return f"elmokit, {title}" if name in OURS else title
 
@@ -63,12 +63,12 @@ def draw_bars(axes: Axes, table: Mapping[str, Any], key: str, title: str) -> Non
     values = value_of(table, key)
     names = [name for name in BARS if name in values]
     base, less = values[names[0]], key == "alone"
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         color, hatch = BARS[name]
         ratio = base / values[name] if less else values[name] / base
-        axes.barh(place, values[name], color=color, edgecolor="#333333", hatch=hatch, height=0.7)
-        words = f" {values[name]:,.0f}" + (f"  ({times(ratio)})" if place else "")
-        axes.annotate(words, (values[name], place), va="center", fontsize=9)
+        axes.barh(position, values[name], color=color, edgecolor="#333333", hatch=hatch, height=0.7)
+        words = f" {values[name]:,.0f}" + (f"  ({times(ratio)})" if position else "")
+        axes.annotate(words, (values[name], position), va="center", fontsize=9)
     axes.set_yticks(range(len(names)), [label_of(table, name) for name in names])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.5 * max(values[name] for name in names))
@@ -104,11 +104,11 @@ def _clean(axes: Axes) -> None:
 
 
 def draw(tables: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The picture of the tables that there are."""
+    """Draw a figure with a panel for each table that is present."""
     cpu = next((t for t in tables if value_of(t, "alone")), None)
     gpu = next((t for t in tables if "bfloat16" in t["title"] and value_of(t, "1 tokens/s")), None)
     if cpu is None and gpu is None:
-        raise ElmoError("the files contain neither a table of the CPU nor one of the GPU in bfloat16")
+        raise ElmoError("the files must contain a table of the CPU or of the GPU in bfloat16, got neither")
     panels = 2 * (cpu is not None) + (gpu is not None)
     with drawing(path, (5 * panels, 3.4)) as figure:
         widths = [1.0] * panels

@@ -1,11 +1,11 @@
-"""A text file to vectors on the host, everything included: reading, words, the network, the way back to the host.
+"""A text file to vectors on the host, end to end: reading, words, the network, the copy to the host.
 
     python benchmarks/speed_text.py --device cuda --output speed-text.md
     python benchmarks/speed_text.py --device cuda --sentences FILE --count 50000
 
-`Elmo.stream` over the lines of a file, original size, random weights. The first pass of a process makes kernels and
-graphs ready; the second is timed again with no word known. The peer is a loop of AllenNLP's structure in float32, on
-fewer sentences, sorted by length and in batches of 64.
+`Elmo.stream` over the lines of a file, original size, random weights. The first pass of a process also loads kernels
+and records graphs; the second pass is timed with an empty cache of words. The peer is a loop of AllenNLP's structure in
+float32, on fewer sentences, sorted by length and in batches of 64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = {"loop": "a loop of AllenNLP's structure, float32", "ours": "elmokit",
 
 
 def through(elmo: Elmo, path: Path, **options: int) -> tuple[int, float]:
-    """Tokens of a file, and the seconds until the last of their vectors was on the host."""
+    """The number of tokens of a file, and the seconds until the last of their vectors is on the host."""
     start, tokens = time.perf_counter(), 0
     with path.open(encoding="utf-8") as file:
         for vectors in elmo.stream((line.split() for line in file), **options):
@@ -45,13 +45,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--size", choices=[*models.SIZES, "tiny"], default="original")
     parser.add_argument("--count", type=int, default=30_000, help="sentences [%(default)s]")
-    parser.add_argument("--batch-tokens", type=int, help="of elmokit [its own]")
+    parser.add_argument("--batch-tokens", type=int, help="batch_tokens of elmokit [its default]")
     text_arguments(parser)
     return parser.parse_args(given)
 
 
 def measure(ours: Ours, peer: Plain, path: Path, lines: list[list[str]], batch_tokens: int | None) -> list[Row]:
-    """Tokens per second of a first and of a second pass, and of the peer."""
+    """The rows of the table: tokens per second of a first and a second pass, and of the peer."""
     given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
     speeds = []
     for _ in range(2):
@@ -70,7 +70,7 @@ def measure(ours: Ours, peer: Plain, path: Path, lines: list[list[str]], batch_t
 
 
 def floor(config: ElmoConfig, lines: list[list[str]], peaks: machine.Peaks, dtype: str) -> float:
-    """Tokens per second if the products alone took time, each word's characters once."""
+    """Tokens per second if only the matrix products took time, with the characters of each word computed once."""
     words = {word for line in lines for word in line}
     operations = sum(word_operations(config, min(48, len(word.encode()))) for word in words)
     operations += sum(len(line) + 2 for line in lines) * lstm_operations(config)
@@ -90,16 +90,16 @@ def main(given: Sequence[str] | None = None) -> None:
         ours = Ours(model, options.dtype, device=options.device)
         peer = Plain(model, structure="loop", device=options.device)
         found = parity.compare(ours.encode(lines[:PARITY_SENTENCES]), peer.encode(lines[:PARITY_SENTENCES]))
-        said = f"{options.dtype} {found.words()} against the loop in float32"
+        comparison = f"{options.dtype} {found.summary()} against the loop in float32"
         if not parity.TOLERANCES[options.dtype].allows(found):
-            raise ElmoError(f"{said}: it is not the same function, so nothing is timed")
+            raise ElmoError(f"{comparison}: the vectors do not agree, so nothing is timed")
         rows = measure(ours, peer, path, lines, options.batch_tokens)
     config = ours.elmo.config
     rows[1].values["floor"] = floor(config, lines, peaks, options.dtype)
     facts = machine.facts(options.device) | {"text": f"{text.source}, {len(lines):,} sentences"}
     title = f"text file to vectors, {config.lstm.cell_size}/{config.lstm.output_size}, {options.dtype}"
     tables = [Table(title, COLUMNS, rows, "loop", [f"elmokit chose {ours.facts['path']}"])]
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": [said]}
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": [comparison]}
     publish("speed_text.py", given, options.output, tables, **found)
 
 

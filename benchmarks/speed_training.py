@@ -1,10 +1,10 @@
-"""The biLSTM of pre-training on a GPU, forward and backward: elmokit's windows with clips against cuDNN without.
+"""The biLSTM of pre-training on a GPU, forward and backward: elmokit's windows with clips against cuDNN without clips.
 
     python benchmarks/speed_training.py --output speed-training.md
     python benchmarks/speed_training.py --batch 1024 --time 20 --size original
 
-Two layers of both directions over windows of packed text, gradients of the inputs and of all weights; elmokit with
-clips, skip connections and sentences that begin inside a window, cuDNN without any of the three. A loop of AllenNLP's
+Two layers of both directions over windows of packed text, with the gradients of the inputs and of all weights. elmokit
+has clips, skip connections and sentences that begin inside a window; cuDNN has none of them. A loop of AllenNLP's
 structure represents the older systems. Outputs and all gradients are first compared with the reference in float64.
 """
 
@@ -34,13 +34,13 @@ COLUMNS = {
     "floor": "floor",
 }
 LARGEST_ERROR = {"bfloat16": 3e-2, "float32": 1e-4}
-"""Relative, of outputs and gradients: numbers with a mantissa of 8 bits, and the order of summation."""
+"""Relative error of outputs and gradients: from a mantissa of 8 bits, and from the order of summation."""
 BACKWARD = 3
-"""Arithmetic of forward and backward over that of forward alone."""
+"""Ratio of the arithmetic of forward and backward to the arithmetic of forward alone."""
 
 
 def runs(network: Network, batch: int, steps: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """Forward and backward of each system over equal windows."""
+    """Forward and backward of each system over windows of the same size."""
     device, output = network.device, network.config.lstm.output_size
     x = torch.randn(batch, steps, output, device=device, dtype=dtype).requires_grad_()
     towards = torch.randn(batch, steps, 2 * output, device=device, dtype=dtype)
@@ -122,8 +122,8 @@ def main(given: Sequence[str] | None = None) -> None:
     absent = {} if "cudnn" in took else {"cudnn": "there is no cuDNN on a CPU"}
     tables = [Table(title, COLUMNS, rows, peer, absent=absent)]
     facts = machine.facts(options.device)
-    said = [f"outputs and gradients of lstm_windows off by {error:.1e}"]
-    found = {"facts": facts, "peaks": peaks.words(), "agreement": said}
+    comparisons = [f"outputs and gradients of lstm_windows off by {error:.1e}"]
+    found = {"facts": facts, "peaks": peaks.summary(), "agreement": comparisons}
     publish("speed_training.py", given, options.output, tables, **found)
 
 

@@ -1,11 +1,11 @@
-"""Draw the held-out perplexity of several training runs in one picture, and print their table.
+"""Draw the held-out perplexity of several training runs in one figure, and print their table.
 
     python benchmarks/training_curves.py RUN… --output docs/curves.png
     python benchmarks/training_curves.py runs/small "twice the rows=runs/wide" paper=other/metrics.jsonl --output c.png
 
-A RUN is the folder of a run or its metrics.jsonl, with a name before it where the folder's will not do. The left panel
-is over the tokens seen, the right one over the seconds that the run took; `--over tokens` leaves that out, for runs
-that shared a machine. `--masked` takes the perplexity of masked words, which only some encoders have.
+A RUN is the folder of a run or its metrics.jsonl; NAME= before it replaces the folder's name. The x-axis of the left
+panel is the number of tokens seen, that of the right panel the seconds of the run; `--over tokens` draws only the left
+one, for runs that shared a machine. `--masked` draws the perplexity of masked words, which only some encoders have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = ("name", "parameters", "updates", "tokens", "seconds", "tokens/s", "he
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run."""
+    """The metrics of a run."""
 
     name: str
     heldout: list[dict[str, float]]
@@ -47,7 +47,7 @@ class Run:
     tokens: int
     seconds: float
     parameters: int | None
-    """Of the network without its softmax; None if there is no config.json next to the metrics."""
+    """Parameters of the network without its softmax; None if there is no config.json next to the metrics."""
 
     def cells(self) -> list[str]:
         """The run's row of the table."""
@@ -63,11 +63,11 @@ class Run:
 
 
 def read_run(given: str, *, masked: bool = False) -> Run:
-    """A run by the argument that names it: [NAME=]FOLDER or [NAME=]metrics.jsonl; `masked`: of masked words."""
-    # A path may have equals signs too, and so may the name before it: what is there decides.
-    signs = [-1, *(place for place, sign in enumerate(given) if sign == "=")]
-    at = next((place for place in signs if Path(given[place + 1 :]).exists()), -1)
-    name, path = given[: max(at, 0)], Path(given[at + 1 :])
+    """The run of an argument [NAME=]FOLDER or [NAME=]metrics.jsonl; `masked`: the perplexity of masked words."""
+    # The name and the path may also contain equals signs: the first one that is followed by an existing path counts.
+    signs = [-1, *(index for index, character in enumerate(given) if character == "=")]
+    split = next((index for index in signs if Path(given[index + 1 :]).exists()), -1)
+    name, path = given[: max(split, 0)], Path(given[split + 1 :])
     metrics = path / "metrics.jsonl" if path.is_dir() else path
     lines = read_metrics(metrics)
     wanted = "heldout_masked" if masked else "heldout_perplexity"
@@ -78,7 +78,9 @@ def read_run(given: str, *, masked: bool = False) -> Run:
     ]
     if not heldout:
         kind = "masked" if masked else "held-out"
-        raise ElmoError(f"{metrics} has no {kind} perplexity: give the run --heldout text, or leave it out here")
+        raise ElmoError(
+            f"{metrics} must have a {kind} perplexity, got none: train with --heldout, or leave the run out"
+        )
     counted = [line for line in lines if "tokens" in line and "seconds" in line]
     return Run(
         name or metrics.absolute().parent.name,
@@ -91,19 +93,19 @@ def read_run(given: str, *, masked: bool = False) -> Run:
 
 
 def parameters_of(config: Path) -> int | None:
-    """How many numbers the network of a config.json has, its softmax left out."""
+    """The number of parameters of the network of a config.json, without its softmax."""
     if not config.is_file():
         return None
     try:
-        shape = ElmoConfig.from_dict(json.loads(config.read_text(encoding="utf-8"))["model"])
+        model = ElmoConfig.from_dict(json.loads(config.read_text(encoding="utf-8"))["model"])
     except (ValueError, KeyError, TypeError) as error:
         raise ElmoError(f"{config} must be the config.json of a model, and cannot be read: {error}") from error
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in BiLM(shape).parameters())
+        return sum(parameter.numel() for parameter in BiLM(model).parameters())
 
 
 def table(runs: Sequence[Run]) -> str:
-    """The runs as Markdown."""
+    """The runs as a Markdown table."""
     rows = [list(COLUMNS), ["---"] * len(COLUMNS), *(run.cells() for run in runs)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -126,7 +128,7 @@ def draw(runs: Sequence[Run], path: Path, panels: Sequence[str] = PANELS) -> Non
 
 
 def draw_panel(axes: Axes, runs: Sequence[Run], over: str) -> None:
-    """One panel of the picture."""
+    """Draw one panel of the figure."""
     for run, look in zip(runs, POINT_STYLES, strict=False):
         axes.plot(
             [point[over] for point in run.heldout],
@@ -151,8 +153,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
-    parser.add_argument("--over", choices=PANELS, help="one panel alone [both]")
-    parser.add_argument("--masked", action="store_true", help="the perplexity of masked words")
+    parser.add_argument("--over", choices=PANELS, help="draw only this panel [both]")
+    parser.add_argument("--masked", action="store_true", help="draw the perplexity of masked words")
     options = parser.parse_args(given)
     check_picture(options.output)
     runs = [read_run(run, masked=options.masked) for run in options.runs]

@@ -2,9 +2,9 @@
 
     python benchmarks/training_ops.py [--device cuda] [--sizes small medium original] [--batch 1024] [--time 20]
 
-Every operation is first compared with its reference on this device; a speed is printed only after that. The step is
-the character part once per distinct word of both directions' windows, two layers of both directions, the full softmax
-and a fused AdamW; its words are drawn by Zipf's law, so that frequent words repeat as they do in text.
+Every operation is first compared with its reference on this device; a speed is printed only if they agree. The step
+has the character part once per distinct word, two layers of both directions, the full softmax and a fused AdamW. Its
+words are drawn by Zipf's law, so that frequent words repeat as in text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elmokit.ops.windows import lstm_windows
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 TYPES = 200_000
-"""Different words that the words of a step are drawn from."""
+"""Number of distinct words from which the words of a step are drawn."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Size:
     words: int
 
     def config(self) -> ElmoConfig:
-        """The whole model's shape."""
+        """The configuration of the whole model."""
         return ElmoConfig(LstmConfig(self.cell, self.output), CharacterConfig(self.filters, n_highway=self.highways))
 
 
@@ -59,7 +59,7 @@ SIZES = {
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """On a CPU the best time of a call, since other work can only add to it; on a GPU the median of many calls."""
+    """On a CPU the shortest time of a call, since other programs only add time; on a GPU the median of many calls."""
     for _ in range(3):
         run()
     if device.type != "cuda":
@@ -208,8 +208,8 @@ class Step:
         chances = (torch.arange(TYPES) + 2.7) ** -1.15
         drawn = torch.multinomial(chances, batch * steps, replacement=True, generator=generator)
         forward, backward = drawn.view(steps, batch), drawn.view(steps, batch).flip(0)
-        types, places = torch.stack([forward, backward]).unique(return_inverse=True)
-        self.places, self.distinct = places.to(device), len(types)
+        types, rows = torch.stack([forward, backward]).unique(return_inverse=True)
+        self.rows, self.distinct = rows.to(device), len(types)
         lengths = (
             2 + 10 * torch.rand(len(types), generator=generator) ** 1.5 * (1 + torch.rand(len(types)))
         ).long() + 2
@@ -231,8 +231,8 @@ class Step:
             return self.bilm.encode_types(self.ids, None).to(self.dtype)
 
     def spread(self, table: Tensor) -> Tensor:
-        """table [U, P] → the words of both directions [D, T, B, P]."""
-        return F.embedding(self.places, table)
+        """table [U, P] → the vectors of the words in both directions [D, T, B, P]."""
+        return F.embedding(self.rows, table)
 
     def layers(self, x: Tensor) -> Tensor:
         """x [D, T, B, P] → the top layer's outputs [D, T, B, P]."""
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2, help="on the CPU")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--no-peers", action="store_true", help="only the whole step and its parts")
+    parser.add_argument("--no-peers", action="store_true", help="measure only the whole step and its parts")
     arguments = parser.parse_args()
     device, cuda = torch.device(arguments.device), arguments.device.startswith("cuda")
     dtype = getattr(torch, arguments.dtype or ("bfloat16" if cuda else "float32"))

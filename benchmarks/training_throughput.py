@@ -1,9 +1,9 @@
 """Tokens per second of `elmo train`, end to end, for each preset, against the plain loop of torch operations.
 
-Everything of an update is counted: reading windows, the character part, both directions, the full softmax, clipping,
-the optimiser. The reference runs the same weights and batches through the equations step by step under autograd, with
-a softmax over the whole batch; before anything is timed, the two losses and gradients must agree. A token is one
-prediction of each direction, as bilm-tf counts.
+The time includes all parts of an update: reading windows, the character part, both directions, the full softmax,
+clipping, the optimiser. The reference runs the same weights and batches through the equations step by step under
+autograd, with a softmax over the whole batch; before anything is timed, the two losses and gradients must agree. A
+token is one prediction of each direction, as in bilm-tf.
 
     python benchmarks/training_throughput.py                  # CPU: tiny
     python benchmarks/training_throughput.py --device cuda    # small, medium, original in bfloat16
@@ -42,7 +42,7 @@ SENTENCES, TYPES = 100_000, 120_000
 
 
 def made_corpus(folder: Path) -> PreparedCorpus:
-    """Random sentences whose words have the frequencies and lengths of a language (Zipf; rarer words are longer)."""
+    """Random sentences whose words have natural frequencies and lengths (Zipf's law; rarer words are longer)."""
     random = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
     lengths = np.minimum(20, 1 + np.log2(np.arange(1, TYPES + 1)) / 2 + random.poisson(2, TYPES)).astype(int)
@@ -61,12 +61,14 @@ def training_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, f
 
 
 def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, float]:
-    """Tokens per second, and distinct words per token, once the first updates are over."""
+    """Tokens per second, and distinct words per token, after the first updates."""
     batches = batches_ahead(training.objective.batches(), training.device)
     words = 0
     try:
         start, updates = time.perf_counter(), 0
-        while updates < warm_up or time.perf_counter() - start < seconds / 2:  # kernels are loaded as shapes come by
+        while (
+            updates < warm_up or time.perf_counter() - start < seconds / 2
+        ):  # kernels are loaded when a new shape comes
             training.updates.update(updates, next(batches)[0], 1e-4)
             _wait(training.device)
             updates += 1
@@ -77,7 +79,7 @@ def measure(training: Training, seconds: float, warm_up: int) -> tuple[float, fl
             training.updates.update(updates, parts, 1e-4)
             updates += 1
             if updates % 20 == 0:
-                _wait(training.device)  # the queue of a GPU is long; the clock must not run ahead of it
+                _wait(training.device)  # otherwise the loop would only queue work on the GPU
         _wait(training.device)
         spent = time.perf_counter() - start
     finally:
@@ -113,7 +115,7 @@ def measure_reference(training: Training, seconds: float) -> float:
 def reference_loss(
     network: LanguageModelNetwork, batch: WindowBatch, state: State, precision: torch.dtype
 ) -> torch.Tensor:
-    """The loss of a batch by the equations, every step and the whole softmax under autograd."""
+    """The loss of a batch by the equations, with every step and the whole softmax under autograd."""
     bilm = network.bilm
     with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
         x = F.embedding(batch.inputs, bilm.token_encoder(batch.characters, batch.words))
@@ -131,7 +133,7 @@ def reference_loss(
 
 
 def check(training: Training) -> tuple[float, float]:
-    """How far the loss and the gradients of one batch are from the reference's, relative."""
+    """The relative differences of the loss and the gradients of one batch from the reference."""
     batches = batches_ahead(training.objective.batches(), training.device)
     batch = next(batches)[0][0].to(training.device)
     batches.close()
@@ -163,14 +165,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--context", default="lstm", choices=["lstm", "transformer"])
     parser.add_argument("--presets", nargs="*")
-    parser.add_argument("--corpus", nargs="*", help="text to read; random words of natural frequencies without it")
+    parser.add_argument("--corpus", nargs="*", help="text to read [random words of natural frequencies]")
     parser.add_argument("--segment", default="none")
     parser.add_argument("--split", default="none")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rows", type=int, help="rows of a batch")
-    parser.add_argument("--window", type=int, help="tokens of a row")
+    parser.add_argument("--rows", type=int, help="rows per batch")
+    parser.add_argument("--window", type=int, help="tokens per row")
     parser.add_argument("--words", type=int, help="words in the softmax")
-    parser.add_argument("--tokens", type=int, help="tokens of a transformer's batch")
+    parser.add_argument("--tokens", type=int, help="tokens per batch of a transformer")
     parser.add_argument("--no-reference", action="store_true")
     arguments = parser.parse_args()
     lstm = arguments.context == "lstm"

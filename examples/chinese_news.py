@@ -1,12 +1,12 @@
-"""Chinese headlines by topic, by character or by word: raw text in, no spaces needed.
+"""Topics of Chinese headlines, by character or by word, from raw text without spaces.
 
-    python examples/chinese_news.py                                             # made-up headlines, the bundled model
+    python examples/chinese_news.py                                             # generated headlines, bundled model
     python examples/chinese_news.py zh train.tsv dev.tsv --limit 3000           # `label TAB text`
     python examples/chinese_news.py --segment jieba                             # words: pip install 'elmokit[chinese]'
 
-Text is tokenised as the model's training text was, which the model knows, or by --segment. The bundled model reads
-characters; a word has the mean of the vectors of its characters. What to see: accuracy by topic, and for a new headline
-the topics with their probabilities.
+Text is tokenised as the model's training text was, or by --segment. The bundled model reads characters; the vector of a
+word is the mean of the vectors of its characters. The script prints the accuracy by topic, and the topics of new
+headlines with their probabilities.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def made_up(count: int) -> list[tuple[str, str]]:
-    """Topics and headlines."""
+    """Generated headlines with their topics."""
     chance, headlines = random.Random(1), []
     for _ in range(count):
         topic = chance.choice(sorted(TOPICS))

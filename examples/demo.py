@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def show_similarities(elmo: Elmo) -> None:
-    """Print how similar the word is in each pair of sentences."""
+    """Print the cosine of the word's vectors in each pair of sentences."""
     alone = occurrences(elmo, SENTENCES, 0)
     print(
         f'\nWithout context (layer 0) "{WORD}" is the same in all six: every cosine is {(alone @ alone.T).min():.2f}.'
@@ -58,7 +58,7 @@ def show_similarities(elmo: Elmo) -> None:
 
 
 def show_nearest(elmo: Elmo) -> None:
-    """Print, for each sentence, the sentence of a text with the nearest "bank"."""
+    """Print, for each sentence, the sentence of corpus.txt with the nearest vector of the word."""
     text = (HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()
     contexts = [sentence for sentence in text if WORD in sentence.split()][:160]
     similar = occurrences(elmo, SENTENCES, "top") @ occurrences(elmo, contexts, "top").T
@@ -70,8 +70,8 @@ def show_nearest(elmo: Elmo) -> None:
 def occurrences(elmo: Elmo, sentences: list[str], layer: Layer) -> NDArray[np.float32]:
     """The vector of the word in each sentence, scaled to length 1, [N, D]."""
     arrays = elmo.encode(sentences, layer=layer)
-    places = [[token.text for token in elmo.tokenize(sentence)].index(WORD) for sentence in sentences]
-    vectors = np.stack([array[place] for array, place in zip(arrays, places, strict=True)])
+    positions = [[token.text for token in elmo.tokenize(sentence)].index(WORD) for sentence in sentences]
+    vectors = np.stack([array[position] for array, position in zip(arrays, positions, strict=True)])
     unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 

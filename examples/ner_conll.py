@@ -1,10 +1,10 @@
-"""Named entities: a biLSTM-CRF tagger on ELMo vectors, from CoNLL files to entities in a sentence of yours.
+"""Named entities: a biLSTM-CRF tagger on ELMo vectors, from CoNLL files to the entities of new sentences.
 
-    python examples/ner_conll.py                                            # made-up sentences, a tiny model, seconds
-    python examples/ner_conll.py MODEL train.conll dev.conll --limit 2000   # a token and its tag a line, as CoNLL-2003
+    python examples/ner_conll.py                                            # generated sentences, a tiny model, seconds
+    python examples/ner_conll.py MODEL train.conll dev.conll --limit 2000   # one token and its tag per line, CoNLL-2003
 
-What to see: entity F1 by type, and that the same word is tagged by its context: "Jordan" plays football in one sentence
-and is a country in the other. With a real model and 1,000 sentences of CoNLL-2003 expect an F1 of about 0.85.
+The script prints the entity F1 by type, and tags the same word by its context: "Jordan" is a footballer in one sentence
+and a country in the other. With a real model and 1,000 sentences of CoNLL-2003 expect an F1 of about 0.85.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from start import arguments, open_model
 
 from elmokit.tasks import TaggedExample, TaskOptions, fit, read_tagged
 
-BOTH = ["Jordan", "Washington", "Paris", "Sydney", "Chelsea"]  # people or places: the words around them decide
+BOTH = ["Jordan", "Washington", "Paris", "Sydney", "Chelsea"]  # people or places, depending on the context
 NAMES = {"PER": ["Ada Lovelace", "Omar", "Nina Brown", "Leo", *BOTH], "LOC": ["New York", "Rome", "Peru", *BOTH]}
 PATTERNS = [
     "{PER} was born in {LOC} .",
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def made_up(count: int) -> list[TaggedExample]:
-    """Sentences with BIO tags."""
+    """Generated sentences with BIO tags."""
     chance, examples = random.Random(1), []
     for _ in range(count):
         tokens: list[str] = []

@@ -1,11 +1,11 @@
 """Sentiment of film reviews with an LSTM classifier of your own: `Elmo` is a layer like any other torch module.
 
-    python examples/sentiment_lstm.py                                       # made-up reviews, a tiny model, seconds
+    python examples/sentiment_lstm.py                                       # generated reviews, a tiny model, seconds
     python examples/sentiment_lstm.py MODEL train.tsv dev.tsv --limit 1000  # `label TAB text`, as IMDB or SST
 
-The biLM is frozen and runs again in every epoch; the LSTM, the output layer and the mix of the layers learn. To compute
-the vectors only once, use `elmo task train classify`. What to see: accuracy and mix by epoch; here "not dull" comes to
-count as praise. With a real model an epoch takes minutes on a CPU, and reviews should be counted in hundreds.
+The biLM is frozen and runs again in every epoch; the LSTM, the output layer and the mix of the layers are trained. To
+compute the vectors only once, use `elmo task train classify`. The script prints accuracy and mix after each epoch; the
+model learns that "not dull" is praise. With a real model an epoch takes minutes on a CPU; use hundreds of reviews.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elmokit.tasks import TextExample, read_texts
 MAX_TOKENS = 120
 WORDS = {"positive": ["wonderful", "clever", "funny", "moving"], "negative": ["dull", "clumsy", "boring", "weak"]}
 THINGS = ["film", "plot", "acting", "ending", "music", "script", "story", "cast"]
-# The last one turns the words round: to count words is not enough.
+# The last pattern negates the words, so that counting words is not enough.
 PATTERNS = [
     "The {} was {} and the {} {} .",
     "What a {1} {0} and {3} {2} !",
@@ -43,7 +43,7 @@ class SentimentLstm(nn.Module):
         self.output = nn.Linear(2 * hidden, n_labels)
 
     def forward(self, texts: list[tuple[str, ...]]) -> Tensor:
-        """The largest value of each LSTM output over the words of a text; padding is never looked at."""
+        """Scores from the largest value of each LSTM output over the words of a text, without padding."""
         found = self.elmo(texts)  # "elmo" [B, T, D], "sequence_len" [B], and more
         packed = pack_padded_sequence(found["elmo"], found["sequence_len"].cpu(), True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.lstm(packed)[0], True, padding_value=-torch.inf)
@@ -62,7 +62,7 @@ def main() -> None:
     model = SentimentLstm(elmo, len(labels)).to(elmo.device)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     frozen = sum(parameter.numel() for parameter in elmo.bilm.parameters())
-    print(f"biLM: {frozen:,} numbers, frozen; learned: {sum(parameter.numel() for parameter in learned):,}")
+    print(f"parameters: {frozen:,} frozen (biLM), {sum(parameter.numel() for parameter in learned):,} trained")
     optimizer = torch.optim.Adam(learned, lr=0.006)
     for epoch in range(1, given.epochs + 1):
         began = time.monotonic()

@@ -1,11 +1,11 @@
-"""ELMo vectors in scikit-learn: a Pipeline, and a GridSearchCV over what ELMo gives and over the classifier.
+"""ELMo vectors in scikit-learn: a Pipeline, and a GridSearchCV over options of ELMo and of the classifier.
 
-    python examples/sklearn_pipeline.py                                       # made-up questions, a tiny model, seconds
+    python examples/sklearn_pipeline.py                                       # generated questions, a tiny model
     python examples/sklearn_pipeline.py MODEL train.tsv dev.tsv --limit 1000  # `label TAB text`
 
-A text is embedded once for each layer and pool, whatever the folds and the classifier, so that this grid costs four
-passes through the model. What to see: the mean score of each cell of the grid, and a report by class on texts that the
-search has not seen. Needs scikit-learn: pip install 'elmokit[tasks]'.
+A text is embedded once for each layer and pool, for all folds and classifiers, so this grid costs four passes through
+the model. The script prints the mean score of each cell of the grid, and a report by class on texts that the search has
+not seen. Needs scikit-learn: pip install 'elmokit[tasks]'.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def labels(examples: list[TextExample]) -> list[str]:
 
 
 def made_up(count: int) -> list[TextExample]:
-    """Questions on a place, a time or a reason."""
+    """Generated questions about a place, a time or a reason."""
     chance, questions = random.Random(1), []
     for _ in range(count):
         label = chance.choice(sorted(PATTERNS))

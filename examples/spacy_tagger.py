@@ -1,11 +1,11 @@
-"""A spaCy tagger, or spaCy's entity recogniser, on ELMo vectors, next to the same one on spaCy's own features.
+"""spaCy's tagger or entity recogniser on ELMo vectors, compared with the same component on spaCy's own features.
 
-    python examples/spacy_tagger.py                                              # made-up sentences, a tiny model
+    python examples/spacy_tagger.py                                              # generated sentences, a tiny model
     python examples/spacy_tagger.py en train.conllu dev.conllu --limit 500       # parts of speech: spaCy's tagger
     python examples/spacy_tagger.py en train.conll dev.conll --limit 500         # BIO tags: spaCy's ner
 
 Whether tags mark spans is detected from the file. ELMo is frozen, so each sentence is embedded once, before training.
-What to see: the score on DEV after each training. --output saves the pipeline on ELMo vectors for spacy.load.
+The script prints the score on DEV after each training. --output saves the pipeline on ELMo vectors for spacy.load.
 Needs spaCy: pip install 'elmokit[spacy]'.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def pipeline(scheme: Scheme, model: str | None) -> Language:
-    """spaCy's tagger or ner over the component elmo, or over features of its own."""
+    """spaCy's tagger or ner on the component elmo, or without a model on spaCy's own features."""
     nlp = spacy.blank("en")
     features: dict[str, Any] = OWN
     if model is not None:
@@ -78,7 +78,7 @@ def pipeline(scheme: Scheme, model: str | None) -> Language:
 def fit(
     nlp: Language, train: list[TaggedExample], dev: list[TaggedExample], scheme: Scheme, epochs: int
 ) -> tuple[float, float]:
-    """Train all but elmo; the score on dev, and the seconds that both took."""
+    """Train all components but elmo; return the score on dev, and the seconds of training and scoring."""
     begin = time.monotonic()
     fix_random_seed(1)
     examples = [Example(bare(nlp, each), annotated(nlp, each, scheme)) for each in train]
@@ -95,12 +95,12 @@ def fit(
 
 
 def bare(nlp: Language, example: TaggedExample) -> Doc:
-    """A doc of the tokens alone."""
+    """A doc with the tokens only."""
     return Doc(nlp.vocab, words=list(example.tokens))
 
 
 def annotated(nlp: Language, example: TaggedExample, scheme: Scheme) -> Doc:
-    """A doc with the right answers."""
+    """A doc with the tokens and their correct tags or entities."""
     doc = bare(nlp, example)
     if scheme.has_spans:
         doc.set_ents([Span(doc, found.start, found.end, found.type) for found in spans(example.tags or (), scheme)])

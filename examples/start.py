@@ -1,4 +1,4 @@
-"""How the examples start: their arguments, and the model that was named or a tiny one trained on their own text."""
+"""Shared by the examples: their arguments, and a tiny model trained on their own text if the user names no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elmokit.pretrain.request import TrainRequest
 from elmokit.pretrain.run import run_training
 
 Item = TypeVar("Item")
-# Far too small for anything but showing how things go together.
+# Far too small for real use: it only shows how the parts work together.
 RECIPE = {
     "cell_size": 48,
     "output_size": 24,
@@ -36,10 +36,10 @@ RECIPE = {
 def arguments(
     about: str | None, *, epochs: int | None = None, segment: bool = False, output: bool = False
 ) -> argparse.Namespace:
-    """[MODEL [TRAIN DEV]] --limit N, and --epochs, --segment and --output where they mean something."""
+    """The arguments [MODEL [TRAIN DEV]] --limit N, and --epochs, --segment and --output if the example uses them."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="of any format [a tiny one, trained now]")
-    parser.add_argument("train", nargs="?", metavar="TRAIN", help="examples to learn from [made up]")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model of any format [a tiny one, trained now]")
+    parser.add_argument("train", nargs="?", metavar="TRAIN", help="examples to learn from [generated]")
     parser.add_argument("dev", nargs="?", metavar="DEV", help="examples to score on")
     parser.add_argument("--limit", type=int, metavar="N", help="use the first N examples of each file")
     if epochs:
@@ -49,10 +49,10 @@ def arguments(
             "--segment", choices=["whitespace", "chars", "jieba"], help="how text is tokenised [as for MODEL]"
         )
     if output:
-        parser.add_argument("--output", metavar="DIR", help="folder for what was trained [nothing is saved]")
+        parser.add_argument("--output", metavar="DIR", help="folder for the trained model [nothing is saved]")
     given = parser.parse_args()
     if (given.train is None) != (given.dev is None):
-        parser.error("TRAIN and DEV are given together")
+        parser.error("TRAIN and DEV must be given together")
     return given
 
 
@@ -63,18 +63,18 @@ def batches(items: Sequence[Item], size: int = 8, *, shuffle: int | None = None)
 
 
 def shown(mix: nn.Module) -> str:
-    """How much of each layer a mix takes."""
+    """The weights of a mix as text."""
     assert isinstance(mix, ScalarMix)
     shares = " ".join(f"{share:.3f}" for share in mix.weights.softmax(0).tolist())
     return f"mix of the layers {shares}, gamma {mix.gamma.item():.3f}"
 
 
 def open_model(path: str | None, text: Iterable[str], *, mixes: int | None = None) -> Elmo:
-    """`Elmo.load(path)`, or without a path a model trained on the text, a sentence each."""
+    """`Elmo.load(path)`, or without a path a tiny model trained on the sentences of `text`."""
     if path is not None:
         return Elmo.load(path, mixes=mixes)
     print("No MODEL was named: training a tiny one on the text of this example ...")
-    torch.set_num_threads(1)  # products this small gain nothing from more
+    torch.set_num_threads(1)  # such small products gain nothing from more threads
     with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         corpus, output, prepared = Path(folder, "corpus.txt"), Path(folder, "model"), Path(folder, "prepared")
         corpus.write_text("".join(f"{sentence}\n" for sentence in text), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Answers to questions, in the manner of SQuAD: ELMo at the input of the task's LSTM and again at its output.
+"""Answers to questions, as in SQuAD: ELMo at the input of the task's LSTM and again at its output.
 
-    python examples/two_mixes.py                               # made-up passages, a tiny model, seconds
+    python examples/two_mixes.py                               # generated passages, a tiny model, seconds
     python examples/two_mixes.py MODEL train.jsonl dev.jsonl   # {"passage": …, "question": …, "answer": …} a line
 
-`Elmo.load(..., mixes=2)` gives two weighted sums of the same layers, `found["mixes"]`, each with weights of its own;
-the biLM runs once for both. The answer is a span of the passage: each token is scored as its first and as its last.
-What to see: answers that are right, and two mixes that no longer weigh the layers in the same way.
+`Elmo.load(..., mixes=2)` gives two weighted sums of the same layers, `output["mixes"]`, each with its own weights; the
+biLM runs once for both. The answer is a span of the passage: each token is scored as its first and as its last token.
+The script prints the share of right answers, some answers, and the two mixes, which learn different weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ASKED = {"lives in": "Where does {} live ?", "works as": "What is the work of {}
 
 
 class SpanFinder(nn.Module):
-    """Questions → scores of each token as the first and as the last of the answer, [B, T, 2]."""
+    """Questions → scores of each token as the first and as the last token of the answer, [B, T, 2]."""
 
     def __init__(self, elmo: Elmo, hidden: int = 50) -> None:
         super().__init__()
@@ -41,19 +41,19 @@ class SpanFinder(nn.Module):
         self.output = nn.Linear(2 * hidden + size, 2)
 
     def forward(self, batch: list[Question]) -> Tensor:
-        """Each token of a passage with what it finds in the question, then the LSTM, then ELMo again."""
+        """Attention from each token of a passage to the question, then the LSTM, then ELMo's second mix."""
         passages, questions = self.elmo([q[0] for q in batch]), self.elmo([q[1] for q in batch])
         at_input, at_output = passages["mixes"]  # [B, T, D] each
         asked = questions["mixes"][0]  # [B, Q, D]
         similarity = nn.functional.normalize(at_input, dim=2) @ nn.functional.normalize(asked, dim=2).mT  # [B, T, Q]
-        found = (10 * similarity).masked_fill(~questions["mask"].unsqueeze(1), -torch.inf).softmax(2) @ asked
-        states, _ = self.lstm(torch.cat([at_input, found, similarity.amax(2, keepdim=True)], dim=2))
+        attended = (10 * similarity).masked_fill(~questions["mask"].unsqueeze(1), -torch.inf).softmax(2) @ asked
+        states, _ = self.lstm(torch.cat([at_input, attended, similarity.amax(2, keepdim=True)], dim=2))
         scores: Tensor = self.output(torch.cat([states, at_output], dim=2))
         return scores.masked_fill(~passages["mask"].unsqueeze(2), -1e9)
 
     @torch.no_grad()
     def answers(self, batch: list[Question]) -> list[tuple[int, int]]:
-        """The best span of each passage that ends where it begins or later."""
+        """The best span of each passage; a span does not end before it begins."""
         first, last = self(batch).unbind(2)  # [B, T] each
         spans = first.unsqueeze(2) + last.unsqueeze(1)  # [B, T, T]
         spans = spans.masked_fill(torch.ones_like(spans).tril(-1).bool(), -torch.inf)
@@ -86,17 +86,17 @@ def main() -> None:
 
 
 def read(path: str) -> list[Question]:
-    """Texts whose tokens are separated by spaces; where the answer is not in the passage, the line is left out."""
+    """The questions of a file, tokenised by spaces; a line is left out if the answer is not in its passage."""
     found: list[Question] = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         passage, question, answer = (json.loads(line)[name].split() for name in ("passage", "question", "answer"))
-        places = [at for at in range(len(passage)) if passage[at : at + len(answer)] == answer]
-        found += [(passage, question, (at, at + len(answer) - 1)) for at in places[:1]]
+        starts = [start for start in range(len(passage)) if passage[start : start + len(answer)] == answer]
+        found += [(passage, question, (start, start + len(answer) - 1)) for start in starts[:1]]
     return found
 
 
 def made_up(count: int) -> list[Question]:
-    """Three facts on a person in any order, and a question on one of them."""
+    """Generated passages with three facts about a person in any order, and a question about one of them."""
     chance, found = random.Random(1), []
     for _ in range(count):
         who, asked = chance.choice(PEOPLE), chance.choice(list(FACTS))

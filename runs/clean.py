@@ -1,23 +1,23 @@
-"""Clean raw text before training: repair markup, and leave out what is not prose or is there twice.
+"""Clean raw text before training: repair markup, and leave out paragraphs that are not prose or are repeated.
 
     python runs/clean.py text enwiki-a-0.txt.xz frus-0.txt.xz --against text/books-2.heldout.txt
 
 The files have one paragraph per line and a blank line between documents, plain or compressed. Each becomes
-FOLDER/NAME.txt. A paragraph is left out by the first of these rules that fits:
+FOLDER/NAME.txt. A paragraph is left out by the first of these rules that applies:
 
     notice      it begins like one of the notices that publishers add (`_NOTICES`)
-    not prose   cells between bars or tabs, two or more formulas, or too few letters (60 % of its signs; Chinese 45 %)
-    heading     fewer than four words and no mark that ends a sentence
-    script      too few of its letters are of the language's script (70 %; Chinese 40 %)
+    not prose   table cells, two or more formulas, or too few letters (less than 60 % of its characters; Chinese 45 %)
+    heading     fewer than four words, and no punctuation that ends a sentence
+    script      too few of its letters belong to the language's script (less than 70 %; Chinese 40 %)
     held out    it shares 13 words in a row with the held-out text
-    repeated    the same line was there before
+    repeated    an earlier line is the same
     near copy   it begins or ends with the same 13 words as an earlier paragraph
 
-Chinese is compared by 26 characters in place of 13 words. The last three rules ignore case and punctuation. One process
-reads the files in their order, because the order decides which copy stays.
+Chinese is compared by 26 characters instead of 13 words. The last three rules ignore case and punctuation. One process
+reads the files in the given order, because the order decides which copy stays.
 
-With --simplify, FOLDER/NAME.simplified.txt also gets each Chinese paragraph that has traditional characters, written in
-simplified ones (pip install opencc-python-reimplemented). A model that reads both learns from all of the text.
+With --simplify, FOLDER/NAME.simplified.txt gets a copy of each Chinese paragraph that has traditional characters, in
+simplified characters (pip install opencc-python-reimplemented). So a model learns both scripts from all of the text.
 
 With --lower 10, every tenth paragraph is written in lower case, so that a model also learns text without capitals.
 """
@@ -48,7 +48,7 @@ _NOTICES = (
     "end of project gutenberg",
 )
 _SHARED = {"latin": 13, "chinese": 26}
-"""Units in a row (words, or Chinese characters) that count as copied."""
+"""Length of a sequence of units (words, or Chinese characters) that counts as copied."""
 _LEAST_LETTERS = {"latin": 0.6, "chinese": 0.45}
 _LEAST_OF_SCRIPT = {"latin": 0.7, "chinese": 0.4}
 _CELLS = re.compile(r"\s\|\s|\t|\bformula_\d+")
@@ -58,7 +58,7 @@ _LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
 _REPAIRS = (
     (re.compile(r"<ref[^<>]*>.*?</ref>|</?[a-z][^<>]*>", re.IGNORECASE), ""),  # tags
     (re.compile(r"\{\{[^{}]*\}\}|'{2,}"), ""),  # templates, bold and italics
-    (re.compile(r"\s*[(（]\s*[,;，；、:：]*\s*[)）]"), ""),  # what is left of a removed pronunciation
+    (re.compile(r"\s*[(（]\s*[,;，；、:：]*\s*[)）]"), ""),  # brackets left over from a removed pronunciation
     (re.compile(r"([(（])\s*[,;，；、]\s*"), r"\1"),
     (re.compile(r"\s+([,.;:!?])(?=\s|$)"), r"\1"),
     (re.compile(r"\s+"), " "),
@@ -77,7 +77,7 @@ def repaired(line: str) -> str:
 
 
 class Cleaner:
-    """Decides for one paragraph after another whether it stays; remembers those that did."""
+    """Decides for each paragraph whether it stays, and remembers the paragraphs that stayed."""
 
     def __init__(self, script: str, heldout: Sequence[Path] = ()) -> None:
         self.script = script
@@ -129,7 +129,7 @@ class Cleaner:
 
 
 def _digest(units: Sequence[str]) -> int:
-    """64 bits that are the same in every process, so that the same text stays every time."""
+    """A hash of 64 bits that is the same in every process, so that the result is always the same."""
     data = " ".join(units).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -142,7 +142,7 @@ def paragraphs(path: Path) -> Iterator[str]:
 
 
 def clean(source: Path, output: Path, cleaner: Cleaner, lower: int = 0) -> Counter[str]:
-    """Write what stays of a file, whole or not at all; count the paragraphs that stay and those of each rule."""
+    """Write the paragraphs of a file that stay, whole or not at all; count them and those left out by each rule."""
     counts: Counter[str] = Counter()
     blank = True  # nothing to separate yet
     with atomic_file(output) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
@@ -161,7 +161,7 @@ def clean(source: Path, output: Path, cleaner: Cleaner, lower: int = 0) -> Count
 
 
 def simplifier() -> Callable[[str], str]:
-    """What writes a text in simplified characters."""
+    """A function that converts a text to simplified characters."""
     try:
         from opencc import OpenCC
     except ImportError:
@@ -171,7 +171,7 @@ def simplifier() -> Callable[[str], str]:
 
 
 def simplify(source: Path, output: Path, convert: Callable[[str], str]) -> tuple[int, int]:
-    """Write the paragraphs that `convert` changes; returns how many, and how many were read."""
+    """Write the paragraphs that `convert` changes; return the number written and the number read."""
     changed = total = 0
     with atomic_file(output) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for line in paragraphs(source):
@@ -186,14 +186,22 @@ def simplify(source: Path, output: Path, convert: Callable[[str], str]) -> tuple
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the clean files go; made if it is not there")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="folder for the clean files; created if it does not exist"
+    )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text to clean")
     parser.add_argument("--against", type=Path, nargs="*", default=[], metavar="FILE", help="held-out text")
     parser.add_argument("--script", choices=list(_SHARED), default="latin", help="the language's script [latin]")
     parser.add_argument(
         "--simplify", action="store_true", help="also write traditional Chinese in simplified characters"
     )
-    parser.add_argument("--lower", type=int, default=0, metavar="N", help="every N-th paragraph in lower case; 0: none")
+    parser.add_argument(
+        "--lower",
+        type=int,
+        default=0,
+        metavar="N",
+        help="write every N-th paragraph in lower case; 0: none [%(default)s]",
+    )
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)

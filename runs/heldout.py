@@ -1,9 +1,9 @@
-"""Cut the end off a corpus file, by document, to measure on: the same cut every time.
+"""Split a corpus file between documents: most of it to train on, the end held out to measure on.
 
     python runs/heldout.py books-2.txt.xz text        # writes text/books-2.train.txt and text/books-2.heldout.txt
 
-The file is UTF-8 text with blank lines between documents, plain or packed. The cut is at the last blank line within the
-first 96 % of its bytes, so that no document is in both parts; that line is in neither.
+The file is UTF-8 text with blank lines between documents, plain or packed. The cut is at the last blank line in the
+first 96 % of its bytes, so that no document is in both parts. The same file always gives the same parts.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _PACKINGS = (".xz", ".gz", ".bz2", ".zst")
 
 
 def parts(source: Path, folder: Path) -> tuple[Path, Path]:
-    """The files that a corpus file is cut into: to train on, and held out."""
+    """The paths of the two parts of a corpus file: to train on, and held out."""
     plain = source.stem if source.suffix in _PACKINGS else source.name
     stem = plain.removesuffix(".txt")
     return folder / f"{stem}.train.txt", folder / f"{stem}.heldout.txt"
 
 
 def cut(source: Path, folder: Path) -> tuple[int, int]:
-    """Write both parts, whole or not at all, and say how many lines each has."""
+    """Write both parts, whole or not at all, and return the number of lines of each."""
     train, heldout = parts(source, folder)
-    at = _blank_line(source)
+    cut_line = _cut_line(source)
     lines = 0
-    # The blocks end from the right: the part to train on appears last, so where it is the other one is too.
+    # The last context manager ends first: the part to train on appears last, so that both parts exist if it does.
     with (
         atomic_file(train) as head,
         atomic_file(heldout) as tail,
@@ -43,14 +43,14 @@ def cut(source: Path, folder: Path) -> tuple[int, int]:
         ExitStack() as stack,
     ):
         for number, line in enumerate(open_packed(source, stack)):
-            if number != at:
-                (before if number < at else after).write(line)
+            if number != cut_line:
+                (before if number < cut_line else after).write(line)
             lines = number + 1
-    return at, lines - at - 1
+    return cut_line, lines - cut_line - 1
 
 
-def _blank_line(source: Path) -> int:
-    """The number of the line to cut at, from 0."""
+def _cut_line(source: Path) -> int:
+    """The number of the blank line at which the file is cut, from 0."""
     blanks, size = [], 0
     with ExitStack() as stack:
         for number, line in enumerate(open_packed(source, stack)):
@@ -59,7 +59,9 @@ def _blank_line(source: Path) -> int:
             size += len(line)
     within = [number for number, before in blanks if before <= (1 - SHARE) * size]
     if not within:
-        raise ElmoError(f"{source} must have a blank line in its first {1 - SHARE:.0%}, to be cut between documents")
+        raise ElmoError(
+            f"{source} must have a blank line in its first {1 - SHARE:.0%}, got none: separate its documents by one"
+        )
     return within[-1]
 
 
@@ -67,7 +69,9 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="FILE", help="the corpus file")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where both parts go; made if it is not there")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="folder for both parts; created if it does not exist"
+    )
     options = parser.parse_args(given)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ def test_tokens_with_their_lengths(make_elmo):
     torch.testing.assert_close(out["elmo"][:, :5], elmo(["dogs are in the fog", "a"])["elmo"])
     with pytest.raises(ElmoError, match="sequence_len must be between 0 and the 1 tokens of its row, got 2"):
         elmo(tokens=[["a"]], sequence_len=[2])
-    with pytest.raises(ElmoError, match="one of the two"):
+    with pytest.raises(ElmoError, match="got both"):
         elmo(["a"], tokens=[["a"]])
 
 

@@ -60,7 +60,7 @@ def test_the_demo_separates_two_senses(run):
 
 def test_sentiment_trains_the_mix_and_leaves_the_bilm(run, quick):
     out = run("sentiment_lstm", "--epochs", "2")
-    assert re.search(r"biLM: [\d,]+ numbers, frozen; learned: [\d,]+", out)
+    assert re.search(r"parameters: [\d,]+ frozen \(biLM\), [\d,]+ trained", out)
     first, second = SHARES.findall(out)
     assert first != second
     assert len(set(second.split())) > 1
@@ -116,4 +116,4 @@ def test_files_take_the_place_of_made_up_data(run, tmp_path, model_folder):
 def test_one_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         run("ner_conll", "model", "train.conll")
-    assert "TRAIN and DEV are given together" in capsys.readouterr().err
+    assert "TRAIN and DEV must be given together" in capsys.readouterr().err

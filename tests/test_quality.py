@@ -93,7 +93,7 @@ def test_one_command_fills_the_table(tmp_path, model, data, quick, capsys):
         assert all(cell[0].isdigit() for cell in shown[3:6]), title
         assert ("±" in shown[3]) == (seeds == "2")
     assert "sentiment, SST-5: " in table
-    assert "sst-fine/train.tsv is not there" in table
+    assert "sst-fine/train.tsv does not exist" in table
     assert "Chinese headlines, Toutiao: " in table
     assert f"{model} --data" in table, "the command is in it"
     known = lines(output.with_suffix(".jsonl"))

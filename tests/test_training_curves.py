@@ -66,9 +66,9 @@ def test_mistakes(tmp_path):
     run, output = write_run(tmp_path / "run", [5.0]), ("--output", str(tmp_path / "c.png"))
     with pytest.raises(ElmoError, match="cannot be read"):
         training_curves.main([str(tmp_path / "none"), *output])
-    with pytest.raises(ElmoError, match="has no held-out perplexity"):
+    with pytest.raises(ElmoError, match="must have a held-out perplexity"):
         training_curves.main([str(run), str(write_run(tmp_path / "empty", [])), *output])
-    with pytest.raises(ElmoError, match="has no masked perplexity"):
+    with pytest.raises(ElmoError, match="must have a masked perplexity"):
         training_curves.main([str(run), "--masked", *output])
     with pytest.raises(ElmoError, match="at most 8 runs"):
         training_curves.main([*[str(run)] * 9, *output])

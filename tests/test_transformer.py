@@ -31,7 +31,7 @@ def test_shapes_and_keys(elmo):
 
 
 def test_the_layers_are_those_of_the_equations(elmo):
-    tokens, _ = elmo._tokens([["the", "bank", "of", "the", "river", "."]])
+    tokens, _ = elmo._token_vectors([["the", "bank", "of", "the", "river", "."]])
     blocks, shape = elmo.bilm.context.block_weights(), elmo.config.context
     want = transformer_reference(tokens[0], blocks, window=shape.window, outputs=[0, 2, 4])
     np.testing.assert_allclose(elmo.encode([SENTENCES[0]], output="layers")[0], want[:, 1:-1].detach(), atol=2e-4)

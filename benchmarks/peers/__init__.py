@@ -1,1 +1,1 @@
-"""The systems that the benchmarks of speed compare, each in a process of its own."""
+"""The systems that the speed benchmarks compare, each in its own process."""

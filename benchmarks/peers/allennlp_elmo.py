@@ -1,4 +1,4 @@
-"""AllenNLP's Elmo module as its users call it: tokens, character ids, the mix of the layers."""
+"""AllenNLP's Elmo module, called as its users do: tokens → character ids → the mix of the layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allennlp.version import VERSION  # type: ignore[import-not-found]  # noqa: 
 
 
 class AllenNlp:
-    """One mix, without dropout; the state it would carry on to the next batch is dropped, so that vectors compare."""
+    """One mix, without dropout; the carried state is reset before each batch, so that the vectors can be compared."""
 
     def __init__(self, model: str) -> None:
         folder = Path(model)
@@ -28,11 +28,11 @@ class AllenNlp:
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> list[Vectors]:
-        """The mix of each sentence, [T, D]."""
+        """The mix of the layers of each sentence, [T, D]."""
         self.elmo._elmo_lstm._elmo_lstm.reset_states()
         values = self.elmo(batch_to_ids(batch))["elmo_representations"][0].numpy()
         return [values[row, : len(tokens)] for row, tokens in enumerate(batch)]
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
-        """The same in batches of similar lengths."""
+        """The vectors of all sentences, in batches of similar lengths."""
         return by_length(self, sentences, size)

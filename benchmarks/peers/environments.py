@@ -1,11 +1,11 @@
-"""Make the environments in which the peers run: AllenNLP, and all-MiniLM-L6-v2 in several runtimes.
+"""Create the environments of the peers: AllenNLP, and all-MiniLM-L6-v2 in several runtimes.
 
     python benchmarks/peers/environments.py allennlp [FOLDER]
     python benchmarks/peers/environments.py minilm [FOLDER]
 
-Each is a virtual environment that shares this one's torch and numpy, so that all systems run on the same build of them
-and pip downloads no other. Of AllenNLP only the package itself is installed: what else it imports and ELMo never calls
-is replaced by empty modules (`stand_ins.py`); AllenNLP itself is not edited.
+Each is a virtual environment that shares this one's torch and numpy, so that all systems use the same builds and pip
+downloads no others. AllenNLP is installed without its dependencies: the packages that it imports but ELMo never calls
+are replaced by empty modules (`stand_ins.py`). AllenNLP itself is not changed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True)
 class Environment:
-    """What one peer needs."""
+    """The environment of one peer."""
 
     title: str
     name: str
-    """Of its folder."""
+    """Name of the folder."""
     shared: tuple[str, ...]
-    """Packages of this environment that it uses."""
+    """Packages that it shares with this environment."""
     packages: tuple[str, ...]
-    """What pip installs, with its options."""
+    """Arguments of pip install."""
     check: str
-    """Python code that runs where the environment is complete."""
+    """Python code that runs without an error if the environment is complete."""
 
     def default_folder(self) -> Path:
-        """Where the environment is stored from one run to the next."""
+        """The folder that stores the environment for later runs."""
         return cache_folder() / "peers" / f"{self.name}-python{_PYTHON}"
 
     def make(self, folder: Path | None = None) -> Path:
-        """The environment's interpreter; what is missing is installed first."""
+        """The environment's Python interpreter; an incomplete environment is first installed."""
         folder = folder or self.default_folder()
         python = folder / "bin" / "python"
         if self._works(python):
@@ -53,21 +53,21 @@ class Environment:
         self.run(Path(sys.executable), "-m", "venv", "--clear", str(folder))
         # The shared packages come first, so that pip sees them and installs no other torch.
         packages = next(folder.glob("lib/python*/site-packages"))
-        places = dict.fromkeys(str(Path(_found(name)).parents[1]) for name in self.shared)
-        (packages / "shared.pth").write_text("\n".join(places) + "\n", encoding="utf-8")
+        folders = dict.fromkeys(str(Path(_found(name)).parents[1]) for name in self.shared)
+        (packages / "shared.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
         self.run(python, "-m", "pip", "install", "--quiet", *self.packages)
         if not self._works(python):
-            raise ElmoError(f"{self.title} was installed in {folder} and does not import there")
+            raise ElmoError(f"{self.title} was installed in {folder}, but it cannot be imported there")
         return python
 
     def run(self, python: Path, *arguments: str) -> None:
-        """Run Python in the folder of the benchmarks; where it fails, the last line that it wrote is the reason."""
+        """Run Python in the folder of the benchmarks; if it fails, the error contains its last line of output."""
         try:
             subprocess.run([python, *arguments], cwd=BENCHMARKS, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             written = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
             reason = written[-1] if written else str(error)
-            raise ElmoError(f"{self.title} could not be made ready: {reason}") from error
+            raise ElmoError(f"{self.title} could not be prepared: {reason}") from error
 
     def _works(self, python: Path) -> bool:
         if not python.exists():
@@ -79,7 +79,7 @@ class Environment:
 def _found(name: str) -> str:
     spec = find_spec(name)
     if spec is None or spec.origin is None:
-        raise ElmoError(f"the package {name} is needed to run a peer, and it is not installed")
+        raise ElmoError(f"a peer needs the package {name}, which is not installed: install it first")
     return spec.origin
 
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 in sentence-transformers behind a plain FastAPI handler, as tutorials write it.
+"""all-MiniLM-L6-v2 in sentence-transformers behind a plain FastAPI handler, as in tutorials.
 
     python -m peers.fastapi_minilm PORT
 

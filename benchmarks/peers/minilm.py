@@ -1,7 +1,7 @@
-"""all-MiniLM-L6-v2 as a source of word vectors: words to pieces, the last layer, the mean of each word's pieces.
+"""all-MiniLM-L6-v2 as a source of word vectors: words → pieces → the last layer → the mean of each word's pieces.
 
-It gives vectors of one layer, where ELMo gives a mix of layers; both give 384 numbers per word of a sentence that is
-read as a whole. A batch is padded to its longest sentence in pieces.
+It gives vectors of one layer, and ELMo a mix of layers; both give a vector of size 384 per word, in the context of the
+sentence. A batch is padded to its longest sentence in pieces.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from peers.systems import Batch, Vectors, by_length
 
 LONGEST = 512
-"""Pieces that the network has positions for; the words after them get zeros."""
+"""The network's number of positions; words whose pieces come after them get zeros."""
 
 Ids = NDArray[np.int64]
 
 
 class PieceEncoding(Protocol):
-    """A sentence in pieces, as the package tokenizers gives it."""
+    """A sentence in pieces, with the interface of the package tokenizers."""
 
     ids: list[int]
     word_ids: list[int | None]
-    """The word that a piece is of; none for the two markers."""
+    """The word of each piece; None for the two markers."""
 
 
 def padded(encodings: Sequence[PieceEncoding]) -> tuple[Ids, Ids]:
-    """Pieces [B, T] and their mask."""
+    """The padded ids of pieces [B, T], and their mask."""
     longest = max(len(encoding.ids) for encoding in encodings)
     ids = np.zeros((len(encodings), longest), np.int64)
     mask = np.zeros_like(ids)
@@ -43,7 +43,7 @@ def padded(encodings: Sequence[PieceEncoding]) -> tuple[Ids, Ids]:
 
 
 def word_means(pieces: Vectors, words: Sequence[int | None], count: int) -> Vectors:
-    """pieces [T, D] → [count, D]: the mean of each word's pieces, zeros for a word without any."""
+    """pieces [T, D] → [count, D]: the mean of each word's pieces, zeros for a word without pieces."""
     starts = [t for t, word in enumerate(words) if word is not None and word != words[t - 1]]
     ends = [t + 1 for t, word in enumerate(words) if word is not None and word != words[t + 1]]
     named = [word for word in (words[t] for t in starts) if word is not None]
@@ -57,13 +57,13 @@ def word_means(pieces: Vectors, words: Sequence[int | None], count: int) -> Vect
 
 
 class _MiniLm(ABC):
-    """What both runtimes share: the pieces before the network and the words after it."""
+    """Shared by both runtimes: splitting words into pieces, and averaging the pieces of words."""
 
     facts: dict[str, str]
     words = 0
     pieces = 0
 
-    def fresh(self) -> None:  # noqa: B027 - nothing to do, and no system has more
+    def fresh(self) -> None:  # noqa: B027 - deliberately empty
         """Do nothing: it caches no words."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
@@ -79,7 +79,7 @@ class _MiniLm(ABC):
         ]
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
-        """The same in batches of similar lengths."""
+        """The vectors of all sentences, in batches of similar lengths."""
         return by_length(self, sentences, size)
 
     @abstractmethod
@@ -92,7 +92,7 @@ class _MiniLm(ABC):
 
 
 class MiniLmOnnx(_MiniLm):
-    """In onnxruntime, with the package tokenizers: neither torch nor transformers is loaded."""
+    """MiniLM in onnxruntime with the package tokenizers, without torch and transformers."""
 
     def __init__(self, model: str, dtype: Literal["float32", "int8"]) -> None:
         import onnxruntime  # type: ignore[import-not-found,unused-ignore]
@@ -100,7 +100,7 @@ class MiniLmOnnx(_MiniLm):
 
         folder = Path(model)
         self.tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        # The file asks for exactly 128 pieces, which would be padding for most sentences and too few for some.
+        # The file sets exactly 128 pieces, which would pad most sentences and cut some.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(LONGEST)
         options = onnxruntime.SessionOptions()
@@ -119,14 +119,14 @@ class MiniLmOnnx(_MiniLm):
     def last_layer(self, ids: Ids, mask: Ids) -> Vectors:
         """ids [B, T], mask [B, T] → [B, T, D]."""
         given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        # Fused graphs take int32, others int64.
+        # Fused graphs take int32, other graphs int64.
         feed = {n: given[n].astype(np.int32 if "int32" in kind else np.int64) for n, kind in self.inputs.items()}
         found: Vectors = self.session.run(["last_hidden_state"], feed)[0]
         return found
 
 
 class MiniLmTransformers(_MiniLm):
-    """In transformers, as its users call it."""
+    """MiniLM in transformers, called as its users do."""
 
     def __init__(self, model: str) -> None:
         import torch

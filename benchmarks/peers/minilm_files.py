@@ -1,10 +1,10 @@
-"""The files of all-MiniLM-L6-v2 as its systems load them; runs in the environment of that peer.
+"""Write the files of all-MiniLM-L6-v2 for its systems; runs in the environment of that peer.
 
     python -m peers.minilm_files FOLDER [SOURCE]
 
-SOURCE is a folder with the files of sentence-transformers/all-MiniLM-L6-v2; without one they come from the Hugging Face
-Hub. Its own onnx/model.onnx is used where it is there, and exported from the weights otherwise. onnxruntime's tools
-then fuse the graph and quantise it, which is the fastest that onnxruntime runs it:
+SOURCE is a folder with the files of sentence-transformers/all-MiniLM-L6-v2; by default they come from the Hugging Face
+Hub. The model's own onnx/model.onnx is used if it exists, otherwise the graph is exported from the weights.
+onnxruntime's tools then fuse the graph and quantise it, which makes it as fast as possible in onnxruntime:
     FOLDER/config.json, tokenizer.json, … model.safetensors   for transformers
     FOLDER/float32.onnx, int8.onnx                            for onnxruntime
 """
@@ -23,7 +23,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def download() -> Path:
-    """The files from the Hub, from its cache where they are there."""
+    """The folder of the files from the Hub, downloaded once."""
     from huggingface_hub import snapshot_download  # type: ignore[import-not-found,unused-ignore]
 
     return Path(snapshot_download(HUB_ID, allow_patterns=[*NEEDED, GRAPH]))
@@ -37,7 +37,7 @@ def export(source: Path, target: Path) -> None:
     class LastLayer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            # With plain attention the graph has the pattern that onnxruntime knows how to fuse.
+            # With plain attention the graph has the pattern that onnxruntime can fuse.
             self.bert = AutoModel.from_pretrained(source, attn_implementation="eager", dtype=torch.float32)
 
         def forward(self, *given: torch.Tensor) -> torch.Tensor:
@@ -60,13 +60,13 @@ def export(source: Path, target: Path) -> None:
 
 
 def write(folder: Path, source: Path) -> None:
-    """Write all files from those of the Hub."""
+    """Write all files from the files of the Hub."""
     from onnx import TensorProto  # type: ignore[import-not-found,unused-ignore]
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-not-found,unused-ignore]
     from onnxruntime.transformers.optimizer import optimize_model  # type: ignore[import-not-found,unused-ignore]
 
     if missing := [name for name in NEEDED if not (source / name).is_file()]:
-        sys.exit(f"{source} must have the files of {HUB_ID}, and has no {missing[0]}")
+        sys.exit(f"{source} must have the files of {HUB_ID}, but {missing[0]} is missing")
     for name in NEEDED:
         shutil.copy(source / name, folder / name)
     plain = source / GRAPH
@@ -82,7 +82,7 @@ def write(folder: Path, source: Path) -> None:
         folder / "int8.onnx",
         per_channel=True,
         weight_type=QuantType.QInt8,
-        extra_options={"DefaultTensorType": TensorProto.FLOAT},  # of results of fused operations
+        extra_options={"DefaultTensorType": TensorProto.FLOAT},  # for the results of fused operations
     )
 
 

@@ -1,4 +1,4 @@
-"""elmokit as its users call it: `Elmo.encode`, by the path that it chooses or by a forced one."""
+"""elmokit, called as its users do: `Elmo.encode`, with the path that it chooses or with a forced path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elmokit.ops.paths import PathName, forced
 from peers.systems import Batch, Vectors
 
 EVERYTHING = 2**31
-"""More tokens than any batch has: a batch is computed as it comes."""
+"""More tokens than any batch has, so that a batch is not split."""
 
 
 class Ours:
@@ -27,7 +27,7 @@ class Ours:
             return self.elmo.explain()
 
     def fresh(self) -> None:
-        """Forget the vectors of words seen so far."""
+        """Clear the cache of words."""
         self.elmo.type_cache.clear()
 
     def encode(self, batch: Batch) -> list[Vectors]:
@@ -37,7 +37,7 @@ class Ours:
         return vectors
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
-        """The same in batches of its own."""
+        """The vectors of all sentences, in elmokit's own batches."""
         with self._path():
             vectors: list[Vectors] = self.elmo.encode(sentences)
         return vectors

@@ -1,8 +1,8 @@
 """ELMo as plain torch operations: a loop of AllenNLP's structure, and the equations token by token.
 
-The loop replaces AllenNLP where that cannot be installed, and the table then says so. Like AllenNLP it pads
-a batch to its longest sentence, runs the character part for every occurrence of every word at its full 50 characters,
-and takes both products of every time step in a Python loop over the sentences that are still running, in float32.
+The loop replaces AllenNLP if AllenNLP cannot be installed; the table then says so. Like AllenNLP it pads a batch to its
+longest sentence, and runs the character part for every occurrence of every word at its full 50 characters. It computes
+both products of every time step in a Python loop over the sentences that have not ended, in float32.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class _Layer(Protocol):
 
 
 class Plain:
-    """A whole model with the recurrence of one structure or the other."""
+    """A whole model, with the recurrence as a loop or by the reference."""
 
     def __init__(self, model: str, *, structure: Literal["loop", "reference"], device: str = "cpu") -> None:
         self.elmo = Elmo.load(model, device=device, dtype="float32")
         self.structure = structure
         if structure == "loop" and isinstance(self.elmo.bilm.context, TransformerEncoder):
-            raise ElmoError("AllenNLP's structure is a loop over an LSTM, and this model has a Transformer")
+            raise ElmoError("the loop of AllenNLP's structure needs an LSTM, but this model has a Transformer")
         self.facts = {"recurrence": "peers.plain" if structure == "loop" else "elmokit.ops.reference"}
 
     def fresh(self) -> None:
@@ -62,12 +62,12 @@ class Plain:
         return [mean[row, 1 : len(tokens) + 1] for row, tokens in enumerate(batch)]
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
-        """The same in batches of similar lengths."""
+        """The vectors of all sentences, in batches of similar lengths."""
         return by_length(self, sentences, size)
 
 
 def characters(bilm: BiLM, ids: Tensor) -> Tensor:
-    """ids [N, M] → [N, P]: every token at its full width."""
+    """ids [N, M] → token vectors [N, P]; every token is computed at its full width."""
     part, projection = bilm.token_encoder.char_cnn, bilm.token_encoder.projection
     assert part is not None
     embedded = part.embedding(ids).transpose(1, 2)  # [N, c, M]
@@ -99,7 +99,7 @@ def reference(x: Tensor, lengths: Tensor, stacks: Stacks, *, skip_connections: b
 
 
 def loop(x: Tensor, lengths: Tensor, stacks: Stacks, *, skip_connections: bool) -> list[Tensor]:
-    """x [B, T, P], lengths [B] on the CPU → L layers [B, T, 2P] from zero states, in the way of AllenNLP."""
+    """x [B, T, P], lengths [B] on the CPU → L layers [B, T, 2P] from zero states, computed like AllenNLP does."""
     order = lengths.argsort(descending=True, stable=True)
     sizes: list[int] = lengths[order].tolist()
 

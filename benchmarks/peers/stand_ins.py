@@ -1,6 +1,6 @@
-"""Empty modules in place of packages that AllenNLP imports on its way to ELMo and ELMo never calls.
+"""Empty modules that replace packages that AllenNLP imports but ELMo never calls.
 
-What ELMo computes with (torch, numpy, h5py) is never replaced, and a package that is installed comes first.
+The packages that ELMo uses (torch, numpy, h5py) are never replaced, and an installed package is used if there is one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NAMES = frozenset(_PACKAGES.split())
 
 
 def install() -> None:
-    """From now on, importing a package of `NAMES` that is not there gives an empty replacement."""
+    """Make the import of a package of `NAMES` that is not installed give an empty module."""
     sys.meta_path.append(_Finder())
 
 
 def _same(value: Any, **options: object) -> Any:  # noqa: ANN401
-    """A decorator that does nothing; or the path of a local file, which is where it is."""
+    """Return the value: a decorator that does nothing, or the path of a local file."""
     return value
 
 
 class _Blank(type):
-    """A class of which everything can be asked; each answer is another such class."""
+    """The metaclass of a class that has every attribute; each attribute is another empty class."""
 
     def __getattr__(cls, name: str) -> _Blank:
         if name.startswith("__"):
@@ -65,4 +65,4 @@ class _Finder(MetaPathFinder, Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to run."""
+        """Do nothing: the module is empty."""

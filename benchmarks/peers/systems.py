@@ -1,4 +1,4 @@
-"""What a system is to the benchmarks: something that turns a batch of tokenised sentences into vectors."""
+"""The interface of a system: it turns a batch of tokenised sentences into vectors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class System(Protocol):
     """One of the systems that are compared, with its model loaded."""
 
     facts: dict[str, str]
-    """Versions, and what it chose."""
+    """Versions, and choices of the system."""
 
     def fresh(self) -> None:
-        """Forget the words of earlier batches."""
+        """Forget the words of earlier batches, if the system caches words."""
 
     def encode(self, batch: Batch) -> list[Vectors]:
         """The vectors of each sentence's words, [T, D], as one batch: an LSTM's mean of layers, or the top layer."""
 
     def encode_all(self, sentences: Batch, size: int = 64) -> list[Vectors]:
-        """The same of any number of sentences; a system without batches of its own takes `size` at a time."""
+        """The vectors of any number of sentences; a system without its own batches computes `size` at a time."""
 
 
 def by_length(system: System, sentences: Batch, size: int) -> list[Vectors]:
-    """Batches of similar lengths, which any user of a system without batches of its own can make."""
+    """The vectors of all sentences in batches of similar lengths, for a system without its own batches."""
     order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
     found: dict[int, Vectors] = {}
     for start in range(0, len(order), size):
@@ -51,13 +51,13 @@ TITLES = {
     "packed": "torch, no C compiler",
     "reference": "reference",
 }
-"""What the columns are called."""
+"""The titles of the columns."""
 MINILM = tuple(name for name in TITLES if name.startswith("minilm"))
 """Systems that run all-MiniLM-L6-v2."""
 
 
 def loader(name: str) -> Callable[[str], System]:
-    """What makes a system of that name from a model; only what it needs is imported."""
+    """A function that creates a system from a model; only the packages of that system are imported."""
     if name == "allennlp":
         from peers.allennlp_elmo import AllenNlp
 

@@ -1,8 +1,8 @@
-"""How the benchmark speaks with a system in a child process: a line of JSON each way.
+"""A system in a child process, and its protocol: one line of JSON per request and per answer.
 
-A child loads its model, says so with the seconds it took, and then answers requests one by one. It times itself, so
-that no figure includes the time of the pipe. Between requests its process is stopped: threads that spin while
-they wait for work take no time from the system that is measured. Its memory is the peak of its whole process.
+A child loads its model, reports the seconds for that, and then answers requests one by one. It times itself, so that no
+time includes the pipe. Between requests its process is stopped, so that threads that spin while they wait for work take
+no time from the system that is measured. Its memory is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from peers.systems import Batch, System, Vectors, loader
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _STILL = 0.02
-"""Seconds before a system is timed, as in a service that waits for requests."""
+"""Seconds of pause before a system is timed, as in a service that waits for requests."""
 
 
 class NoSystemError(Exception):
@@ -32,7 +32,7 @@ class NoSystemError(Exception):
 
 
 class Child:
-    """A system in a process of its own."""
+    """A system in its own process."""
 
     def __init__(self, name: str, model: str | Path, *, python: str | Path = sys.executable, threads: int = 1) -> None:
         paths = [str(BENCHMARKS), *(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(":") if p)]
@@ -50,14 +50,14 @@ class Child:
         self.facts: dict[str, str] = ready["facts"]
 
     def seconds(self, batch: Batch, *, fresh: bool = False, own_batches: bool = False, size: int = 64) -> float:
-        """What a batch took; `fresh` has the system forget the words it knows, which the clock does not see.
+        """The seconds for a batch; with `fresh` the system first forgets its cached words, which is not timed.
 
-        With `own_batches` the system makes the batches, of `size` sentences where it has no rule of its own.
+        With `own_batches` the system makes the batches, with `size` sentences each if it has no rule of its own.
         """
         return self._times(batch, fresh=fresh, own_batches=own_batches, size=size)[0]
 
     def repeated(self, batch: Batch, times: int) -> list[float]:
-        """What a batch took each time, computed `times` times in a row, as in a service that is busy."""
+        """The seconds for each of `times` computations of a batch in a row, as in a busy service."""
         return self._times(batch, fresh=False, own_batches=False, size=len(batch), times=times)
 
     def _times(self, batch: Batch, *, fresh: bool, own_batches: bool, size: int, times: int = 1) -> list[float]:
@@ -74,7 +74,7 @@ class Child:
             return [found[str(number)] for number in range(len(sentences))]
 
     def megabytes(self) -> float:
-        """The most memory that the process has had so far; also updates `facts` from its report."""
+        """The peak memory of the process so far; also updates `facts`."""
         answer = self._ask(do="report")
         self.facts |= answer["facts"]
         found: float = answer["megabytes"]
@@ -105,7 +105,7 @@ class Child:
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended without a word"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended without an answer"}
         if "error" in answer:
             self.close()
             raise NoSystemError(answer["error"])
@@ -114,7 +114,7 @@ class Child:
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has had; the kernel's own figure, since getrusage inherits the parent's."""
+    """The peak memory of this process, from the kernel, because getrusage includes the parent's peak."""
     status = Path("/proc/self/status")
     if status.exists():
         peak = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), None)
@@ -154,17 +154,17 @@ def serve(system: System, load_seconds: float, requests: TextIO, answers: TextIO
 
 def main() -> None:
     name, model = sys.argv[1:]
-    # What a library prints must not come between two lines of JSON.
+    # Output of libraries must not come between two lines of JSON.
     answers, sys.stdout = sys.stdout, sys.stderr
     try:
-        # The system's modules are imported before the clock starts: what is compared is the loading of a model.
+        # The system's modules are imported before the clock starts, so that only the loading of a model is timed.
         load = loader(name)
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         start = time.perf_counter()
         system = load(model)
         took = time.perf_counter() - start
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except Exception as error:  # noqa: BLE001 - the parent must get any error
         text = str(error).strip().splitlines()
         answers.write(json.dumps({"error": f"{type(error).__name__}: {text[0] if text else 'no message'}"}) + "\n")
         answers.flush()

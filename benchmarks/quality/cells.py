@@ -1,4 +1,4 @@
-"""One cell of the table, or a few that come out of the same work: a task, an input, some seeds → scores."""
+"""Measures cells of the table: a task, its inputs and seeds → scores."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from elmokit.tasks.static import glove
 from elmokit.tasks.task import Example
 
 Input = Literal["elmo", "layer0", "static"]
-"""The mix of all layers, layer 0, or neither; a head has its default static vectors next to each, in English GloVe."""
+"""The mix of all layers, layer 0, or no ELMo. A head adds its default static vectors to each, in English GloVe."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells of a run share; it is sent to the processes that work on them."""
+    """The options that all cells of a run share; it is sent to the worker processes."""
 
     models: dict[str, str]
-    """By language."""
+    """Language → model."""
     data: Path
     split: Literal["dev", "test"]
     wordnet: Path | None
@@ -46,18 +46,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Unit:
-    """Work that gives the scores of one task for some inputs and seeds."""
+    """A unit of work: the scores of one task for some inputs and seeds."""
 
     task: str
     inputs: tuple[Input, ...]
     seeds: tuple[int, ...]
     options: dict[str, Any] = field(default_factory=dict)
-    """Of a head, in place of the row's own."""
+    """Options of a head that replace those of the row."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of the table."""
+    """One score of the table."""
 
     task: str
     input: Input
@@ -68,7 +68,7 @@ class Score:
 
 
 def run_unit(unit: Unit, setting: Setting) -> list[Score]:
-    """Do the work of a unit."""
+    """Compute the scores of a unit."""
     torch.set_num_threads(min(torch.get_num_threads(), setting.threads))  # OMP_NUM_THREADS may have set fewer
     row = read_rows(setting.table)[unit.task]
     files = row.files(setting.data, setting.split)
@@ -82,7 +82,7 @@ Values = list[tuple[Input, int, float, dict[str, Any]]]
 
 
 def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
-    """One pass gives the scores of all layers."""
+    """The scores of a probe; one pass gives those of all layers."""
     [train], measured = files["train"], files["measured"]
     source: LayerSource
     if unit.inputs == ("static",):
@@ -108,7 +108,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
     else:
         pairs = [pair for path in measured for pair in read_wic(path)]
         likeness = probe_wic(source, evenly(read_wic(train), setting.limit), pairs)
-        # As a task's network learns to mix the layers, so does the regression here.
+        # The regression learns to weigh the layers, like the mix in a task's network.
         scores = likeness.logistic
         details = {"by layer": likeness.accuracy, **asdict(likeness)}
     names = {"elmo": "all" if row.kind == "wic" else "mean", "layer0": "0", "static": "static"}
@@ -116,7 +116,7 @@ def _probe(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting)
 
 
 def _head(row: Row, unit: Unit, files: dict[str, list[Path]], setting: Setting) -> Values:
-    """A network of elmokit.tasks, trained for each input and seed."""
+    """The scores of a network of elmokit.tasks, trained for each input and seed."""
     from elmokit.tasks import fit
 
     segment = _segment(row, setting)
@@ -151,7 +151,7 @@ _INPUT_OPTIONS: dict[Input, dict[str, Any]] = {
 
 
 def score_of(row: Row, scores: TaskScores) -> float:
-    """The row's metric, which must be the one that training watched."""
+    """The score by the row's metric, which must be the one that training used to choose the epoch."""
     if scores.main.name != row.metric:
         raise ElmoError(f"the metric of {row.name} must be {scores.main.name}, got {row.metric}: correct tasks.toml")
     return scores.main.value
@@ -171,7 +171,7 @@ def _tagged(path: Path) -> list[Any]:
 
 
 def _segment(row: Row, setting: Setting) -> str:
-    """Chinese texts are tokenised as the model's training text was; English ones are tokenised already or plain."""
+    """The segmenter for a row: the model's own for Chinese; English texts are tokenised already, except pairs."""
     if row.language == "zh":
         return _elmo(setting.models["zh"], setting.device).segment
     return "english" if row.kind == "pair" else "none"
@@ -179,7 +179,7 @@ def _segment(row: Row, setting: Setting) -> str:
 
 @cache
 def _elmo(path: str, device: str | None) -> Elmo:
-    """The model; a BERT-like one has all that frozen heads use of an Elmo."""
+    """The model; a BERT-like model is wrapped with the part of Elmo's interface that frozen heads use."""
     return cast("Elmo", BertAsElmo(Path(path), device)) if is_bert(path) else Elmo.load(path, device=device)
 
 

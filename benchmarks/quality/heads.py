@@ -1,12 +1,12 @@
-"""Tune the heads of elmokit.tasks on development data: many settings of the same head, the best first.
+"""Tune the heads of elmokit.tasks on development data: compare many settings of the same head.
 
     python benchmarks/quality/heads.py en --tasks sst2,trec,ner --jobs 10       # every setting of heads.toml
     python benchmarks/quality/heads.py en --tasks ner --settings defaults,fine-tune-1e-4 --seeds 3
     python benchmarks/quality/heads.py en --tasks sst2 --set dropout=0.4,learning_rate=0.002   # one setting
 
-The vectors of the frozen model are computed once for each task and shared by all settings. Every score goes to a JSON
-Lines file as soon as it is known; --resume leaves out what is in it. Chosen on development data, the best score is a
-little favourable: measure it on test data, or with other seeds.
+The vectors of the frozen model are computed once per task and shared by all settings. Every score is written to a JSON
+Lines file at once; --resume skips the scores in that file. The best score is chosen on development data and so a little
+too high: measure its setting on test data, or with other seeds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from elmokit.tasks import TaskOptions
 GRID = Path(__file__).with_name("heads.toml")
 Options = dict[str, Any]
 Name = tuple[str, str]
-"""A task and a setting."""
+"""The names of a task and a setting."""
 
 
 def read_grid(path: Path) -> dict[str, dict[str, Options]]:
-    """By kind of head, the settings by name; all are checked."""
+    """Kind of head → name of a setting → its options, which are checked."""
     with path.open("rb") as file:
         grid: dict[str, dict[str, Options]] = tomllib.load(file)
     for settings in grid.values():
@@ -49,14 +49,14 @@ def read_grid(path: Path) -> dict[str, dict[str, Options]]:
 
 
 def check(options: Options) -> None:
-    """Refuse an option that heads do not have, or a value that it does not take."""
+    """Refuse an option that heads do not have, or a wrong value of an option."""
     if unknown := set(options) - set(TaskOptions.__dataclass_fields__):
         raise ElmoError(f"a setting must have options of `elmo task train`, got {min(unknown)!r}")
     TaskOptions(**options)
 
 
 def read_set(text: str) -> Options:
-    """ "dropout=0.4,fine_tune=true" → options."""
+    """The options of a text such as "dropout=0.4,fine_tune=true"."""
     options = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -71,7 +71,7 @@ def read_set(text: str) -> Options:
 def units_of(
     rows: Sequence[Row], grid: Mapping[str, Mapping[str, Options]], seeds: Sequence[int], wanted: Sequence[str] | None
 ) -> dict[Name, list[Unit]]:
-    """The work for each task and setting; the longest first, so that processes end together."""
+    """The work for each task and setting; the longest first, so that the processes end at about the same time."""
     units: dict[Name, list[Unit]] = {}
     for row in rows:
         for name, options in grid.get(row.kind, {}).items():
@@ -86,7 +86,7 @@ def read_scores(path: Path, work: Mapping[Name, Sequence[Unit]], facts: Mapping[
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
-        except ValueError:  # what a killed run left of its last line
+        except ValueError:  # the incomplete last line of a killed run
             continue
         units = work.get((line["task"], line["setting"]))
         if units and {**facts, "options": units[0].options}.items() <= line.items():
@@ -119,19 +119,21 @@ def render(
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="a model of any format, en for the bundled one")
-    parser.add_argument("--tasks", default="sst2,sst5,trec,ner", help="rows of tasks.toml by comma [%(default)s]")
+    parser.add_argument(
+        "--tasks", default="sst2,sst5,trec,ner", help="rows of tasks.toml, separated by commas [%(default)s]"
+    )
     parser.add_argument("--grid", type=Path, default=GRID, metavar="FILE", help="another heads.toml")
-    parser.add_argument("--settings", help="names of settings by comma [all of the grid]")
+    parser.add_argument("--settings", help="names of settings, separated by commas [all of the grid]")
     parser.add_argument("--set", metavar="OPTION=VALUE,…", help="one setting instead of the grid")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds of each setting [%(default)s]")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N training examples, evenly")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds per setting [%(default)s]")
+    parser.add_argument("--limit", type=int, metavar="N", help="use at most N training examples, evenly spread")
     parser.add_argument("--device", help="cpu, cuda … [a GPU if there is one]")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at the same time [%(default)s]")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="store the vectors here for another run")
     parser.add_argument("--config", type=Path, default=TABLE, metavar="FILE", help="another tasks.toml")
     parser.add_argument("--output", type=Path, default=Path("heads.jsonl"), metavar="FILE", help="[%(default)s]")
-    parser.add_argument("--resume", action="store_true", help="leave out what is in the output already")
+    parser.add_argument("--resume", action="store_true", help="skip the scores that are already in the output")
     return parser.parse_args(given)
 
 
@@ -170,7 +172,7 @@ def main(given: Sequence[str] | None = None) -> None:
             table=options.config,
         )
         done = {(name, score.seed) for name, scores in known.items() for score in scores}
-        # Seed by seed, so that a run that is stopped has a whole seed.
+        # Seed by seed, so that an interrupted run has complete seeds.
         queue = [
             (name, units[number])
             for number in range(options.seeds)

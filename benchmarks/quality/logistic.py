@@ -1,7 +1,7 @@
-"""Logistic regression on frozen vectors: softmax on standardised numbers, full-batch L-BFGS, the penalty chosen itself.
+"""Logistic regression on frozen vectors: softmax on standardised values, full-batch L-BFGS, automatic penalty.
 
-scikit-learn's needs a float64 copy of all layers side by side and minutes; this one reads float16 layers in blocks, on
-a GPU or a CPU, and never joins them. K layers, N examples, D numbers in a vector, C classes.
+scikit-learn's needs minutes and a concatenated float64 copy of all layers; this one reads float16 layers in blocks, on
+a GPU or a CPU, and does not concatenate them. K layers, N examples, vectors of size D, C classes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 PENALTIES = (1.0, 0.1, 0.01)
-"""λ of λ/2·‖w‖² per number in the input, for the loss summed over the examples; from the strongest."""
+"""λ of λ/2·‖w‖² per input value, for the loss summed over the examples; the strongest first."""
 _BLOCK = 65_536
 _CHOICE_EXAMPLES = 40_000
 _CHOICE_SHARE = 0.15
 _LEAST_DEVIATION = 1e-4
 _FLOAT32_NUMBERS = 2**29
-"""Up to so many numbers are converted once instead of in every iteration: 2 GB."""
+"""Vectors with up to this number of values (2 GB) are converted once instead of in every iteration."""
 
 
 @dataclass(frozen=True)
 class Logistic:
-    """A trained classifier: weights [K, D, C] for vectors as they are, and a bias [C]."""
+    """A trained classifier: weights [K, D, C] for vectors that are not standardised, and a bias [C]."""
 
     weight: Tensor
     bias: Tensor
@@ -35,15 +35,14 @@ class Logistic:
         return torch.cat([_logits(block, self.weight, self.bias) for _, block in _blocks(vectors)])
 
     def predict(self, vectors: Tensor) -> Tensor:
-        """vectors [K, N, D] → the likeliest class of each [N]."""
+        """vectors [K, N, D] → the most likely class of each example [N]."""
         return self.logits(vectors).argmax(1)
 
 
 def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, *, iterations: int = 100) -> Logistic:
-    """Train on vectors [K, N, D] of any dtype, with labels [N] in 0 … C-1; neighbours must not be alike.
+    """Train on vectors [K, N, D] of any dtype, with labels [N] in 0 … C-1; the examples must be in random order.
 
-    The penalty is the one of three with the smallest loss on a part of the examples, of which at most 40,000 are used
-    to choose.
+    The penalty is the one of three with the smallest loss on held-out examples, from at most 40,000 examples in all.
     """
     if vectors.numel() <= _FLOAT32_NUMBERS:
         vectors = vectors.float()
@@ -52,7 +51,7 @@ def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, *, iterations: i
     losses: dict[float, float] = {}
     start = None
     for penalty in PENALTIES:
-        # A start from a stronger penalty's weights saves iterations.
+        # Starting from the weights of the stronger penalty saves iterations.
         start, tried = _fit(vectors[:, :cut], labels[:cut], classes, penalty, iterations // 2, start)
         logits = tried.logits(vectors[:, cut:count])
         losses[penalty] = float(torch.nn.functional.cross_entropy(logits, labels[cut:count]))
@@ -72,7 +71,7 @@ def _logits(block: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _moments(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation of each number, both [K, D]."""
+    """The mean and the standard deviation of each dimension, both [K, D]."""
     total = torch.zeros(vectors.shape[0], vectors.shape[2], dtype=torch.float64, device=vectors.device)
     squares = torch.zeros_like(total)
     for _, block in _blocks(vectors):
@@ -88,7 +87,7 @@ def _moments(vectors: Tensor) -> tuple[Tensor, Tensor]:
 def _fit(
     vectors: Tensor, labels: Tensor, classes: int, penalty: float, iterations: int, start: Tensor | None = None
 ) -> tuple[Tensor, Logistic]:
-    """The weights [K·D·C + C], flat, for standardised vectors; and the classifier."""
+    """The flat weights for standardised vectors [K·D·C + C], and the classifier."""
     layers, count, size = vectors.shape
     mean, deviation = _moments(vectors)
     flat = torch.zeros(layers * size * classes + classes, device=vectors.device) if start is None else start.clone()
@@ -100,14 +99,14 @@ def _fit(
 
     @torch.no_grad()
     def loss() -> float:
-        # The weights are divided instead of the vectors, of which there are many more.
+        # The weights are scaled instead of the vectors, because there are far fewer of them.
         weight, bias = _scaled(flat.detach(), mean, deviation, classes)
         gradient = torch.zeros_like(weight)
         total = torch.zeros((), dtype=torch.float64, device=vectors.device)
         sums = torch.zeros(classes, device=vectors.device)
-        for place, block in _blocks(vectors):
+        for rows, block in _blocks(vectors):
             logs = _logits(block, weight, bias).log_softmax(1)
-            wanted = labels[place].unsqueeze(1)
+            wanted = labels[rows].unsqueeze(1)
             total -= logs.gather(1, wanted).sum()
             errors = logs.exp_()
             errors.scatter_(1, wanted, errors.gather(1, wanted) - 1)
@@ -127,6 +126,6 @@ def _fit(
 
 
 def _scaled(flat: Tensor, mean: Tensor, deviation: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weights for standardised vectors → weights [K, D, C] and a bias [C] for vectors as they are."""
+    """Weights for standardised vectors → weights [K, D, C] and a bias [C] for the original vectors."""
     weight = flat[:-classes].view(*mean.shape, classes) / deviation.unsqueeze(2)
     return weight, flat[-classes:] - torch.einsum("kd,kdc->c", mean, weight)

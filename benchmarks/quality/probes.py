@@ -1,14 +1,14 @@
-"""What frozen vectors know, layer by layer: simple probes on the development data, the same for any model.
+"""The information in frozen vectors, layer by layer: simple probes on the development data, the same for any model.
 
     python benchmarks/quality/probes.py en                      # the English probes of a model
-    python benchmarks/quality/probes.py zh                      # the Chinese ones of a model that reads Chinese
+    python benchmarks/quality/probes.py zh                      # the Chinese probes of a model that reads Chinese
     python benchmarks/quality/probes.py FOLDER --json FILE      # also a BERT-like model: config.json, tokenizer.json …
     python benchmarks/quality/probes.py glove                   # the GloVe that comes with elmokit, one layer
     python benchmarks/quality/probes.py en --tasks ner,sst2 --limit 500       # a quick look
 
-The columns: each layer from 0, which sees no context; the mean of all layers; the best single layer; all layers joined.
-"Joined" is a regression on all layers side by side; without a regression it is the mean of the layers' cosines. The
-best layer is chosen on the same data, so it is a little favourable.
+The columns: each layer from 0, which has no context; the mean of all layers; the best single layer; all layers joined.
+"Joined" is a regression on the concatenated layers; without a regression it is the mean of the layers' cosines. The
+best layer is chosen on the same data, so its score is a little too high.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Result:
     name: str
     metric: str
     layers: list[float]
-    """Layer by layer."""
+    """Score of each layer."""
     mean: float
-    """The mean of the layers."""
+    """Score of the mean of the layers."""
     joined: float
-    """All layers together."""
+    """Score of all layers together."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Sizes, and what can be had without vectors."""
+    """Sizes, and baselines without vectors."""
 
     @property
     def best(self) -> int:
@@ -79,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all probes of a run share."""
+    """The options that all probes of a run share."""
 
     encoder: Encoder
     data: Path
@@ -88,11 +88,11 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Where the vectors are stored and the probes compute."""
+        """The device that stores the vectors and computes the probes."""
         return self.encoder.source.device
 
     def files(self, row: Row) -> tuple[Path, list[Path]]:
-        """The training file and those to measure on."""
+        """The training file, and the files to measure on."""
         files = row.files(self.data, self.split)
         return files["train"][0], files["measured"]
 
@@ -122,35 +122,35 @@ def stored(arrays: Iterable[Vectors], device: torch.device) -> Tensor:
 
 
 def shuffled(items: Sequence[Any], limit: int | None) -> list[Any]:
-    """At most `limit` items, in a fixed random order: a file may be sorted, and a regression needs mixed examples."""
+    """At most `limit` items in a fixed random order, because a file may be sorted."""
     chosen = evenly(items, limit)
     return [chosen[number] for number in np.random.default_rng(0).permutation(len(chosen))]
 
 
 def by_layer(vectors: Tensor) -> Iterator[Tensor]:
-    """vectors [K, N, D] → what the columns are computed from: each layer and the mean as [1, N, D], and all of them."""
+    """vectors [K, N, D] → the vectors of each column: each layer and the mean as [1, N, D], then all layers."""
     yield from (layer.unsqueeze(0) for layer in vectors)
     yield vectors.float().mean(dim=0, keepdim=True).half() if vectors.shape[0] > 1 else vectors
     yield vectors
 
 
 def with_mean(layers: Vectors) -> Vectors:
-    """[K, …] → [K+1, …] with the mean of the layers after them."""
+    """Layers [K, …] → [K+1, …]: the layers and their mean."""
     return np.concatenate([layers, layers.mean(axis=0, keepdims=True)])
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Of length 1 in float32."""
+    """The vectors in float32, scaled to length 1."""
     return torch.nn.functional.normalize(vectors.float(), dim=-1)
 
 
 def result(name: str, metric: str, columns: Sequence[float], **facts: float) -> Result:
-    """A line from the shares of the layers, the mean and all of them."""
+    """A line of the table from the scores of the layers, their mean and all of them, as shares of 1."""
     *layers, mean, joined = (100 * float(value) for value in columns)
     return Result(name, metric, layers, mean, joined, facts)
 
 
-# Words with several senses: nothing is learned
+# Words with several senses: no training
 
 
 def probe_two_senses(setting: Setting) -> Iterator[Result]:
@@ -170,7 +170,7 @@ def probe_two_senses(setting: Setting) -> Iterator[Result]:
 
 
 def probe_wic(setting: Setting, row: Row) -> Iterator[Result]:
-    """Trained on the training pairs; and in ten folds by word over all pairs, which is less noisy."""
+    """Results of training on the training pairs, and of ten folds by word over all pairs, which are less noisy."""
     path, measured = setting.files(row)
     train, dev = _wic_pairs(setting, [path]), _wic_pairs(setting, measured)
     cosines, same, words = (np.concatenate([one, other]) for one, other in zip(train, dev, strict=True))
@@ -215,7 +215,7 @@ def _wic_right(
     parts: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]],
     device: torch.device,
 ) -> NDArray[np.bool_]:
-    """Whether an answer is right, by layer, mean and all [N, K+2]; `parts` are pairs to learn from and to ask."""
+    """Whether each answer is right, by layer, mean and all [N, K+2]; `parts` are pairs to train on and to test on."""
     answers = np.zeros((len(same), cosines.shape[1] + 1), bool)
     layers = cosines.shape[1] - 1  # the mean of the layers is not one of them
     features = torch.from_numpy(cosines[None, :, :layers]).float().to(device)
@@ -229,24 +229,24 @@ def _wic_right(
     return right
 
 
-# Word senses: the sense with the nearest mean, or of the nearest context
+# Word senses: the sense with the nearest mean vector, or the sense of the nearest context
 
 
 @dataclass(frozen=True)
 class Mentions:
-    """Words with a sense: vectors [K, M, D] with the layers' mean last, and for each its entry and its senses."""
+    """Words with a sense: vectors [K, M, D] with the layers' mean last, and the entry and the senses of each word."""
 
     vectors: Tensor
     entries: list[Entry]
     senses: list[tuple[str, ...]]
 
     def part(self, start: int, end: int) -> Mentions:
-        """Some of them."""
+        """The mentions from `start` to `end`."""
         return Mentions(self.vectors[:, start:end], self.entries[start:end], self.senses[start:end])
 
 
 def probe_wsd(setting: Setting, row: Row) -> Iterator[Result]:
-    """SemCor to the evaluation set, whose unknown lemmas count as wrong; and its last fifth from the others."""
+    """Senses learned from SemCor: on the evaluation set, with unknown lemmas as errors, and on SemCor's last fifth."""
     path, measured = setting.files(row)
     known = read_semcor(path, setting.limit)
     mentions = _mentions(setting.encoder, known)
@@ -272,46 +272,44 @@ def _mentions(encoder: Encoder, sentences: Sequence[SenseSentence]) -> Mentions:
 
 
 def _senses(name: str, known: Mentions, asked: Mentions, *, unknown_wrong: bool) -> Iterator[Result]:
-    places: defaultdict[Entry, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for place, entry in enumerate(known.entries):
-        places[entry][0].append(place)
-    for place, entry in enumerate(asked.entries):
-        places[entry][1].append(place)
+    indices: defaultdict[Entry, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for index, entry in enumerate(known.entries):
+        indices[entry][0].append(index)
+    for index, entry in enumerate(asked.entries):
+        indices[entry][1].append(index)
     columns = known.vectors.shape[0] + 1
     right = {method: np.zeros(columns) for method in ("nearest sense mean", "nearest context")}
     frequent = total = 0
-    for examples, questions in places.values():
+    for examples, questions in indices.values():
         if not questions or not (examples or unknown_wrong):
             continue
         total += len(questions)
         if not examples:
             continue
-        counts = Counter(known.senses[place][0] for place in examples)
+        counts = Counter(known.senses[index][0] for index in examples)
         names = sorted(counts, key=lambda sense: (-counts[sense], sense))  # the most frequent first
-        gold = np.array([[sense in asked.senses[place] for sense in names] for place in questions])
+        gold = np.array([[sense in asked.senses[index] for sense in names] for index in questions])
         frequent += int(gold[:, 0].sum())
         if len(names) == 1:
             for method in right:
                 right[method] += gold[:, 0].sum()
             continue
-        numbers = torch.tensor([names.index(known.senses[place][0]) for place in examples])
+        numbers = torch.tensor([names.index(known.senses[index][0]) for index in examples])
         member = torch.nn.functional.one_hot(numbers, len(names)).float().to(known.vectors.device)  # [M, S]
         contexts, queries = unit(known.vectors[:, examples]), unit(asked.vectors[:, questions])
         for method, answers in zip(right, _answers(contexts, queries, member), strict=True):
             right[method] += [gold[np.arange(len(questions)), found].sum() for found in answers.cpu().numpy()]
     if total == 0:
-        raise ElmoError(f"{name}: no word to measure on: raise --limit")
+        raise ElmoError(f"{name} needs words to measure on, got none: raise --limit")
     for method, sums in right.items():
-        # The mean of the layers comes last but one, as in every line.
-        columns_of = sums / total
         facts = {"words": total, "most frequent sense": round(100 * frequent / total, 2)}
-        yield result(f"{name}, {method}", "recall" if unknown_wrong else "accuracy", columns_of.tolist(), **facts)
+        yield result(f"{name}, {method}", "recall" if unknown_wrong else "accuracy", (sums / total).tolist(), **facts)
 
 
 def _answers(contexts: Tensor, queries: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """Contexts [K, M, D], queries [K, Q, D], member [M, S] → senses by both methods [K+1, Q], the last for all layers.
+    """Contexts [K, M, D], queries [K, Q, D], member [M, S] → senses by both methods [K+1, Q]; the last row is "joined".
 
-    Of senses that are equally near, as in layer 0, the first is taken, which is the most frequent.
+    Of equally near senses, as in layer 0, the first is chosen, which is the most frequent.
     """
     layers = slice(0, len(contexts) - 1)  # the mean of the layers is not one of them
     sums = torch.einsum("kmd,ms->ksd", contexts, member)
@@ -331,7 +329,7 @@ def _answers(contexts: Tensor, queries: Tensor, member: Tensor) -> tuple[Tensor,
 
 
 def probe_tags(setting: Setting, row: Row) -> Iterator[Result]:
-    """Parts of speech by accuracy, entities by F1."""
+    """The accuracy of parts of speech, or the F1 of entities."""
     path, measured = setting.files(row)
     train = shuffled(read_tagged(path), setting.limit)
     dev = evenly([example for file in measured for example in read_tagged(file)], setting.limit)
@@ -369,7 +367,7 @@ def _entity_f1(found: Sequence[str], gold: Sequence[Sequence[str]], spans_of: Ca
 
 
 def probe_texts(setting: Setting, row: Row) -> Iterator[Result]:
-    """On the mean of a text's words, a logistic regression, and the vote of the nearest training texts."""
+    """The accuracy of a logistic regression on the mean of a text's words, and of the nearest training texts."""
     segment = setting.encoder.segment if row.language == "zh" else "none"
     path, measured = setting.files(row)
     read = ([e for file in files for e in read_texts(file, segment=segment)] for files in ([path], [], measured))
@@ -396,9 +394,9 @@ def probe_texts(setting: Setting, row: Row) -> Iterator[Result]:
 
 
 def _nearest_class(known: Tensor, votes: Tensor, asked: Tensor) -> Tensor:
-    """Means [K, M, D] and their classes [M, C], means [K, Q, D] → the class of the nearest by cosine [Q].
+    """Means [K, M, D], their classes [M, C] and means [K, Q, D] → the classes [Q] by vote of the nearest neighbours.
 
-    A neighbour's vote counts as much as its cosine. Nothing is learned.
+    A neighbour's vote is weighted by its cosine.
     """
     known, found = unit(known), []
     for part in asked.split(_CHUNK_TEXTS, dim=1):
@@ -409,7 +407,7 @@ def _nearest_class(known: Tensor, votes: Tensor, asked: Tensor) -> Tensor:
 
 
 def probe_pairs(setting: Setting, row: Row) -> Iterator[Result]:
-    """The cosine of two sentences against a person's score: nothing is learned."""
+    """The rank correlation of the cosine of two sentences with people's scores, without training."""
     _, measured = setting.files(row)
     columns: dict[str, Any] = {**row.columns}
     pairs = [pair for file in measured for pair in read_pairs(file, segment="english", **columns)]
@@ -423,10 +421,10 @@ def probe_pairs(setting: Setting, row: Row) -> Iterator[Result]:
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The rank of each value, equal values with the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    """The rank of each value; equal values get their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (ends - (counts - 1) / 2)[places]
+    ranks: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
     return ranks
 
 
@@ -461,15 +459,17 @@ def render(results: Sequence[Result]) -> str:
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", help="what Elmo.load opens, a BERT-like folder or GloVe's wheel")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a model that Elmo.load can load, the folder of a BERT-like model, or glove"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
-    parser.add_argument("--tasks", help=f"by comma [all of the language]; English: {', '.join(TASKS['en'])}; "
+    parser.add_argument("--tasks", help=f"separated by commas [all of a language]; English: {', '.join(TASKS['en'])}; "
                         f"Chinese: {', '.join(TASKS['zh'])}")  # fmt: skip
-    parser.add_argument("--language", choices=tuple(SENTENCES), help="of the tasks [what the model reads]")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="what is measured on [%(default)s]")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N sentences of each set, evenly")
+    parser.add_argument("--language", choices=tuple(SENTENCES), help="language of the tasks [the model's]")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="the data to measure on [%(default)s]")
+    parser.add_argument("--limit", type=int, metavar="N", help="use at most N sentences of each set, evenly spread")
     parser.add_argument("--device", help="cpu, cuda … [a GPU if there is one]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the scores to this file")
     return parser.parse_args(given)
 
 

@@ -1,4 +1,4 @@
-"""The scores so far, as one line of JSON each, and the table made of them."""
+"""The file of scores, one line of JSON per score, and the table made from it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NAMES: dict[Input, str] = {
 
 
 class Journal:
-    """A JSON Lines file to which scores are added one by one; a line says which settings it belongs to."""
+    """A JSON Lines file to which scores are appended; the key in a line identifies the settings of the score."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
         self.lines: list[dict[str, Any]] = _read(path) if resume and path.exists() else []
-        # What a killed run left of a last line is dropped.
+        # Written again without the incomplete last line of a killed run.
         write_text(path, "".join(_line(line) for line in self.lines))
 
     def scores(self, keys: Mapping[str, str]) -> list[Score]:
-        """The scores whose task is there under the same key, the settings it was measured under."""
+        """The scores whose key, which identifies their settings, is the current key of their task."""
         fields = Score.__dataclass_fields__
         return [
             Score(**{name: line[name] for name in fields})
@@ -42,7 +42,7 @@ class Journal:
         ]
 
     def add(self, scores: Iterable[Score], key: str) -> None:
-        """Append and flush to the disk."""
+        """Append scores, and flush them to the disk."""
         lines = [{**asdict(score), "key": key} for score in scores]
         with disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.writelines(map(_line, lines))
@@ -74,7 +74,7 @@ def render(
     inputs: Sequence[Input],
     facts: Sequence[str],
 ) -> str:
-    """The table in Markdown; `absent` says why a row, or a cell ("row input"), has no score."""
+    """The table in Markdown; `absent` contains the reason why a row, or a cell ("row input"), has no score."""
     english, chinese = ([row for row in rows if row.language == language] for language in ("en", "zh"))
     parts = ["# Quality", *facts]
     if english:
@@ -141,7 +141,7 @@ def _by_layer(rows: Sequence[Row], scores: Sequence[Score]) -> str:
 
 
 def machine(device: str | None) -> str:
-    """The machine and the versions, in a line."""
+    """The machine and the versions as one line of text."""
     import torch
 
     from elmokit import __version__

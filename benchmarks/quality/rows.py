@@ -1,4 +1,4 @@
-"""The rows of the table, from tasks.toml, and the places of their files."""
+"""The rows of the table, from tasks.toml, and the paths of their files."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ class Row:
     train: str
     """The training file inside the data folder, without .xz and the like."""
     dev: str = ""
-    """The development file; the test file is in the same folder. Without it, the last fifth of `train`."""
+    """The development file, in the folder of the test file; empty means the last fifth of `train`."""
     language: Literal["en", "zh"] = "en"
     columns: dict[str, str] = field(default_factory=dict)
     """Arguments of the reader that name columns."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the head: see elmokit.tasks.options."""
+    """Options of the head, see elmokit.tasks.options."""
 
     @property
     def is_probe(self) -> bool:
-        """Whether frozen vectors are examined without a network of elmokit.tasks."""
+        """Whether the row is a probe of frozen vectors, without a network of elmokit.tasks."""
         return self.kind in PROBES
 
     def files(self, data: Path, split: Literal["dev", "test"]) -> dict[str, list[Path]]:
-        """The files of "train", "dev" and what is measured on ("test", or the dev file again)."""
+        """The files by "train", "dev" and "measured", which is the test file, or the dev file again."""
         train, dev = find(data / self.train), find(data / self.dev) if self.dev else None
-        near = data / (self.dev or self.train)
-        folder, suffix = near.parent, near.suffix
+        reference = data / (self.dev or self.train)
+        folder, suffix = reference.parent, reference.suffix
         tests = [
             path for path in sorted(folder.glob("test*")) if path.name.endswith(tuple(suffix + p for p in _PACKINGS))
         ]
         for name, path in ((self.train, train), (self.dev, dev)) if self.dev else ((self.train, train),):
-            # A probe learns nothing from the dev file, so that it can do without one.
+            # A probe does not train on the dev file, so it does not need one for the test split.
             if path is None and not (name == self.dev and self.is_probe and split == "test"):
-                raise ElmoError(f"{data / name} is not there")
+                raise ElmoError(f"{data / name} does not exist")
         measured = tests if split == "test" and tests else [dev] if dev else []
         if split == "test" and not tests:
             raise ElmoError(f"{folder} has no test file")
         return {"train": [train] if train else [], "dev": [dev] if dev else [], "measured": measured}
 
     def divided(self, train: Sequence[T], dev: Sequence[T], measured: Sequence[T]) -> tuple[Sequence[T], ...]:
-        """The three sets of examples, for a task without a development file with the last fifth of `train` as one."""
+        """The three sets of examples; without a development file, the last fifth of `train` is the development set."""
         if self.dev:
             return train, dev, measured
         cut = len(train) * 4 // 5
         return train[:cut], train[cut:], measured or train[cut:]
 
     def size(self, data: Path) -> int:
-        """About how many bytes the training file has, unpacked."""
+        """The approximate size of the unpacked training file in bytes."""
         path = find(data / self.train)
         if path is None:
             return 0

@@ -1,12 +1,12 @@
-"""Fill the table of quality for a model: ELMo's mix against layer 0 of the same model and no ELMo, with the same heads.
+"""Measure the quality of a model: ELMo's mix against layer 0 of the same model and no ELMo, with the same heads.
 
     python benchmarks/quality/run.py MODEL
     python benchmarks/quality/run.py MODEL --chinese-model ZH --jobs 16 --seeds 3 --output quality.md --resume
     python benchmarks/quality/run.py MODEL --tasks pos,wsd,wic --limit 2000       # a quick look
 
-Every score is written to a JSON Lines file next to the table as soon as it is known; --resume continues from there. A
-row whose files or model are not there is left out, and the table says why. A model may also be the folder of a
-BERT-like one (config.json, tokenizer.json, model.safetensors): a word is the mean of its pieces.
+Every score is written at once to a JSON Lines file next to the table; --resume continues from there. A row whose files
+or model are missing is left out, and the table says why. A model may also be the folder of a BERT-like model
+(config.json, tokenizer.json, model.safetensors): a word's vector is the mean of the vectors of its pieces.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("model", metavar="MODEL", help="an English model of any format, en for the bundled one")
     parser.add_argument("--chinese-model", metavar="ZH", help="a Chinese model, for the Chinese rows")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the tasks [../shared/tasks]")
-    parser.add_argument("--tasks", help="rows to fill, by comma [all]; their names are in tasks.toml")
+    parser.add_argument("--tasks", help="rows to measure, separated by commas [all]; their names are in tasks.toml")
     parser.add_argument("--inputs", default="elmo,layer0,static", help="columns: elmo, layer0, static [%(default)s]")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="what is measured on [%(default)s]")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N training examples or sentences, evenly")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="the data to measure on [%(default)s]")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="use at most N training examples or sentences, evenly spread"
+    )
     parser.add_argument("--wordnet", type=Path, metavar="DIR", help=f"WordNet 3.0, for the first sense [{WORDNET}]")
     parser.add_argument("--config", type=Path, default=TABLE, metavar="FILE", help="another tasks.toml")
     parser.add_argument("--device", help="cpu, cuda … [a GPU if there is one]")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes side by side [%(default)s]")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at the same time [%(default)s]")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="store the vectors here for another run")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="the table [quality-MODEL.md]")
     parser.add_argument("--resume", action="store_true", help="continue with the scores next to the table")
@@ -61,8 +63,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def data_folder(given: Path | None) -> Path:
     if given is not None:
         return given
-    places = [CHECKOUT.parent / "shared" / "tasks", CHECKOUT / "shared" / "tasks"]
-    return next((place for place in places if place.is_dir()), places[0])
+    folders = [CHECKOUT.parent / "shared" / "tasks", CHECKOUT / "shared" / "tasks"]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 def chosen_rows(options: argparse.Namespace) -> list[Row]:
@@ -74,7 +76,7 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
 
 
 def units_of(row: Row, inputs: Sequence[Input], seeds: Sequence[int]) -> Iterator[Unit]:
-    """What a row's scores come from: a pass of a probe gives all layers and seeds, a network a score."""
+    """The units of a row: one unit of a probe gives the scores of all layers and seeds, a network gives one score."""
     if not row.is_probe:
         yield from (Unit(row.name, (name,), (seed,)) for seed in seeds for name in inputs)
         return
@@ -86,7 +88,7 @@ def units_of(row: Row, inputs: Sequence[Input], seeds: Sequence[int]) -> Iterato
 
 
 def key_of(row: Row, setting: Setting) -> str:
-    """What a score depends on besides its row, input and seed; scores of another key are not taken for these."""
+    """A digest of all settings on which a score depends besides its task, input and seed."""
     model = setting.models.get(row.language)
     newest = max((file.stat().st_mtime_ns for file in _files(Path(resolved(model)))), default=0) if model else 0
     facts = [model, newest, setting.split, setting.limit, str(setting.wordnet), row.options, row.columns]
@@ -99,7 +101,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def reason_against(row: Row, setting: Setting) -> str | None:
-    """Why the row cannot be measured, or None."""
+    """The reason why the row cannot be measured, or None."""
     try:
         row.files(setting.data, setting.split)
     except ElmoError as error:
@@ -110,7 +112,7 @@ def reason_against(row: Row, setting: Setting) -> str | None:
 
 
 def run_all(units: Sequence[Unit], setting: Setting, jobs: int) -> Iterator[tuple[Unit, list[Score] | str]]:
-    """Scores, or the reason why there are none, as they come."""
+    """The scores of each unit, or the reason why there are none, in the order of completion."""
     if jobs == 1:
         for unit in units:
             try:
@@ -126,9 +128,9 @@ def run_all(units: Sequence[Unit], setting: Setting, jobs: int) -> Iterator[tupl
             except BrokenProcessPool:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise ElmoError(
-                    "a process was killed, perhaps for memory: continue with --resume and fewer --jobs"
+                    "a process was killed, perhaps because memory was full: continue with --resume and fewer --jobs"
                 ) from None
-            except Exception as error:  # noqa: BLE001 - a cell that fails must not take the others with it
+            except Exception as error:  # noqa: BLE001 - a failed cell must not stop the others
                 yield futures[future], f"{type(error).__name__}: {error}"
 
 
@@ -175,7 +177,7 @@ def fill(
     resume: bool,
     command: str,
 ) -> None:
-    """Measure what is missing, and write the table again after every score."""
+    """Measure the missing scores, and write the table again after every score."""
     by_name = {row.name: row for row in rows}
     keys = {row.name: key_of(row, setting) for row in rows}
     journal = Journal(output.with_suffix(".jsonl"), resume=resume)
@@ -188,7 +190,7 @@ def fill(
             absent[row.title] = reason
         elif missing := tuple(s for s in unit.seeds if any((unit.task, name, s) not in done for name in unit.inputs)):
             units.append(replace(unit, seeds=missing))
-    if jobs > 1:  # the longest first, so that the processes end together
+    if jobs > 1:  # the longest first, so that the processes end at about the same time
         units.sort(key=lambda unit: -by_name[unit.task].size(setting.data))
     facts = [f"`{command}`", machine(setting.device)]
 

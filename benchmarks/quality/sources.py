@@ -1,4 +1,4 @@
-"""What gives the vectors: a model that Elmo.load opens, a BERT-like one (the mean of a word's pieces), or GloVe."""
+"""Sources of vectors: a model that Elmo.load can load, a BERT-like model (the mean of a word's pieces), or GloVe."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _BATCH_PIECES = {"cpu": 2048, "cuda": 32_768}
 
 @dataclass(frozen=True)
 class Encoder:
-    """A source of vectors, and how it reads raw text."""
+    """A source of vectors, and its tokenisation of raw text."""
 
     source: LayerSource
     language: Language
     segment: SegmenterName
-    """How a text of the language becomes tokens, if it is not tokenised already."""
+    """The segmenter for a text that is not tokenised already."""
     tokenize: Tokenizer
-    """The same with the places in the text, for `two_senses`."""
+    """The tokeniser with character offsets, for `two_senses`."""
 
     def means(self, sentences: Sequence[Sequence[str]]) -> Iterator[Vectors]:
         """The mean of each sentence's words, [K, D]."""
@@ -52,7 +52,7 @@ def is_bert(model: str) -> bool:
 
 
 def open_encoder(model: str, device: str | None, language: Language | None) -> Encoder:
-    """The model as a source; without `language`, how it splits text says which one it is for."""
+    """The model as a source; by default the language is detected from the model's text policy."""
     if is_bert(model):
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         segment: SegmenterName = "chars" if language == "zh" else "whitespace"
@@ -65,10 +65,10 @@ def open_encoder(model: str, device: str | None, language: Language | None) -> E
 
 
 class StaticSource:
-    """One vector per word whatever its context, as in GloVe; a word without one gets zeros."""
+    """One vector per word that does not depend on the context, as in GloVe; an unknown word gets zeros."""
 
     def __init__(self, words: Sequence[str], vectors: NDArray[np.float32]) -> None:
-        """`vectors` [V, D] in the order of `words`; a word that is not there is looked up in lower case."""
+        """`vectors` [V, D] in the order of `words`; an unknown word is also looked up in lower case."""
         if vectors.ndim != 2 or len(words) != len(vectors):
             raise ElmoError(
                 f"vectors must have one row per word, got {vectors.shape} for {len(words):,} words", "vectors"
@@ -102,7 +102,7 @@ class BertSource:
         self.tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.model: Any = transformers.AutoModel.from_pretrained(str(folder), local_files_only=True)
         self.model = self.model.float().to(device).eval()
-        # The file may ask for exactly 128 pieces: padding for most sentences and too few for some.
+        # The file may set exactly 128 pieces, which pads most sentences and cuts some.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(self.model.config.max_position_embeddings)
         self.device = device
@@ -124,15 +124,15 @@ class BertSource:
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
             mask[row, : len(encoding.ids)] = 1
-            for place, word in enumerate(encoding.word_ids):
+            for position, word in enumerate(encoding.word_ids):
                 if word is not None:
-                    share[row, word, place] = 1
+                    share[row, word, position] = 1
         share /= share.sum(2, keepdim=True).clamp(min=1)
         found = self.model(
             input_ids=ids.to(self.device), attention_mask=mask.to(self.device), output_hidden_states=True
         )
-        moved = share.to(self.device)
-        layers = torch.stack([moved @ layer.float() for layer in found.hidden_states]).cpu().numpy()
+        share = share.to(self.device)
+        layers = torch.stack([share @ layer.float() for layer in found.hidden_states]).cpu().numpy()
         return [layers[:, row, : len(tokens)] for row, tokens in enumerate(batch)]
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class BertSource:
 
 
 class BertAsElmo:
-    """What a head of `elmokit.tasks` needs of a frozen model, here of a BERT-like one; layer 0 is `BertSource.word`."""
+    """A BERT-like model with the part of Elmo's interface that frozen heads use; layer 0 is `BertSource.word`."""
 
     state, boundaries = "zero", False
 
@@ -159,7 +159,7 @@ class BertAsElmo:
         self.config = SimpleNamespace(token_size=size, vector_size=size, n_outputs=n_outputs, context=context)
 
     def fingerprint(self) -> str:
-        """A name for its stored vectors, from its files."""
+        """A digest of the model's files, for the cache of vectors."""
         found = hashlib.blake2b(digest_size=16)
         for name in _BERT_FILES:
             found.update((self.folder / name).read_bytes())

@@ -1,1 +1,1 @@
-"""What the tables of speed share: models, sentences, the machine's limits, parity, rendering."""
+"""Shared by the speed benchmarks: models, sentences, the machine's limits, parity, tables."""

@@ -1,4 +1,4 @@
-"""torch's nn.LSTM with projections, which cuDNN runs: a stack a direction, without clips and skip connections."""
+"""torch's nn.LSTM with projections, which cuDNN runs: one stack per direction, without clips and skip connections."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elmokit.ops.weights import LstmWeights
 
 
 class CudnnStacks:
-    """The nearest that cuDNN has; the inputs of the backward direction are already reversed."""
+    """The closest network that cuDNN can run; the inputs of the backward direction are reversed in advance."""
 
     def __init__(self, stacks: Stacks) -> None:
         self.stacks = [_lstm([w for w in layers if isinstance(w, LstmWeights)]) for layers in stacks]
 
     def prepare(self, x: Tensor, lengths: Tensor) -> list[nn.utils.rnn.PackedSequence | Tensor]:
-        """x [B, T, P], lengths [B] on the CPU → what each stack reads: [T, B, P], packed where lengths differ."""
+        """x [B, T, P], lengths [B] on the CPU → the input of each stack: [T, B, P], or packed if lengths differ."""
         given = [x, reversed_sentences(x, lengths)][: len(self.stacks)]
         if bool((lengths == x.shape[1]).all()):
             return [values.transpose(0, 1).contiguous() for values in given]
@@ -31,7 +31,7 @@ class CudnnStacks:
         return [stack(values)[0] for stack, values in zip(self.stacks, given, strict=True)]
 
     def top(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The top layer [B, T, 2P], to be compared."""
+        """The top layer [B, T, 2P], for comparisons."""
         found = []
         for number, out in enumerate(self(self.prepare(x, lengths))):
             if isinstance(out, nn.utils.rnn.PackedSequence):
@@ -47,10 +47,10 @@ class CudnnStacks:
 
 
 def reversed_sentences(x: Tensor, lengths: Tensor) -> Tensor:
-    """Each sentence of x [B, T, …] from its last token to its first; padding stays where it is."""
+    """x [B, T, …] with the tokens of each sentence in reverse order; padding stays where it is."""
     step = torch.arange(x.shape[1])
-    places = torch.where(step < lengths.unsqueeze(1), lengths.unsqueeze(1) - 1 - step, step)
-    return x[torch.arange(len(lengths)).unsqueeze(1).to(x.device), places.to(x.device)]
+    positions = torch.where(step < lengths.unsqueeze(1), lengths.unsqueeze(1) - 1 - step, step)
+    return x[torch.arange(len(lengths)).unsqueeze(1).to(x.device), positions.to(x.device)]
 
 
 def _lstm(layers: Sequence[LstmWeights]) -> nn.LSTM:

@@ -1,7 +1,7 @@
-"""How fast the arithmetic and the memory of a machine would let a model be: nothing can be faster than both.
+"""The least time for a batch on a machine, from the speed of its arithmetic and of its memory.
 
 Letters: B sentences, T tokens with both boundaries, U distinct words, H cell, P output or token vector, L layers,
-D directions, I numbers inside a Transformer's feed-forward part.
+D directions, I inner size of a Transformer's feed-forward part.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def lstm_operations(config: ElmoConfig) -> int:
 
 
 def step_weights(config: ElmoConfig) -> int:
-    """Weights that every step needs: the recurrent ones and the projections."""
+    """The number of weights that every step needs: recurrent weights and projections."""
     h, p = config.lstm.cell_size, config.lstm.output_size
     projection = h * p if config.lstm.projection else 0
     return config.n_directions * config.lstm.n_layers * (4 * h * p + projection)
 
 
 def input_weights(config: ElmoConfig) -> int:
-    """Weights that all tokens of a batch can be multiplied with at once."""
+    """The number of input weights, whose product is computed for all tokens of a batch at once."""
     return config.n_directions * config.lstm.n_layers * 4 * config.lstm.cell_size * config.lstm.output_size
 
 
 def block_weights(config: TransformerConfig) -> int:
-    """Weights of all blocks of a Transformer: queries, keys, values, output, gates of the heads, feed-forward part."""
+    """The number of weights in a Transformer's blocks: queries, keys, values, output, head gates, feed-forward part."""
     p, i = config.size, config.inner_size
     return config.n_blocks * (4 * p * p + 3 * p * i + config.n_heads * p)
 
@@ -45,7 +45,7 @@ def attention_operations(config: TransformerConfig, tokens: int) -> int:
 
 
 def word_operations(config: ElmoConfig, length: int) -> int:
-    """Multiplications and additions of the character part for a word of that many bytes, without its padding."""
+    """Multiplications and additions of the character part for a word of `length` bytes, without its padding."""
     part = config.characters
     if part is None:
         return 0
@@ -64,10 +64,10 @@ def floor_seconds(
     cache_bytes: float = 0.0,
     characters: bool = True,
 ) -> float:
-    """Seconds that a batch takes at least: the longer of its arithmetic and its reading of weights.
+    """The least seconds for a batch: the longer of its arithmetic and of reading the weights.
 
-    Of an LSTM, what a cache of `cache_bytes` cannot store of the weights of one layer and direction is read again at
-    every step.
+    In an LSTM, the part of the weights of one layer and direction that does not fit into a cache of `cache_bytes` is
+    read again at every step.
     """
     lengths = [len(sentence) + 2 for sentence in batch]
     operations = 0

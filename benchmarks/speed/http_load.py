@@ -1,4 +1,4 @@
-"""Servers on one core, and clients with plain sockets in threads on another."""
+"""Servers on one core, and clients on another core, which use plain sockets in threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, and the seconds that it took."""
+    """A response, and the seconds until it arrived."""
 
     status: int
     headers: dict[str, str]
@@ -38,7 +38,7 @@ def request_bytes(path: str, fields: object) -> bytes:
 
 
 class Connection:
-    """One client. A connection that is closed before the answer is a ConnectionError."""
+    """The connection of one client; a ConnectionError if it is closed before the response."""
 
     def __init__(self, port: int, timeout: float = 120.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
@@ -51,13 +51,13 @@ class Connection:
         self.socket.close()
 
     def ask(self, request: bytes) -> Reply:
-        """Send a request and read its answer."""
+        """Send a request and read its response."""
         begin = time.perf_counter()
         self.socket.sendall(request)
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += self._receive()
-        head, _, rest = answer.partition(b"\r\n\r\n")
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self._receive()
+        head, _, rest = received.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         parts, left = [rest], int(headers["content-length"]) - len(rest)
@@ -69,24 +69,24 @@ class Connection:
     def _receive(self) -> bytes:
         part = self.socket.recv(1 << 20)
         if not part:
-            raise ConnectionResetError("closed without a whole answer")
+            raise ConnectionResetError("the connection was closed before the end of the response")
         return part
 
 
 def ask(port: int, request: bytes) -> Reply:
-    """One request on a connection of its own."""
+    """Send one request on a new connection."""
     with Connection(port) as connection:
         return connection.ask(request)
 
 
 def get(port: int, path: str) -> str:
-    """The text at an address."""
+    """The text at a path of a server."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
         return str(response.read().decode())
 
 
 def in_threads(count: int, run: Callable[[int], None]) -> list[threading.Thread]:
-    """Call a function with 0, 1, 2 … in a thread each."""
+    """Call a function with 0, 1, 2 …, each in its own thread."""
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -94,13 +94,13 @@ def in_threads(count: int, run: Callable[[int], None]) -> list[threading.Thread]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of all is below."""
+    """The value below which this share of the values lies."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else float("nan")
 
 
 @dataclass
 class Load:
-    """What clients that ask one request after the other measured."""
+    """The measurements of clients that send one request after the other."""
 
     wall: float = 0.0
     texts: int = 0
@@ -120,16 +120,16 @@ class Load:
 
 
 def closed_loop(port: int, texts: list[str], clients: int, per_request: int, seconds: float, **more: object) -> Load:
-    """Clients that each send their next request when they have an answer."""
+    """Run clients that each send their next request when they have a response."""
     load, lock = Load(), threading.Lock()
-    at, begin = 0, time.perf_counter()
+    next_text, begin = 0, time.perf_counter()
 
     def client(_: int) -> None:
-        nonlocal at
+        nonlocal next_text
         with Connection(port) as connection:
             while time.perf_counter() < begin + seconds:
                 with lock:
-                    first, at = at, at + per_request
+                    first, next_text = next_text, next_text + per_request
                 chosen = [texts[(first + i) % len(texts)] for i in range(per_request)]
                 reply = connection.ask(request_bytes("/embed", {"inputs": chosen, **more}))
                 assert reply.status == 200, reply
@@ -145,7 +145,7 @@ def closed_loop(port: int, texts: list[str], clients: int, per_request: int, sec
 
 @contextmanager
 def running(command: Sequence[str | Path], port: int, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with one thread on its core, from the time when /health is 200."""
+    """Run a server with one thread on its core; the block begins when /health gives 200."""
     process = subprocess.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **env},
@@ -168,7 +168,7 @@ def running(command: Sequence[str | Path], port: int, **env: str) -> Iterator[su
 
 @contextmanager
 def busy_core(processes: int, seconds: float) -> Iterator[None]:
-    """Other programs on the server's core, for so many seconds at most."""
+    """Run other programs on the server's core, for at most this number of seconds."""
     code = f"import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass"
     started = [
         subprocess.Popen(["python3", "-c", code], preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}))
@@ -194,7 +194,7 @@ def open_files(pid: int) -> int:
 
 
 def counters(port: int, name: str) -> dict[str, float]:
-    """A metric of `elmo serve` by its labels."""
+    """The values of a metric of `elmo serve` by its labels."""
     found = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", get(port, "/metrics"), re.MULTILINE)
     return {labels: float(value) for labels, value in found}
 

@@ -1,4 +1,4 @@
-"""The machine that a table was measured on: its name, the versions, and the most it can do, measured."""
+"""The machine of a table: its name, the versions, and its measured peak speeds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from elmokit import __version__
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine reaches in the best case, by dtype; the rest of a table is compared with it."""
+    """The measured peak speeds of a machine, from which the floors of a table are computed."""
 
     operations: dict[str, float]
-    """Multiplications and additions a second in a large matrix product."""
+    """By dtype, multiplications and additions per second in a large matrix product."""
     bytes_read: float
     """Bytes per second read from memory."""
 
-    def words(self) -> str:
-        """The same for a reader."""
+    def summary(self) -> str:
+        """The peaks as text."""
         products = ", ".join(f"{name} {value / 1e9:,.0f}" for name, value in self.operations.items())
         return f"measured peaks: {products} GFLOP/s (GOP/s), memory {self.bytes_read / 1e9:,.0f} GB/s"
 
@@ -61,14 +61,14 @@ def cpu_name() -> str:
 
 
 def cpu_cache_bytes() -> int:
-    """The size of the largest cache, 0 where it is not known."""
+    """The size of the largest cache, or 0 if it is not known."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = [file.read_text().strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=0)
 
 
 def peaks(device: str) -> Peaks:
-    """What a device reaches in the best case."""
+    """Measure the peaks of a device."""
     return gpu_peaks() if device.startswith("cuda") else cpu_peaks()
 
 
@@ -79,7 +79,7 @@ def wait(device: torch.device) -> None:
 
 
 def cpu_peaks(size: int = 2048, floats: int = 2**27) -> Peaks:
-    """Measure the CPU with the threads that torch uses."""
+    """Measure the peaks of the CPU with torch's number of threads."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     operations = {"float32": 2 * size**3 / _best(lambda: a @ b)}
     whole = [torch.randint(-127, 128, (size, size), dtype=torch.int8) for _ in range(2)]
@@ -89,7 +89,7 @@ def cpu_peaks(size: int = 2048, floats: int = 2**27) -> Peaks:
 
 
 def gpu_peaks(size: int = 8192) -> Peaks:
-    """The same of the GPU: bfloat16, float32 with and without tf32."""
+    """Measure the peaks of the GPU: bfloat16, float32 with and without tf32."""
     operations = {}
     for name, dtype, tf32 in (
         ("bfloat16", torch.bfloat16, True),
@@ -105,7 +105,7 @@ def gpu_peaks(size: int = 8192) -> Peaks:
 
 
 def _best(run: Callable[[], object], repeats: int = 7, device: str = "cpu") -> float:
-    """The shortest seconds of a call; other work only adds."""
+    """The shortest time of a call in seconds; other programs only add time."""
     times = []
     for _ in range(repeats + 1):
         wait(torch.device(device))

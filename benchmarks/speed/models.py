@@ -1,4 +1,4 @@
-"""Random models of the released sizes, from a seed, written in the formats that each system reads."""
+"""Random models of the released sizes from a seed, written in the formats of the systems."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from elmokit.formats.checkpoint import Checkpoint
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
-"""Cell, output and highways, as released."""
+"""Cell size, output size and number of highways of the released models."""
 TRANSFORMER_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 256))
 TRANSFORMERS = {"transformer": TransformerConfig(384), "tiny-transformer": TransformerConfig(24, 2, 2, 32, 4, 8, 1)}
-"""The shape of the Transformer models, and a tiny one for tests."""
+"""The configuration of the Transformer models, and a tiny one for tests."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ModelFolders:
     bilm: Path | None
     """None for a model that AllenNLP cannot run."""
     int8: Path | None
-    """None where int8 weights cannot be saved; they are then made while loading."""
+    """None if int8 weights cannot be saved; the model is then quantised while it is loaded."""
     config: ElmoConfig
 
     def of(self, system: str) -> Path:
@@ -42,7 +42,7 @@ class ModelFolders:
 
 
 def config_of(size: str) -> ElmoConfig:
-    """The shape of a released model, or of a tiny one for tests."""
+    """The configuration of a released model, or of a tiny one for tests."""
     if size == "tiny":
         return ElmoConfig(LstmConfig(24, 8), CharacterConfig(((1, 4), (2, 8)), n_highway=1))
     if size in TRANSFORMERS:
@@ -52,7 +52,7 @@ def config_of(size: str) -> ElmoConfig:
 
 
 def random_weights(config: ElmoConfig, seed: int) -> dict[str, Tensor]:
-    """Random normal weights, scaled so that a product is about as large as its input, as with trained ones."""
+    """Random normal weights, scaled so that a product is about as large as its input, as in trained models."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {name: value.shape for name, value in BiLM.shell(config).state_dict().items()}
     weights = {}
@@ -64,7 +64,7 @@ def random_weights(config: ElmoConfig, seed: int) -> dict[str, Tensor]:
 
 
 def write(model: str, seed: int, folder: Path, *, int8: bool = True) -> ModelFolders:
-    """A random model of a size, or a model that exists, in every format under a folder."""
+    """Write a random model of a size, or an existing model, into a folder in every format."""
     if model in SIZES or model in TRANSFORMERS or model == "tiny":
         config = config_of(model)
         elmo = Elmo(Checkpoint(config, random_weights(config, seed), kind="elmokit", where=f"random, seed {seed}"))

@@ -1,4 +1,4 @@
-"""The LSTM layers alone, with random weights, and what each system does with a batch of token vectors."""
+"""The LSTM layers alone with random weights, and the computation of each system on a batch of token vectors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Network:
 
     @classmethod
     def random(cls, config: ElmoConfig, seed: int, device: torch.device) -> Network:
-        """In float32."""
+        """Random weights in float32."""
         bilm = BiLM.shell(config)
         bilm.load_state_dict(random_weights(config, seed), assign=True)
         return cls(config, bilm.requires_grad_(False).to(device).context.stacks(), device)
 
     def to(self, dtype: torch.dtype) -> Network:
-        """The same in another dtype."""
+        """The network in another dtype."""
         return self._each(
             lambda w: replace(
                 w, **{n: getattr(w, n).detach().to(dtype) for n in ("input", "recurrent", "bias", "projection")}
@@ -42,7 +42,7 @@ class Network:
         )
 
     def without_clips(self) -> Network:
-        """The same function as cuDNN's."""
+        """The network without clips, which cuDNN can compute."""
         return self._each(lambda w: replace(w, cell_clip=None, projection_clip=None))
 
     def _each(self, change: Callable[[LstmWeights], LstmWeights]) -> Network:
@@ -50,13 +50,13 @@ class Network:
         return replace(self, stacks=stacks)
 
     def zeros(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """States [D, L, B, P] and [D, L, B, H]."""
+        """Zero states [D, L, B, P] and [D, L, B, H]."""
         lstm = self.config.lstm
         shape = (self.config.n_directions, lstm.n_layers, len(x))
         return x.new_zeros(*shape, lstm.output_size), x.new_zeros(*shape, lstm.cell_size)
 
     def systems(self) -> list[str]:
-        """What can be run here."""
+        """The systems that can run on the device."""
         return ["loop", "packed", "ours", *(["cudnn"] if self.device.type == "cuda" else [])]
 
     def tops(self, x: Tensor, lengths: Tensor, name: str) -> Tensor:
@@ -64,7 +64,7 @@ class Network:
         return self.runs(x, lengths)[name]()[-1] if name != "cudnn" else CudnnStacks(self.stacks).top(x, lengths)
 
     def runs(self, x: Tensor, lengths: Tensor) -> dict[str, Callable[[], list[Tensor]]]:
-        """What each system does with a batch, cuDNN apart."""
+        """The computation of each system but cuDNN on a batch."""
         skip = {"skip_connections": self.config.lstm.skip_connections}
         h, c = self.zeros(x)
 
@@ -79,7 +79,7 @@ class Network:
 
 
 def batch_of(lengths: Tensor, network: Network, dtype: torch.dtype) -> Tensor:
-    """Random token vectors [B, T, P] of the size that token encoders give, 0 past the end of a sentence."""
+    """Random token vectors [B, T, P] with the scale of a token encoder's outputs, 0 after the end of a sentence."""
     generator = torch.Generator().manual_seed(int(lengths.sum()))
     x = torch.randn(len(lengths), int(lengths.max()), network.config.lstm.output_size, generator=generator)
     x *= (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Whether two systems are the same function: no speed is worth anything before that."""
+"""Checks that two systems compute the same function, which a comparison of speeds requires."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far vectors are from the exact ones."""
+    """The differences between vectors and the exact vectors."""
 
     relative: float
     """The norm of all differences over the norm of all vectors."""
     mean_cosine: float
     worst_cosine: float
-    """Of tokens."""
+    """The smallest cosine of a token."""
 
-    def words(self) -> str:
-        """The same for a reader."""
+    def summary(self) -> str:
+        """The differences as text."""
         return f"off by {self.relative:.1e}, cosine {self.mean_cosine:.6f}, worst token {self.worst_cosine:.6f}"
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The difference that is allowed, and the reason."""
+    """The allowed differences, and their cause."""
 
     relative: float
     mean_cosine: float
     worst_cosine: float
     why: str
-    """Where the differences come from."""
+    """The cause of the differences."""
 
     def allows(self, found: Agreement) -> bool:
-        """Whether they are the same function; a number that is not one is not."""
+        """Whether the differences are small enough; NaN is not."""
         return (
             found.relative <= self.relative
             and found.mean_cosine >= self.mean_cosine
@@ -53,7 +53,7 @@ TOLERANCES = {
 
 
 def compare(found: Sequence[NDArray[np.floating]], exact: Sequence[NDArray[np.floating]]) -> Agreement:
-    """Sentences' vectors [T, D] against the exact ones."""
+    """Compare the vectors of sentences [T, D] with the exact vectors."""
     if [a.shape for a in found] != [a.shape for a in exact]:
         return Agreement(float("inf"), -1.0, -1.0)
     a, b = (np.concatenate([part.astype(np.float64) for part in side]) for side in (found, exact))

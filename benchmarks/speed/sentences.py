@@ -1,8 +1,8 @@
-"""Tokenised sentences to measure with: from a file, from a corpus next to the checkout, or made.
+"""Tokenised sentences for the benchmarks: from a file, from a corpus next to the checkout, or generated.
 
     python benchmarks/speed/sentences.py 20000 --seed 3 > sentences.txt
 
-writes some for a machine that has no corpus.
+writes sentences for a machine without a corpus.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from elmokit.text.tokens import word_splitter
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST = 80
-"""Tokens; longer lines of a corpus are lists and tables more often than sentences."""
+"""Largest number of tokens; longer lines of a corpus are often lists and tables, not sentences."""
 PARAGRAPHS = 6000
-"""Read of a corpus at most."""
+"""Largest number of paragraphs read from a corpus."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences, and where they are from, in words."""
+    """Sentences, and their source as text."""
 
     sentences: list[list[str]]
     source: str
 
     def drawn(self, count: int, seed: int) -> list[list[str]]:
-        """This number of different sentences, in an order that the seed decides."""
+        """Random sentences without repetition, from the seed."""
         if len(self.sentences) < count:
-            raise ElmoError(f"{count} sentences are needed, and {self.source} has {len(self.sentences)}")
+            raise ElmoError(
+                f"{self.source} must have {count} sentences, got {len(self.sentences)}: use fewer or more text"
+            )
         order = np.random.default_rng(seed).permutation(len(self.sentences))[:count]
         return [self.sentences[index] for index in order]
 
     def of_length(self, tokens: int, count: int, seed: int) -> list[list[str]]:
-        """This number of sentences with that number of tokens; longer ones are cut where there are too few."""
+        """`count` sentences of `tokens` tokens; if there are too few, longer sentences are cut."""
         exact = [s for s in self.sentences if len(s) == tokens]
         cut = [s[:tokens] for s in self.sentences if len(s) > tokens]
         chosen = exact if len(exact) >= count else [*exact, *cut]
@@ -50,7 +52,7 @@ class Text:
 
 
 def read(path: Path | None, *, seed: int = 0) -> Text:
-    """The lines of a file split on white space; without one, text from ../shared/corpora, or made sentences."""
+    """The lines of a file, split at white space; without a file, text from ../shared/corpora or random sentences."""
     if path is not None:
         lines = path.read_text(encoding="utf-8").splitlines()
         return Text([tokens for line in lines if (tokens := line.split())], path.name)
@@ -71,7 +73,7 @@ def _from_corpus(path: Path, seed: int) -> Text:
 
 
 def made(count: int, seed: int, types: int = 120_000) -> list[list[str]]:
-    """Random words whose frequencies and lengths are those of a language, 22 to a sentence on average."""
+    """Sentences of random words with natural frequencies and lengths, 22 words per sentence on average."""
     random = np.random.default_rng(seed)
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
     sizes = np.minimum(20, 1 + np.log2(np.arange(1, types + 1)) / 2 + random.poisson(2, types)).astype(int)

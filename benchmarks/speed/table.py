@@ -1,4 +1,4 @@
-"""Tables of what was measured, as Markdown for readers and JSON for programs, with a row for each quantity."""
+"""Tables of measurements, as Markdown for readers and JSON for programs, with one row per quantity."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Row:
     unit: str
     better: Literal["less", "more"]
     values: dict[str, float]
-    """By column; a system that was not measured is not there."""
+    """Column → value; a system that was not measured has none."""
     key: str = ""
-    """What programs know it by."""
+    """The name of the row for programs."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Table:
 
     title: str
     columns: Mapping[str, str]
-    """Names of columns and what to call them; one that begins with "floor" has no ratio."""
+    """Names of columns and their titles; a column whose name begins with "floor" has no ratio."""
     rows: Sequence[Row]
     peer: str
     notes: Sequence[str] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Columns that were not measured, and why."""
+    """Columns that were not measured → the reason."""
     against: Mapping[str, str] = field(default_factory=dict)
-    """Columns whose ratio is against another column than `peer`."""
+    """Column → the column for its ratio, if that is not `peer`."""
 
     def markdown(self) -> str:
-        """The table with a ratio behind every figure that has one."""
+        """The table, with the ratio to the peer after a value."""
         head = ["", *self.columns.values()]
         lines = [head, ["---", *["---:"] * len(self.columns)]]
         lines += [[f"{row.what}, {row.unit}", *(self._cell(row, name) for name in self.columns)] for row in self.rows]
@@ -68,12 +68,12 @@ class Table:
 
 
 def times(ratio: float) -> str:
-    """How many times as fast, in as many digits as tell something."""
+    """A ratio of speeds with its significant digits."""
     return f"{ratio:.{0 if ratio >= 20 else 1 if ratio >= 2 else 2}f} ×"
 
 
 def shown(value: float) -> str:
-    """Three digits, and a comma between thousands."""
+    """A value in about three digits, with commas between thousands."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
@@ -82,21 +82,21 @@ def shown(value: float) -> str:
 def report(
     tables: Sequence[Table], command: str, facts: Mapping[str, str], peaks: str, agreement: Sequence[str]
 ) -> str:
-    """All tables of a run with what a reader needs to believe them."""
+    """All tables of a run, with the command, the machine and the results of the comparison."""
     machine = "; ".join(f"{name} {value}" for name, value in facts.items())
     head = [f"`{command}`", f"{machine}; {peaks}.", "Before anything was timed: " + "; ".join(agreement) + "."]
     return "\n\n".join([*head, *(table.markdown() for table in tables)]) + "\n"
 
 
 def text_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options for the sentences that are measured and for the output."""
+    """Add the options for the sentences and the output."""
     parser.add_argument("--sentences", type=Path, metavar="FILE", help="text with one tokenised sentence per line")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the choice of sentences")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the choice of sentences")
     output_argument(parser)
 
 
 def output_argument(parser: argparse.ArgumentParser) -> None:
-    """The option for the file of tables."""
+    """Add the option for the file of tables."""
     help = "the tables; FILE.json is written in the same folder"
     parser.add_argument("--output", type=Path, metavar="FILE.md", help=help)
 
@@ -112,7 +112,7 @@ def publish(
     agreement: Sequence[str],
     problem: str = "",
 ) -> None:
-    """Print the tables of a run and, with an output, write FILE.md and FILE.json; raise an error for a problem."""
+    """Print the tables of a run, with an output also write FILE.md and FILE.json; raise an error for a problem."""
     command = shlex.join(["python", f"benchmarks/{script}", *(sys.argv[1:] if given is None else given)])
     text = report(tables, command, facts, peaks, agreement)
     print(text)
@@ -125,7 +125,7 @@ def publish(
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script; a user's mistake ends it with one sentence."""
+    """Run a script; a user's mistake is reported in one sentence."""
     try:
         main()
     except ElmoError as error:

@@ -1,4 +1,4 @@
-"""The rows of the CPU's table: systems in processes of their own take turns, batch by batch."""
+"""The rows of the CPU's table: systems in separate processes take turns, batch by batch."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from speed.table import Row
 
 SLOW = "reference"
 SLOW_SENTENCES = 3
-"""The reference is there to be right; this many sentences are enough to see how slow it is."""
+"""Number of sentences for the reference, which is slow: it is made for correctness."""
 PEER_BATCHES = (8, 16, 32, 64)
-"""Sentences at a time that are tried for systems without batches of their own; the best counts."""
+"""Batch sizes that are tried for systems without their own batches; the best result is used."""
 BEFORE = 5
-"""How often a sentence is computed before it is timed, where its words are known."""
+"""Number of warm-up calls before a sentence with known words is timed."""
 IN_A_ROW = 15
-"""How often it is then timed."""
+"""Number of timed calls after that."""
 FLOORS = ("float32", "int8")
 """Dtypes whose floor is shown."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """The sentences and the number of measurements."""
 
     alone: list[list[str]]
-    """Sentences of equal length, each by itself; the first one follows the loading."""
+    """Sentences of equal length that are measured one at a time; the first one right after loading."""
     many: list[list[str]]
-    """Sentences as they come, in batches."""
+    """Sentences of natural lengths that are measured in batches."""
     batches: Sequence[int] = (32, 64)
     turns: int = 3
-    """How often a sentence whose words are known, and all sentences in one call, are measured."""
+    """Number of measurements of a sentence with known words, and of all sentences in one call."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the floors are taken from."""
+    """The values from which the floors are computed."""
 
     config: ElmoConfig
     peaks: Peaks
     cache_bytes: float
 
     def of(self, batch: Batch, dtype: str, *, characters: bool = True) -> float:
-        """The seconds that a batch takes at least."""
+        """The least seconds for a batch."""
         return floor_seconds(self.config, batch, self.peaks, dtype, cache_bytes=self.cache_bytes, characters=characters)
 
 
@@ -60,7 +60,7 @@ def rows(
     limits: Limits,
     progress: Callable[[str], None],
 ) -> list[Row]:
-    """Everything that is measured of a model; `first` are the seconds of the first sentence after the loading."""
+    """All rows for a model; `first` is the time of the first sentence after loading, in seconds."""
     fast = {name: child for name, child in children.items() if name != SLOW}
     progress("sentences by themselves")
     found = _alone(children, plan.alone[1:], limits, plan.turns)
@@ -82,9 +82,9 @@ def rows(
 
 
 def _alone(children: Mapping[str, Child], sentences: Batch, limits: Limits, turns: int) -> list[Row]:
-    """A sentence by itself, first without a known word, then with its words known, as in a service that is busy.
+    """A sentence by itself, first with unknown words, then with known words, as in a busy service.
 
-    A system that stores no words has the same work both times.
+    A system without a cache of words does the same work both times.
     """
     unknown: dict[str, list[float]] = {name: [] for name in children}
     known: dict[str, list[float]] = {name: [] for name in children if name != SLOW}
@@ -128,7 +128,7 @@ def _batches(children: Mapping[str, Child], sentences: Batch, size: int, limits:
 
 
 def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits, turns: int) -> list[Row]:
-    """All sentences in one call, in turns: the best time of each system, and of a peer with its best batches."""
+    """All sentences in one call, in turns: the best time of each system; for a peer also the best batch size."""
     unknown: dict[str, float] = dict.fromkeys(children, float("inf"))
     known = dict(unknown)
     best_size: dict[str, int] = {}
@@ -143,7 +143,7 @@ def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
     for name in MINILM:
         if name in best_size:
             children[name].facts["best batches"] = f"{best_size[name]} sentences of similar length"
-            unknown[name] = known[name] = min(unknown[name], known[name])  # it stores no words
+            unknown[name] = known[name] = min(unknown[name], known[name])  # it has no cache of words
     for dtype in FLOORS:
         unknown[f"floor {dtype}"] = limits.of(sentences, dtype)
         known[f"floor {dtype}"] = limits.of(sentences, dtype, characters=False)
@@ -154,6 +154,6 @@ def _whole(children: Mapping[str, Child], sentences: Batch, limits: Limits, turn
 
 
 def _speeds(sentences: Batch, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Tokens of the text per second, boundaries not counted."""
+    """Tokens of the text per second, without the boundaries."""
     tokens = sum(map(len, sentences))
     return {name: tokens / spent for name, spent in seconds.items()}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from elmokit.model.bilm import BiLM as BiLM
     from elmokit.model.scalar_mix import ScalarMix as ScalarMix
 
-# Looked up on first use, so that `elmo --help` does not wait for torch.
-_HOMES = {
+# Imported on first use, so that `elmo --help` does not wait for torch.
+_MODULES = {
     "BiLM": "elmokit.model.bilm",
     "Elmo": "elmokit.elmo",
     "ElmoConfig": "elmokit.config",
@@ -26,10 +26,10 @@ __all__ = ["BiLM", "Elmo", "ElmoConfig", "ElmoError", "ScalarMix"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute can be anything
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'elmokit' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

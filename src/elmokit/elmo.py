@@ -1,4 +1,4 @@
-"""The user's class, which shows the flow through the whole package.
+"""`Elmo`, the main class of the package. Its code shows the flow through all parts:
 
 text → tokens → ids → token encoder → context encoder → layers → mix
 """
@@ -42,18 +42,18 @@ Word = str | SupportsIndex
 
 
 def word_position(tokens: Sequence[str], word: Word) -> int:
-    """The position of a word in a sentence, from 0; refused if it is not there, or is there more than once."""
+    """The position of a word in a sentence, from 0; a word that is missing or occurs more than once is refused."""
     if isinstance(word, str):
-        places = [place for place, token in enumerate(tokens) if token == word]
-        if len(places) == 1:
-            return places[0]
-        rule = f"one of them at the positions {', '.join(map(str, places))}" if places else "one of the tokens"
+        positions = [position for position, token in enumerate(tokens) if token == word]
+        if len(positions) == 1:
+            return positions[0]
+        rule = f"one of them at the positions {', '.join(map(str, positions))}" if positions else "one of the tokens"
         raise ElmoError(
             f"words must name {rule} of {' '.join(map(repr, tokens)) or 'no tokens'}, got {word!r}", "words"
         )
-    if not -len(tokens) <= (place := operator.index(word)) < len(tokens):
+    if not -len(tokens) <= (position := operator.index(word)) < len(tokens):
         raise ElmoError(f"words must be positions below {len(tokens)}, the number of tokens, got {word!r}", "words")
-    return place % len(tokens)
+    return position % len(tokens)
 
 
 class Elmo(nn.Module):
@@ -130,20 +130,20 @@ class Elmo(nn.Module):
 
         `path` is a folder or file, the name of a bundled model, or `owner/name` on the Hugging Face Hub.
 
-        - `options`, `vocab`, `token_embeddings`: files that are not next to the weights.
+        - `options`, `vocab`, `token_embeddings`: paths of files that are not next to the weights.
         - `device`: "cpu", "cuda", …; by default a GPU if there is one.
         - `dtype`: "float32", "float64", "float16", "bfloat16" or, on the CPU, "int8", which needs a quarter of the
           memory and is the fastest. By default int8 for a model that was saved in int8, on the CPU; float32 otherwise.
         - `mixes`: the number of weighted sums of the layers; by default those that were saved with the model, or 1.
-        - `trainable`: whether the network's weights take gradients; those of the mixes always do.
-        - `dropout`: on the mixes, in training mode.
-        - `layer_norm`: before a mix, see `ScalarMix`; by default as it was saved.
-        - `state`: "zero" starts every sentence from zero; "carry" starts each row of a batch from the state in which
-          the call before left that row, as the original systems do.
-        - `boundaries`: also give the vectors of the beginning and the end of the sentence.
+        - `trainable`: whether the network's weights take gradients; the weights of the mixes always do.
+        - `dropout`: the dropout rate of the mixes in training mode.
+        - `layer_norm`: normalisation before a mix, see `ScalarMix`; by default as it was saved.
+        - `state`: "zero" starts every sentence from zero; "carry" starts each row of a batch from the last state of
+          that row in the previous call, as the original systems do.
+        - `boundaries`: also return the vectors of the beginning and the end of the sentence.
         - `type_cache_mb`: megabytes for `type_cache`, the vectors of words without context; 0 switches it off.
         - `segment`: how strings become tokens: "english", "jieba", "chars" or "whitespace"; by default as the model's
-          training text did. For a model that does not say, the choice is saved with the model.
+          training text was tokenised. For a model that does not say, the choice is saved with the model.
         """
         chosen_dtype = None if dtype is None else choose_dtype(dtype)
         int8 = chosen_dtype == torch.int8
@@ -177,7 +177,7 @@ class Elmo(nn.Module):
 
     @property
     def default_layer(self) -> OneLayer:
-        """What `encode` gives without `layer`: the mix of an LSTM's layers, the last block of a Transformer."""
+        """The layer that `encode` returns by default: the mix of an LSTM's layers, the last block of a Transformer."""
         return self.config.context.default_layer
 
     def tokenize(self, text: str, *, segment: SegmenterName | None = None) -> list[Token]:
@@ -207,7 +207,7 @@ class Elmo(nn.Module):
         return str(next(self.bilm.parameters()).dtype).removeprefix("torch.")
 
     def explain(self, sentences: int = 1, tokens: int = 20) -> str:
-        """How a batch of this size would be computed on this machine, and why."""
+        """The kernel that would compute a batch of this size on this machine, and the reason for the choice."""
         dtype = next(self.bilm.parameters()).dtype
         x = torch.empty(sentences, tokens, self.config.token_size, device=self.device, dtype=dtype)
         path, _, why = self.bilm.context.explain(x).partition(": ")
@@ -233,7 +233,7 @@ class Elmo(nn.Module):
         if tokens is not None and sentences is None:
             rows, width = rows_of_tokens(tokens, sequence_len), max(map(len, tokens), default=0)
         elif sentences is None or tokens is not None:
-            raise ElmoError("Elmo takes sentences or tokens, one of the two")
+            raise ElmoError("Elmo takes either sentences or tokens, got " + ("neither" if tokens is None else "both"))
         elif sequence_len is not None:
             raise ElmoError("sequence_len is for tokens, not for sentences")
         else:
@@ -287,9 +287,9 @@ class Elmo(nn.Module):
 
         Strings are tokenised as the model's training text was (`tokenize` shows it), or by `segment`. A model of
         characters reads a token of several characters one by one and gives the mean of their vectors.
-        `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
-        or a number from 0, by default `default_layer`; `pool` ("mean", the default, "max", "first", "last") never
-        counts padding.
+        `output="layers"` gives [L+1, T, D] for each sentence, `output="sentence"` one array [N, D]. `layer` is "mix",
+        "top", "all" or a number from 0, by default `default_layer`. `pool` is "mean" (the default), "max", "first" or
+        "last".
         """
         check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
@@ -315,10 +315,10 @@ class Elmo(nn.Module):
     ) -> Vectors:
         """Cosine similarities of sentences, or of words in them: [A, B]; a single string has no axis of its own.
 
-        Without `b` the sentences of `a` are compared with each other. `words` is a word, or its position among the
-        tokens from 0, in every sentence; or a pair of those for `a` and for `b`, each of them one for all sentences or
-        a list with one per sentence. `layer` is as in `encode`, but not "all"; by default the mix of an LSTM's layers,
-        or a Transformer's top layer, which tells senses apart best.
+        Without `b` the sentences of `a` are compared with each other. `words` is one word for every sentence, given by
+        its text or by its position from 0; or a pair for `a` and for `b`, each of them one word, or a list with one
+        word per sentence. `layer` is as in `encode`, but not "all"; by default the mix of an LSTM's layers, or a
+        Transformer's top layer, which separates senses best.
 
         >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
         array(0.59, dtype=float32)
@@ -330,20 +330,20 @@ class Elmo(nn.Module):
         if len(pair) != 2:
             raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")
         second = a if b is None else b
-        one = self._compared(a, pair[0], layer, segment)
-        other = one if b is None else self._compared(second, pair[1], layer, segment)
-        axes = [len(rows) for given, rows in ((a, one), (second, other)) if not isinstance(given, str)]
-        found: Vectors = np.clip(one @ other.T, -1, 1).reshape(axes)  # rounding can go beyond 1
-        return found
+        units_a = self._unit_vectors(a, pair[0], layer, segment)
+        units_b = units_a if b is None else self._unit_vectors(second, pair[1], layer, segment)
+        shape = [len(units) for given, units in ((a, units_a), (second, units_b)) if not isinstance(given, str)]
+        cosines: Vectors = np.clip(units_a @ units_b.T, -1, 1).reshape(shape)  # rounding can go beyond 1
+        return cosines
 
-    def _compared(
+    def _unit_vectors(
         self,
         sentences: Sentence | Iterable[Sentence],
         words: Word | Sequence[Word] | None,
         layer: Layer | None,
         segment: SegmenterName | None,
     ) -> Vectors:
-        """The vectors of sentences, or of a word in each, scaled to length 1, [N, D]; without tokens zeros."""
+        """The vectors of sentences, or of one word in each, scaled to length 1, [N, D]; zeros for an empty sentence."""
         rows = self.text_policy.override(segment).sentences_of(sentences)
         if words is None:
             vectors = self.encode(rows, output="sentence", layer=layer)
@@ -351,10 +351,10 @@ class Elmo(nn.Module):
             each = [words] * len(rows) if isinstance(words, str | SupportsIndex) else list(words)
             if len(each) != len(rows):
                 raise ElmoError(f"words must have one word per sentence, got {len(each)} for {len(rows)}", "words")
-            places = [word_position(row, word) + self.boundaries for row, word in zip(rows, each, strict=True)]
-            found = self.stream(rows, layer=layer)
-            picked = [vectors[place] for vectors, place in zip(found, places, strict=True)]
-            vectors = np.array(picked, np.float32).reshape(-1, self.config.vector_size)
+            positions = [word_position(row, word) + self.boundaries for row, word in zip(rows, each, strict=True)]
+            encoded = self.stream(rows, layer=layer)
+            chosen = [vectors[position] for vectors, position in zip(encoded, positions, strict=True)]
+            vectors = np.array(chosen, np.float32).reshape(-1, self.config.vector_size)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-30))
         return scaled
@@ -370,9 +370,9 @@ class Elmo(nn.Module):
     ) -> Iterator[Vectors]:
         """Any number of sentences → their arrays one by one, in order, with bounded memory.
 
-        `batch_tokens` bounds the tokens of a batch; the default depends on the device. Otherwise as
-        `encode`: [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` [D] or [L+1, D]. With carried state, all
-        the sentences are one batch, as in one call of the original systems.
+        `batch_tokens` bounds the tokens of a batch; the default depends on the device. The other arguments are those
+        of `encode`. An array is [T, D] or, for `layer="all"`, [L+1, T, D]; with `pool` it is [D] or [L+1, D]. With
+        carried state, all sentences are one batch, as in one call of the original systems.
         """
         layer = self.default_layer if layer is None else layer
         check_layer(layer, self.config.n_outputs)
@@ -395,28 +395,28 @@ class Elmo(nn.Module):
         return encode_stream(rows, run, budget, size=self._size)
 
     def layers_of(self, sentences: Sequence[Sequence[str]], layer: Layer = "all") -> Layers:
-        """Lists of tokens → all layers with the boundaries in, one vector per token.
+        """Lists of tokens → all layers including the boundaries, one vector per token.
 
-        In a model of characters the vector of a token is the mean of those of its characters. If only one `layer` is
-        needed, the result may have that one alone.
+        In a model of characters the vector of a token is the mean of the vectors of its characters. If only one
+        `layer` is needed, the result may contain only that layer.
         """
         pieces, counts = self._pieces(sentences)
         layers = self._network_layers(pieces, layer=layer)
         return layers if counts is None else layers.means(counts)
 
     def _network_layers(self, sentences: Sequence[Sequence[str]], *, layer: Layer) -> Layers:
-        """What the network reads → all layers, or only the one that is needed, with the boundaries in."""
+        """Network tokens (words or characters) → all layers or only the one needed, including the boundaries."""
         if self.bilm.context.reads_flat:
-            flat_tokens, lengths = self._flat_tokens(sentences)
+            flat_tokens, lengths = self._flat_token_vectors(sentences)
             only = None if layer in ("all", "mix") else -1 if layer == "top" else int(layer)
             return Layers(None, lengths, self.bilm.flat_layers(flat_tokens, lengths, only=only))
-        tokens, lengths = self._tokens(sentences)
+        tokens, lengths = self._token_vectors(sentences)
         values, last = self.bilm.contextualise(tokens, lengths, self._state_before(tokens))
         self._carry(last)
         return Layers(values, lengths)
 
-    def _tokens(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        """What the network reads → token vectors [B, T, P] with the boundaries in, and lengths [B].
+    def _token_vectors(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """Network tokens → their vectors including the boundaries [B, T, P], and lengths [B].
 
         Each distinct word is encoded once.
         """
@@ -424,23 +424,23 @@ class Elmo(nn.Module):
         cached = self._cached_words(sentences)
         begin, end = cached.rows[:1], cached.rows[1:2]
         if len(counts) == 1:
-            places = np.concatenate([begin, cached.rows[2:], end])[None]
+            rows = np.concatenate([begin, cached.rows[2:], end])[None]
         else:
-            places = np.full((len(counts), counts.max(initial=0) + 2), begin)
-            places[:, 1:-1][np.arange(places.shape[1] - 2) < counts[:, None]] = cached.rows[2:]
-            places[np.arange(len(counts)), counts + 1] = end
-        tokens_in = nn.functional.embedding(moved(torch.from_numpy(places), self.device), cached.table)  # [B, T, P]
-        return tokens_in, torch.from_numpy(counts + 2)
+            rows = np.full((len(counts), counts.max(initial=0) + 2), begin)
+            rows[:, 1:-1][np.arange(rows.shape[1] - 2) < counts[:, None]] = cached.rows[2:]
+            rows[np.arange(len(counts)), counts + 1] = end
+        vectors = nn.functional.embedding(moved(torch.from_numpy(rows), self.device), cached.table)  # [B, T, P]
+        return vectors, torch.from_numpy(counts + 2)
 
-    def _flat_tokens(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        """The same without padding: token vectors [N, P] of the sentences one after the other, and lengths [B]."""
+    def _flat_token_vectors(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """As `_token_vectors` without padding: vectors [N, P] of the sentences one after the other, and lengths [B]."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 2
         cached = self._cached_words(sentences)
         stops = np.cumsum(lengths)
         rows = np.empty(int(lengths.sum()), np.int64)
         inside = np.ones(len(rows), bool)
-        for places, boundary in ((stops - lengths, cached.rows[0]), (stops - 1, cached.rows[1])):
-            rows[places], inside[places] = boundary, False
+        for positions, boundary in ((stops - lengths, cached.rows[0]), (stops - 1, cached.rows[1])):
+            rows[positions], inside[positions] = boundary, False
         rows[inside] = cached.rows[2:]
         return cached.vectors(rows), torch.from_numpy(lengths)
 
@@ -458,15 +458,15 @@ class Elmo(nn.Module):
             self._carried = last.detach() if self._carried is None else last.detach().with_rows_of(self._carried)
 
     def _pieces(self, sentences: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], list[list[int]] | None]:
-        """What the network reads of each sentence, and how many pieces each token has; None: one each."""
+        """The network tokens of each sentence, and how many each token is split into (None: no token is split)."""
         return (sentences, None) if self.character_pieces is None else self.character_pieces.split(sentences)
 
     def _size(self, tokens: Sequence[str]) -> int:
-        """How many tokens of the network a sentence has, without its boundaries."""
+        """The number of network tokens of a sentence, without its boundaries."""
         return len(tokens) if self.character_pieces is None else self.character_pieces.count(tokens)
 
     def encode_types(self, words: Sequence[str]) -> Tensor:
-        """Distinct words → their vectors without context, [U, P]; a Transformer norms them to make layer 0."""
+        """Distinct words → their vectors without context, [U, P]; a Transformer normalises them to get layer 0."""
         if self.character_pieces is not None and self.character_pieces.count(words) > len(words):
             pieces, counts = self.character_pieces.split([words])
             inner = [self.indexer.begin, *pieces[0], self.indexer.end]
@@ -479,27 +479,27 @@ class Elmo(nn.Module):
         )
 
     def reset_state(self) -> None:
-        """Forget the state that `state="carry"` has carried: the next call starts from zero."""
+        """Forget the state that `state="carry"` stored: the next call starts from zero."""
         self._carried = None
 
     def log_probs(
         self, sentences: Sentence | Iterable[Sentence], *, segment: SegmenterName | None = None
     ) -> list[LogProbs]:
-        """Log-probabilities of each token in both directions, full softmax; strings and tokens as in `encode`.
+        """Log-probabilities of each token in both directions, by the full softmax; strings and tokens as in `encode`.
 
-        In a model of characters the log-probability of a token is the sum of those of its characters.
+        In a model of characters the log-probability of a token is the sum over its characters.
         """
         model = LanguageModel(self.head, self.vocab)
 
         @torch.no_grad()
         def run(batch: Sequence[Sequence[str]]) -> list[LogProbs]:
             pieces, counts = self._pieces(batch)
-            tokens, lengths = self._tokens(pieces)
+            tokens, lengths = self._token_vectors(pieces)
             before = self._state_before(tokens)
             scores = score(self.bilm, model.head.losses, tokens, lengths, model.words(pieces), before)
             self._carry(scores.state)
             found = model.log_probs(scores)
-            return found if counts is None else [each.sums(of) for each, of in zip(found, counts, strict=True)]
+            return found if counts is None else [each.sums(n) for each, n in zip(found, counts, strict=True)]
 
         rows = self.text_policy.override(segment).sentences_of(sentences)
         return run(rows) if self.state == "carry" else list(encode_stream(rows, run, size=self._size))
@@ -509,8 +509,8 @@ class Elmo(nn.Module):
     ) -> Perplexity:
         """exp of the mean negative log-probability; a float that also has `forward`, `backward` and `tokens`.
 
-        The mean is over the tokens and the sentence ends: for a model of characters, tokens of several characters give
-        a perplexity per word, which is higher than the one per character that strings give.
+        The mean is over the tokens and the sentence ends. In a model of characters, tokens of several characters give
+        a perplexity per word, which is higher than the perplexity per character that strings give.
         """
         return Perplexity.of(self.log_probs(sentences, segment=segment))
 
@@ -520,30 +520,30 @@ class Elmo(nn.Module):
     ) -> list[tuple[str, float]]:
         """The k words that the text on both sides makes most likely in place of token `index`, with probabilities.
 
-        A transformer reads both sides in one pass, with the token masked. An LSTM has a prediction from each side: how
-        frequent a word is counts once, by its place in the vocabulary (words by falling counts), or by the softmax's
-        bias where the vocabulary is in another order.
+        A transformer reads both sides in one pass, with the token masked. An LSTM has one prediction from each side;
+        their product is divided by the word's frequency, which both contain. The frequency follows from the word's rank
+        in a vocabulary sorted by counts, otherwise from the softmax's bias.
         """
         words = self.text_policy.override(segment).tokens_of(tokens)
         if not isinstance(index, SupportsIndex) or not -len(words) <= index < len(words):
             raise ElmoError(f"index must name one of the {len(words)} tokens, got {index!r}")
         if not isinstance(k, SupportsIndex) or k < 1:
             raise ElmoError(f"k must be a whole number of at least 1, got {k!r}")
-        place = index % len(words)
+        position = index % len(words)
         if self.character_pieces is not None:
-            characters = self.character_pieces.of(words[place])
+            characters = self.character_pieces.of(words[position])
             if len(characters) > 1:
                 raise ElmoError(
-                    f"this model predicts single characters, and {words[place]!r} has {len(characters)}: give its "
-                    "characters as tokens of their own"
+                    f"this model predicts single characters, and {words[position]!r} has {len(characters)}: give each "
+                    "character as a token"
                 )
-            place = self.character_pieces.count(words[:place])
+            position = self.character_pieces.count(words[:position])
             ((words,), _) = self.character_pieces.split([words])
-        model, (vectors, lengths) = LanguageModel(self.head, self.vocab), self._tokens([words])
+        model, (vectors, lengths) = LanguageModel(self.head, self.vocab), self._token_vectors([words])
         if self.bilm.context.predicts_masked:
-            masked = torch.arange(int(lengths)).unsqueeze(0) == place + 1
+            masked = torch.arange(int(lengths)).unsqueeze(0) == position + 1
             return model.best(model.head(self.bilm.predict_masked(vectors, lengths, masked))[0], k)
-        return model.best(model.fitting(place, self.bilm.predict(vectors, lengths, self._state_before(vectors))), k)
+        return model.best(model.fitting(position, self.bilm.predict(vectors, lengths, self._state_before(vectors))), k)
 
     def save(
         self,
@@ -553,17 +553,18 @@ class Elmo(nn.Module):
         dtype: StoredDtype | None = None,
         softmax: SoftmaxDtype | None = None,
     ) -> None:
-        """Write the model: our own folder, or another format such as "bilm", which the older systems read.
+        """Write the model as an elmokit folder, or in another format such as "bilm", which the older systems read.
 
-        Our own folder stores the dtypes as they are, or `dtype`: float32, float16 or int8. `softmax` is the same for
-        the softmax, or "none" to leave it out; without it a float softmax follows `dtype`, and an int8 one stays int8.
+        An elmokit folder stores the tensors in their own dtypes, or in `dtype`: float32, float16 or int8. `softmax` is
+        the dtype of the softmax, or "none" to leave it out; by default a float softmax follows `dtype`, and an int8
+        softmax stays int8.
         """
         if not str(folder):
             raise ElmoError("the folder to save to must not be empty")
         write_checkpoint(self.checkpoint(), Path(folder), format, dtype=dtype, softmax=softmax)
 
     def checkpoint(self) -> Checkpoint:
-        """The model as the formats take it."""
+        """The model as a `Checkpoint`, which every format can write."""
         return Checkpoint(
             self.config,
             {name: value.detach() for name, value in self.bilm.state_dict().items()},
@@ -583,9 +584,9 @@ class Elmo(nn.Module):
         )
 
     def fingerprint(self, *, mixes: bool = False) -> str:
-        """A digest of everything that decides the vectors of the layers, the same in every process.
+        """A digest of everything that determines the vectors of the layers, the same in every process.
 
-        With `mixes`, also of what decides their sums, which `layer="mix"` gives.
+        With `mixes`, the digest also covers the weights of the mixes, which determine `layer="mix"`.
         """
         tensors = self.bilm.state_dict() | (self.mixes.state_dict(prefix="mixes.") if mixes else {})
         norms = [mix.layer_norm for mix in self.mixes] if mixes else None

@@ -1,6 +1,6 @@
-"""Sentences in any number → vectors in the same order: batches by token budget, layers, one array per sentence.
+"""A stream of sentences → vectors in the same order: batches by token budget, layers, one array per sentence.
 
-Nothing here changes a vector: the network gives each sentence the same vectors in any batch.
+Batching does not change the vectors: the network gives each sentence the same vectors in any batch.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from elmokit.model.scalar_mix import ScalarMix
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 2048
-"""Tokens in a batch, sentence boundaries counted."""
+"""Tokens in a batch, including the sentence boundaries."""
 GPU_BATCH_TOKENS = 8192
-"""The same on a GPU, which is faster with more."""
+"""Tokens in a batch on a GPU, which is faster with larger batches."""
 WINDOW_BATCHES = 8
-"""Sentences for this many batches are sorted by length together."""
+"""The sentences of this number of batches are sorted by length together."""
 AHEAD = 2
-"""Batches that are started before the results of one are read: a GPU works on them in the meantime."""
+"""Batches that are started before the results of the first are read, so that a GPU is never idle."""
 
 FEW_NUMBERS = 65_536
-"""Vectors of up to this many numbers are mixed by numpy, which needs less time to begin than torch."""
+"""Arrays of up to this size are mixed by numpy, whose calls have less overhead than torch's."""
 
 Result = TypeVar("Result")
 Tokens = Sequence[str]
 
 
 def check_batch_tokens(batch_tokens: int | None, device: torch.device) -> int:
-    """The token budget that was given, or the default of the device."""
+    """The given token budget, or the default of the device."""
     if batch_tokens is None:
         return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
     if not isinstance(batch_tokens, SupportsIndex) or index(batch_tokens) < 1:
@@ -65,22 +65,22 @@ def encode_stream(
 ) -> Iterator[Result]:
     """Yield one result per sentence, in order, reading ahead no more than a window and a few batches.
 
-    `run` takes the sentences of a batch and returns a result for each, as a list or as an iterable that is read after
-    the next batches have been started; it is called again with half a batch when memory runs out. `size` gives the
+    `run` takes the sentences of a batch and returns a result for each: a list, or an iterable that is read after the
+    next batches have been started. When memory runs out, `run` is called again with half a batch. `size` returns the
     number of tokens that the network reads of a sentence, without its boundaries.
     """
     stream = iter(sentences)
-    results: dict[int, Result] = {}  # by the number of the sentence, until those before it have been given
+    results: dict[int, Result] = {}  # by sentence number, until the sentences before it have been yielded
     started: deque[tuple[list[int], Iterable[Result]]] = deque()
-    read = given = 0
+    read = yielded = 0
 
     def finish() -> Iterator[Result]:
-        nonlocal given
+        nonlocal yielded
         numbers, found = started.popleft()
         results.update(zip(numbers, found, strict=True))
-        while given in results:
-            given += 1
-            yield results.pop(given - 1)  # removed, so that only the caller refers to it
+        while yielded in results:
+            yielded += 1
+            yield results.pop(yielded - 1)  # removed, so that only the caller refers to it
 
     while window := _window(stream, batch_tokens * WINDOW_BATCHES, size):
         for batch in batches([length for _, length in window], batch_tokens):
@@ -94,7 +94,7 @@ def encode_stream(
 
 
 def _window(stream: Iterator[Tokens], tokens: int, size: Callable[[Tokens], int]) -> list[tuple[Tokens, int]]:
-    """The next sentences, each with its size, boundaries counted."""
+    """The next sentences, each with its size including the boundaries."""
     window: list[tuple[Tokens, int]] = []
     total = 0
     for sentence in islice(stream, tokens):
@@ -131,7 +131,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 class Layers:
-    """All layers of a batch of sentences, or only the one that is needed, given with padding or without."""
+    """All layers of a batch of sentences, or only the one that is needed, with padding or flat."""
 
     def __init__(self, values: Tensor | None, lengths: Tensor, flat: Tensor | None = None) -> None:
         self.lengths = lengths  # [B], on the CPU
@@ -153,15 +153,15 @@ class Layers:
         return columns.to(self.values.device)
 
     def without_boundaries(self) -> Layers:
-        """The same without the two boundary positions of each sentence."""
+        """The layers without the two boundary positions of each sentence."""
         lengths = self.lengths - 2
         inner = Layers(self.values[:, :, 1:-1], lengths)
         return Layers(inner.values * inner.mask.unsqueeze(-1), lengths)
 
     def means(self, counts: Sequence[Sequence[int]]) -> Layers:
-        """One vector for each group of tokens, the mean of theirs; the two boundaries stay as they are.
+        """The mean vector of each group of tokens; the two boundaries stay as they are.
 
-        `counts`: for each sentence, how many tokens each of its groups has.
+        `counts`: for each sentence, the number of tokens in each group.
         """
         if all(count == 1 for row in counts for count in row):
             return self
@@ -172,19 +172,19 @@ class Layers:
         sizes, starts = sizes.ravel(), np.where(sizes > 0, starts, 0).ravel()
         device, values = self.values.device, self.values.flatten(1, 2)  # [L+1, B·T, D]
         sums = values[:, torch.from_numpy(starts).to(device)]
-        # One token of each group after the other, so that a sum does not depend on what else is in the batch.
-        for place in range(1, sizes.max()):
-            more = np.flatnonzero(sizes > place)
-            groups = torch.from_numpy(more).to(device)
-            sums[:, groups] += values[:, torch.from_numpy(starts[more] + place).to(device)]
+        # One token of each group at a time, so that a sum does not depend on the rest of the batch.
+        for offset in range(1, sizes.max()):
+            longer = np.flatnonzero(sizes > offset)
+            groups = torch.from_numpy(longer).to(device)
+            sums[:, groups] += values[:, torch.from_numpy(starts[longer] + offset).to(device)]
         divisors = torch.from_numpy(sizes).to(device).unsqueeze(1)
         means = (sums / divisors.clamp(min=1).to(sums.dtype)).masked_fill(divisors == 0, 0)
         return Layers(means.reshape(len(values), len(counts), -1, means.shape[-1]), torch.from_numpy(lengths))
 
     def select(self, layer: Layer, mix: ScalarMix) -> Tensor:
-        """One layer, or the mix of all, [B, T, D]: the numbers of `arrays`, padded, with gradients.
+        """One layer, or the mix of all, [B, T, D]: the values of `arrays`, padded, with gradients.
 
-        "all" is not one layer. There is one in `values` if only that one was computed.
+        `layer` must not be "all". If only one layer was computed, `values` contains only that one.
         """
         if layer != "mix":
             return self.values[-1 if layer == "top" or len(self.values) == 1 else int(layer)]
@@ -196,13 +196,13 @@ class Layers:
         return torch.cat([nn.functional.pad(each, (0, 0, 0, self.values.shape[2] - each.shape[1])) for each in alone])
 
     def widened(self, width: int) -> Layers:
-        """The same, padded with zeros to at least `width` positions."""
+        """The layers, padded with zeros to at least `width` positions."""
         missing = width - self.values.shape[2]
         return self if missing <= 0 else Layers(nn.functional.pad(self.values, (0, 0, 0, missing)), self.lengths)
 
 
 class ElmoOutput(dict[str, Tensor | list[Tensor]]):
-    """What `elmo(...)` returns: tensors by TF-Hub's names, and three more.
+    """The result of `elmo(...)`: tensors by TF-Hub's names, and three more keys.
 
     | key | |
     | --- | --- |
@@ -265,15 +265,15 @@ class ElmoOutput(dict[str, Tensor | list[Tensor]]):
 
 
 def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, boundaries: bool) -> Iterable[Vectors]:
-    """One array per sentence; from a GPU they are copied in the background, and waited for when they are read."""
+    """One array per sentence; from a GPU they are copied in the background, and reading them waits for the copy."""
     lengths = layers.lengths.numpy() - (0 if boundaries else 2)
     first, around = (0, 0) if boundaries else (1, 2)
     if layers.flat is not None and layers.flat.is_cpu and not (layer == "mix" and mix.layer_norm):
-        # Nothing is padded, and boundaries go when the sentences are cut apart.
-        found = _chosen(layers.flat, lengths, layer, mix).float().numpy()
+        # There is no padding, and the slices of the sentences leave the boundaries out.
+        flat = _chosen(layers.flat, lengths, layer, mix).float().numpy()
         starts = (np.cumsum(lengths + around) - lengths - around + first).tolist()
-        parts_found = (found[..., at : at + n, :] for at, n in zip(starts, lengths.tolist(), strict=True))
-        return [(part if pool is None else pool_tokens(part, pool)).copy() for part in parts_found]
+        slices = (flat[..., start : start + n, :] for start, n in zip(starts, lengths.tolist(), strict=True))
+        return [(part if pool is None else pool_tokens(part, pool)).copy() for part in slices]
     device = layers.values.device
     if len(lengths) == 1:
         values = layers.values[:, 0, first : first + int(lengths[0])]
@@ -295,7 +295,7 @@ def arrays(layers: Layers, mix: ScalarMix, layer: Layer, pool: Pool | None, *, b
 
 
 def _chosen(values: Tensor, lengths: NDArray[np.int64], layer: Layer, mix: ScalarMix) -> Tensor:
-    """values [L+1, N, D] of sentences one after the other, or only the layer → [N, D], or all of them."""
+    """Flat values [L+1, N, D], or only one layer [1, N, D] → the chosen layer [N, D], or all of them."""
     if layer == "all":
         return values
     if layer != "mix":
@@ -311,25 +311,25 @@ def _on_host(values: Tensor) -> Callable[[], Vectors]:
     """Start the copy to the host as float32; the function that is returned waits for it."""
     values = values.float()
     if values.device.type != "cuda":
-        there = values.cpu().numpy()
-        return lambda: there
+        array = values.cpu().numpy()
+        return lambda: array
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(values.device))
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(values.device))
 
     def wait() -> Vectors:
-        arrived.synchronize()
+        copied.synchronize()
         return host.numpy()
 
     return wait
 
 
 def _in_background(parts: Iterator[Vectors]) -> Iterator[Vectors]:
-    """The same, computed in another thread while this one prepares the next batches."""
-    made = _collector().submit(list, parts)
+    """The parts, computed in another thread while this one prepares the next batches."""
+    future = _collector().submit(list, parts)
 
     def results() -> Iterator[Vectors]:
-        yield from made.result()
+        yield from future.result()
 
     return results()
 
@@ -339,13 +339,13 @@ def _collector() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="elmokit-collector")
 
 
-# What a notebook shows of `elmo(...)`
+# How a notebook displays the result of `elmo(...)`
 
 SHOWN_SENTENCES, SHOWN_TOKENS = 3, 16
 
 
 def heat_maps(sentences: Sequence[Sequence[str]], layers: Sequence[NDArray[np.float32]]) -> str:
-    """How similar the tokens of a sentence are to each other without context, in layer 0, and in the top layer.
+    """HTML tables of the cosines between the tokens of each sentence, in layer 0 (no context) and in the top layer.
 
     `layers`: [L+1, T, D] for each sentence.
     """

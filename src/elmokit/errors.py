@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises; the command line turns it into a sentence and exit status 2."""
+"""The exceptions for a user's mistake; the command line turns them into a sentence and exit status 2."""
 
 
 class ElmoError(ValueError):
@@ -14,11 +14,11 @@ class ElmoError(ValueError):
 
 
 class DamagedFileError(ElmoError):
-    """A file that is cut short, has wrong bytes or was made to do harm; fetching it again may help."""
+    """A file that is cut short, has wrong bytes or is malicious; downloading it again may help."""
 
 
 class MissingExtraError(ElmoError, ImportError):
-    """An optional package is not installed; the message names the pip command that brings it."""
+    """An optional package is not installed; the message names the pip command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the package {package}: pip install 'elmokit[{extra}]'")

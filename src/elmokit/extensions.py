@@ -22,8 +22,8 @@ def load_extensions() -> None:
     if _waiting is None:
         _waiting = list(entry_points(group=GROUP))
     while _waiting:
-        entry = _waiting.pop()  # before the import, which may come back here
+        entry = _waiting.pop()  # before the import, which may call this function again
         try:
             entry.load()
-        except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, other models must open
+        except Exception as error:  # noqa: BLE001 -- a broken extension must not stop other models
             log.warning("the extension %s cannot be used, its module %s fails: %r", entry.name, entry.value, error)

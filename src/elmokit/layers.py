@@ -12,9 +12,9 @@ from elmokit.errors import ElmoError
 
 Vectors = NDArray[np.float32]
 Layer = Literal["mix", "top", "all"] | int
-"""Which vectors: a mix of the layers, the top layer, all layers, or one by its number from 0."""
+"""The vectors to return: the mix of the layers, the top layer, all layers, or one by its number from 0."""
 Pool = Literal["mean", "max", "first", "last"]
-"""How the vectors of a sentence's tokens become one."""
+"""How the vectors of a sentence's tokens are combined into one."""
 
 
 def check_layer(layer: Layer, n_layers: int) -> None:

@@ -1,6 +1,6 @@
 """Numbers, times, names and tables as messages show them.
 
-Our own count of columns, since wcwidth would be a dependency for one line of code.
+Columns are counted by our own code: wcwidth would be a dependency for one line.
 """
 
 import json
@@ -9,11 +9,11 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What moves a cursor, changes colours or turns the direction of writing."""
+"""Characters that move the cursor, change colours or change the direction of writing."""
 
 
 def printable(text: str) -> str:
-    r"""A line for the terminal, without control characters: names of files, tensors and labels may come from anyone.
+    r"""A line for the terminal without control characters, since names of files, tensors and labels are not trusted.
 
     >>> printable("a\x1b[31m red name")
     'a\ufffd[31m red name'
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def json_line(record: Mapping[str, object]) -> str:
-    r"""A record as one line of JSON, with control characters escaped: texts may come from anyone.
+    r"""A record as one line of JSON with control characters escaped, since texts are not trusted.
 
     >>> print(json_line({"word": "naïve \u202e"}))
     {"word": "naïve \u202e"}
@@ -47,7 +47,7 @@ def display_width(text: str) -> int:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """The text with spaces up to this number of columns: after it or, with `right`, before it."""
+    """The text padded with spaces to this number of columns: after it or, with `right`, before it."""
     spaces = " " * (width - display_width(text))
     return spaces + text if right else text + spaces
 

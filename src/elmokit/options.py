@@ -32,21 +32,21 @@ def option(
     below: float | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """A field with its help and the bounds of its value; `more` is for who uses the field, such as the command line.
+    """A field with its help and the bounds of its value; `more` is further metadata, such as for the command line.
 
-    The command line knows `metavar`; `shown`, the default in words; `names`, such as "--fast/--slow"; and `blank`,
+    The command line reads `metavar`; `shown`, the default in words; `names`, such as "--fast/--slow"; and `blank`,
     true if the value may be an empty text.
     """
     return field(default=default, metadata={"help": help, "least": least, "most": most, "below": below, **more})
 
 
 def argument(help: str, metavar: str, default: Any = REQUIRED, **more: Any) -> Any:  # noqa: ANN401
-    """A field that the command line takes by its position."""
+    """A field that is a positional argument on the command line."""
     return option(default, help, metavar=metavar, positional=True, **more)
 
 
 def check_options(options: Any) -> None:  # noqa: ANN401 - any dataclass
-    """Refuse a value of the wrong type or outside the bounds of its field, and give numbers the type of their field."""
+    """Refuse a value of the wrong type or outside the bounds of its field; convert numbers to the type of the field."""
     for item in fields(options):
         value = getattr(options, item.name)
         base, optional = base_type(type(options), item.name)
@@ -55,7 +55,7 @@ def check_options(options: Any) -> None:  # noqa: ANN401 - any dataclass
 
 
 def check_value(name: str, value: Any, kind: Any, bounds: Mapping[str, Any] = {}) -> Any:  # noqa: ANN401
-    """The value as a number of its type; refused if it is of another type or outside its bounds."""
+    """The value, a number converted to its type; refused if it has another type or is outside its bounds."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ElmoError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}", name)
@@ -82,7 +82,7 @@ def check_value(name: str, value: Any, kind: Any, bounds: Mapping[str, Any] = {}
 
 
 def base_type(owner: type, name: str) -> tuple[Any, bool]:
-    """The type of a field without `| None`, and whether it had that."""
+    """The type of a field without `| None`, and whether it had `| None`."""
     hint = _hints(owner)[name]
     if get_origin(hint) in (Union, UnionType):
         inner = [each for each in get_args(hint) if each is not NoneType]

@@ -1,4 +1,4 @@
-"""How far a long command is, with total, rate and time left: one line on a terminal, lines in a log."""
+"""The progress of a long command with total, rate and time left: one line on a terminal, many lines in a log."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from elmokit.storage import Closing
 
 T = TypeVar("T")
 silent = False
-"""Whether nothing is shown in this process, as `elmo --quiet` asks."""
+"""Whether this process shows no progress, as `elmo --quiet` asks."""
 _REDRAW_SECONDS = 0.1
 _LOG_SECONDS = 10.0
 _FIRST_SECONDS = 2.0
-"""A command that is done sooner shows no progress."""
+"""A command that ends sooner shows no progress."""
 _SLOW_SECONDS = 3.0
-"""Work that has done nothing after this time is shown as begun."""
+"""After this time without a first result, the elapsed time is shown."""
 _PLAIN_COLUMNS = 80
 
 
 class StatusLine:
-    """A line on stderr that is rewritten in place on a terminal; elsewhere a line every `every` seconds.
+    """A line on stderr that is rewritten in place on a terminal; in a log, a new line every `every` seconds.
 
-    A stream that cannot be written any more never stops the command.
+    A stream that can no longer be written to never stops the command.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StatusLine:
         self._drawn_state: object = None
 
     def show(self, text: str, state: object = None) -> None:
-        """Replace the line, if it is time; `close` does not repeat a line of the same state, such as an amount."""
+        """Replace the line if the interval has passed; `close` does not repeat a line that shows the same `state`."""
         self._text, self._state = printable(text), state
         self._waiting = state is None or state != self._drawn_state
         if (now := self._clock()) >= self._next:
@@ -62,7 +62,7 @@ class StatusLine:
             self._draw()
 
     def note(self, text: str) -> None:
-        """Write a line that stays, above the one that changes."""
+        """Write a line that stays, above the line that changes."""
         text = printable(text)
         if not self.terminal:
             self._write(text + "\n")
@@ -104,7 +104,7 @@ class StatusLine:
 
     def _columns(self) -> int:
         try:
-            # Of stderr itself: shutil asks stdout, which may be a file of another width, or of none.
+            # Ask stderr itself: shutil asks stdout, which may be redirected.
             columns = os.get_terminal_size(self._stream.fileno()).columns if self._stream else 0
         except (OSError, ValueError):
             columns = shutil.get_terminal_size((_PLAIN_COLUMNS, 24)).columns
@@ -121,7 +121,7 @@ class StatusLine:
 
 
 class ProgressDisplay(Closing):
-    """Shows how many of something are done, how fast, and the time left; a context manager.
+    """Shows the number of items done, the rate and the time left; a context manager.
 
     with ProgressDisplay("embedding", "sentences", total=1000) as display:
         display.update(100)
@@ -153,23 +153,23 @@ class ProgressDisplay(Closing):
             threading.Thread(target=self._show_waiting, args=(self._line, self._stopped), daemon=True).start()
 
     def _show_waiting(self, line: StatusLine, stopped: threading.Event) -> None:
-        """Show how long the first piece of the work takes, as of a very long sentence."""
+        """Show the time since the start until the first item, such as a very long sentence, is done."""
         seconds = _SLOW_SECONDS
         while not stopped.wait(seconds) and self._since is None:
             line.show(f"{self._doing}: {self._amount(0)}, {duration(self._clock() - self._begun)} so far")
             seconds = _LOG_SECONDS
 
     def start(self, doing: str, unit: str, total: int | None = None) -> None:
-        """Begin with another piece of work, unless it is the one that is shown already."""
+        """Begin to show another task, unless it is the one that is shown already."""
         if (doing, unit) != (self._doing, self._unit) or total not in (None, self.total):
             self.close()
             self._begin(doing, unit, total)
 
     def update(self, done: int, total: int | None = None, extra: str = "") -> None:
-        """Take how many are done, those of an earlier run included; `extra` is shown behind the numbers."""
+        """Show that `done` items are done, including those of an earlier run; `extra` is shown after the numbers."""
         self.total = total if total is not None else self.total
         now = self._clock()
-        if self._since is None:  # what was done before the first call says nothing about the speed
+        if self._since is None:  # items done before the first call say nothing about the rate
             self._since = (now, done)
         parts = [self._amount(done)]
         if self.total:
@@ -184,7 +184,7 @@ class ProgressDisplay(Closing):
         self._line.show(f"{self._doing}: {', '.join(parts).lstrip()}", done)
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, each counted as it passes."""
+        """The items, counted as they are yielded."""
         for done, item in enumerate(items, start=1):
             self.update(done)
             yield item

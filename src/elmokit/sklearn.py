@@ -1,4 +1,4 @@
-"""The short name of `elmokit.integrations.sklearn`."""
+"""A short import path for `elmokit.integrations.sklearn`."""
 
 from elmokit.integrations.sklearn import ElmoVectorizer
 

@@ -73,7 +73,7 @@ def test_every_text_has_the_vectors_of_its_own_run(capsys, tmp_path, texts, mode
     assert (report["files"], report["skipped"], report["sentences"]) == (5, 0, 320)
     assert report["failed"].keys() == {"bad.txt", "cut.gz", "gone.txt", "pipe"}
     assert "cannot be read" in report["failed"]["gone.txt"]
-    assert "ordinary file" in report["failed"]["pipe"]
+    assert "regular file" in report["failed"]["pipe"]
 
     # The same command again: finished files stay, what was wrong is repaired, a changed text is reported.
     before = {name: (output / name).stat().st_mtime_ns for name in wanted}

@@ -94,8 +94,8 @@ def test_embed_file_without_sentences_or_with_them_as_keys(embedder, tmp_path):
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("a\n\nb\n", {}, "line 2 of the input is blank"),
-        ("a\nb\na\n", {"use_sentence_keys": True}, "line 3 repeats 1"),
+        ("a\n\nb\n", {}, "got the blank line 2"),
+        ("a\nb\na\n", {"use_sentence_keys": True}, "line 3 repeats line 1"),
         ("a\na/b\n", {"use_sentence_keys": True}, "HDF5 cannot have the key 'a/b'"),
         ("a\n.\n", {"use_sentence_keys": True}, "HDF5 cannot have the key"),
         ("a\n/\n", {"use_sentence_keys": True}, "HDF5 cannot have the key"),

@@ -101,7 +101,7 @@ def test_one_name_at_two_addresses_is_two_files():
     ("place", "reason"),
     [
         ("missing.json", "the server answered 404 Not Found"),
-        ("cut.hdf5", f"{len(BODY) // 2} of {len(BODY)} bytes came"),
+        ("cut.hdf5", f"only {len(BODY) // 2} of {len(BODY)} bytes arrived"),
     ],
 )
 def test_a_failed_download_leaves_nothing(server, tmp_path, place, reason):
@@ -147,7 +147,7 @@ def test_a_redirect_to_plain_http_is_refused(server, tmp_path, monkeypatch):
         server.leads_to = f"http://127.0.0.2:{other.server_port}/weights.hdf5"
         thread = threading.Thread(target=other.handle_request)
         thread.start()
-        with pytest.raises(ElmoError, match=r"127\.0\.0\.2:[0-9]+/weights.hdf5 could be replaced on its way"):
+        with pytest.raises(ElmoError, match=r"127\.0\.0\.2:[0-9]+/weights.hdf5 could be replaced in transit"):
             local_path(f"{server.address}/moved")
         thread.join(10)
     assert cached(tmp_path) == []

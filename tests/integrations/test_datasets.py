@@ -140,7 +140,7 @@ def test_an_arrow_table_is_a_batch_too(dataset, model_folder):
 
 
 def test_a_row_without_text_is_named(model_folder):
-    with pytest.raises(ElmoError, match="got None in place 1"):
+    with pytest.raises(ElmoError, match="got None in row 1"):
         embed(Dataset.from_dict({"text": ["a", None]}), model=str(model_folder))
 
 

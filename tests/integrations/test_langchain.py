@@ -94,7 +94,7 @@ def test_other_mistakes(model_folder, make_elmo):
         ElmoEmbeddings("no-such-model")
     with pytest.raises(ElmoError, match="state"):
         ElmoEmbeddings(make_elmo(state="carry"))
-    with pytest.raises(ElmoError, match="None in place 1"):
+    with pytest.raises(ElmoError, match="None at position 1"):
         ElmoEmbeddings(model_folder).embed_documents(["a", None])
 
 

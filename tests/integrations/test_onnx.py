@@ -278,5 +278,5 @@ def test_a_page_needs_its_runtime(tmp_path, capsys):
             ["export", "page", str(tmp_path / "model"), "--output", str(tmp_path / "site"), "--runtime", str(tmp_path)]
         )
     assert stop.value.code == 2
-    assert "--runtime must be an address or the folder dist of onnxruntime-web" in capsys.readouterr().err
+    assert "--runtime must be a URL or the folder dist of onnxruntime-web" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()

@@ -126,7 +126,7 @@ def test_a_checkpoint_has_rules(cluster, model_folder, tmp_path):
     common = {"model": model_folder, "checkpoint": checkpoint}
     with pytest.raises(ElmoError, match="needs id_column"):
         embed_dataset(Recorder(), **common)
-    with pytest.raises(ElmoError, match="needs 9 CPU slots, 3 more than its actors have, got 8"):
+    with pytest.raises(ElmoError, match="needs 9 CPU slots, 3 more than its actors, got 8"):
         embed_dataset(Recorder(), **common, id_column="id", actors=6)
     ds = embed_dataset(Recorder(), **common, id_column="id", actors=5)
     assert ds.context.checkpoint_config.id_column == "id"

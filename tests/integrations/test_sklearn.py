@@ -258,9 +258,9 @@ def test_wrong_arguments_show_in_fit(model_folder, arguments, message):
     [
         ("one text", "a list of texts, got str"),
         (7, "a list of texts, got int"),
-        (["a", None], "got None in place 1"),
-        (["a", float("nan")], "got nan in place 1"),
-        ([["a", 3]], "in place 0"),
+        (["a", None], "got None at position 1"),
+        (["a", float("nan")], "got nan at position 1"),
+        ([["a", 3]], "at position 0"),
         (np.array([["a", "b"]]), "one column of texts, got 2"),
     ],
 )

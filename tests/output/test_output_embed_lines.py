@@ -182,7 +182,7 @@ def test_outputs_that_cannot_be(tmp_path, monkeypatch):
         embed(unread, tmp_path)
     with pytest.raises(ElmoError, match="the folder of output must exist"):
         embed(unread, tmp_path / "missing" / "o.npz")
-    with pytest.raises(ElmoError, match="must be an ordinary file"):
+    with pytest.raises(ElmoError, match="must be a regular file"):
         check_output("/dev/null")
     with pytest.raises(ElmoError, match="must end in one of"):
         embed(unread, tmp_path / "o.doc")

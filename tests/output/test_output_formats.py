@@ -132,7 +132,7 @@ def test_an_npy_file_needs_numpy_alone(tmp_path, kind):
     assert tokens == [tokenise(line) for line in AWKWARD]
     assert len(vectors) == (len(AWKWARD) if head["pooled"] else sum(map(len, tokens)))
     np.save(tmp_path / "other.npy", np.zeros((2, 3), np.float32))
-    with pytest.raises(ElmoError, match="no tokens behind it"):
+    with pytest.raises(ElmoError, match="no tokens after it"):
         list(read_vectors(tmp_path / "other.npy"))
 
 
@@ -309,7 +309,7 @@ def test_reading_what_is_no_file_of_vectors(tmp_path):
     with pytest.raises(ElmoError, match="cannot read"):
         read_vectors(tmp_path)
     (tmp_path / "text.h5").write_text("hello there", encoding="ascii")
-    with pytest.raises(ElmoError, match="must be of one of the formats"):
+    with pytest.raises(ElmoError, match="must have one of the formats"):
         read_vectors(tmp_path / "text.h5")
     (tmp_path / "other.jsonl").write_text('{"text": 1}\n', encoding="ascii")
     with pytest.raises(ElmoError, match=r"line 1 of .* must have tokens"):

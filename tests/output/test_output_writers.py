@@ -54,7 +54,7 @@ def test_it_is_checked_like_the_others(tmp_path):
         register_writer(".toy", write=write_toy)
     with pytest.raises(ElmoError, match=r"a writer of \.npz is registered"):
         register_writer(".npz", write=write_toy)
-    with pytest.raises(ElmoError, match="endings must be like"):
+    with pytest.raises(ElmoError, match="endings must begin with a period"):
         register_writer("toy", write=write_toy)
     with pytest.raises(ElmoError, match=r"\.h5, \.hdf5 for the layout bilm, got .*x\.toy"):
         writer_for(tmp_path / "x.toy", "bilm")
@@ -66,7 +66,7 @@ def test_it_is_checked_like_the_others(tmp_path):
 def test_what_is_removed_is_unknown(tmp_path):
     register_writer(".toy", write=write_toy, magic=b"[")
     embed(["a b"], tmp_path / "x.toy")
-    with pytest.raises(ElmoError, match="must be of one of the formats"):
+    with pytest.raises(ElmoError, match="must have one of the formats"):
         read_vectors(tmp_path / "x.toy")  # it has no reader
     unregister_writer(".toy")
     with pytest.raises(ElmoError, match="output must end in one of"):

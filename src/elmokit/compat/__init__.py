@@ -1,4 +1,4 @@
-"""The call signatures of older ELMo systems over elmokit's network."""
+"""The call signatures of older ELMo systems, computed by elmokit's network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ALLENNLP = {
     "allennlp.modules.token_embedders": ("ElmoTokenEmbedder",),
     "allennlp.nn.util": ("add_sentence_boundary_token_ids", "remove_sentence_boundaries"),
 }
-"""Where AllenNLP has what `elmokit.compat.allennlp` has too."""
+"""The modules of AllenNLP and the names in them that `elmokit.compat.allennlp` also has."""
 
 
 def install_allennlp() -> None:
-    """From now on, imports of AllenNLP's ELMo in this process give elmokit's; nothing else of AllenNLP is there.
+    """Make imports of AllenNLP's ELMo in this process give elmokit's classes; the rest of AllenNLP does not exist.
 
-    For code of others that cannot be changed, such as `flair.embeddings.ELMoEmbeddings`. It is refused if AllenNLP
-    itself is installed.
+    This is for code that cannot be changed, such as `flair.embeddings.ELMoEmbeddings`. It is refused if AllenNLP itself
+    is installed.
     """
     present = sys.modules.get("allennlp")
     if present is not None and present.__doc__ == install_allennlp.__doc__:
@@ -44,7 +44,7 @@ def install_allennlp() -> None:
 
 
 def _module(name: str) -> None:
-    """An empty package of this name, and an attribute of the one above it."""
+    """Create an empty package of this name, and set it as an attribute of its parent package."""
     if name in sys.modules:
         return
     module = ModuleType(name, install_allennlp.__doc__)

@@ -1,4 +1,4 @@
-"""AllenNLP's ELMo, for code that was written for it: only the import changes.
+"""AllenNLP's ELMo classes, for existing code: only the import changes.
 
     from elmokit.compat.allennlp import Elmo, batch_to_ids   # was: from allennlp.modules.elmo import ...
 
@@ -56,9 +56,9 @@ Vectors = NDArray[np.float32]
 
 
 def batch_to_ids(batch: Iterable[Sequence[str]], *, max_characters: int = WIDTH) -> Tensor:
-    """Sentences as lists of words → character ids [B, T, 50], zeros after a sentence's end.
+    """Sentences as lists of words → character ids [B, T, 50], with zeros after a sentence's end.
 
-    `max_characters` is for models that read longer words.
+    `max_characters` replaces 50 for models that read longer words.
 
     >>> batch_to_ids([["a", "river", "bank"], ["yes"]]).shape
     torch.Size([2, 3, 50])
@@ -68,15 +68,15 @@ def batch_to_ids(batch: Iterable[Sequence[str]], *, max_characters: int = WIDTH)
     assert ids is not None
     table = torch.cat([torch.zeros(1, max_characters, dtype=torch.long), torch.from_numpy(ids)])
     longest = max(map(len, rows), default=0)
-    places = [[place + 1 for place in row] + [0] * (longest - len(row)) for row in rows]
-    return table[torch.tensor(places, dtype=torch.long).reshape(len(rows), longest)]
+    indices = [[index + 1 for index in row] + [0] * (longest - len(row)) for row in rows]
+    return table[torch.tensor(indices, dtype=torch.long).reshape(len(rows), longest)]
 
 
 def distinct(batch: Iterable[Sequence[str]]) -> tuple[list[list[int]], list[str]]:
-    """Sentences as rows of places in the list of their distinct words."""
-    places: dict[str, int] = {}
-    rows = [[places.setdefault(_word(word), len(places)) for word in sentence] for sentence in batch]
-    return rows, list(places)
+    """Sentences → rows of indices into the list of their distinct words, and this list."""
+    indices: dict[str, int] = {}
+    rows = [[indices.setdefault(_word(word), len(indices)) for word in sentence] for sentence in batch]
+    return rows, list(indices)
 
 
 def _word(word: object) -> str:
@@ -86,7 +86,7 @@ def _word(word: object) -> str:
 
 
 class ELMoCharacterMapper:
-    """Words → 50 character ids; `tokens_to_add` gives words of the user's own one raw character each."""
+    """Words → 50 character ids; `tokens_to_add` gives each of the user's own words one raw character."""
 
     max_word_length = WIDTH
     beginning_of_sentence_character = chars.SENTENCE_BEGIN
@@ -116,7 +116,7 @@ class ELMoCharacterMapper:
 def add_sentence_boundary_token_ids(
     tensor: Tensor, mask: Tensor, sentence_begin_token: int | Tensor, sentence_end_token: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Put a token before and after each sentence: [B, T] or [B, T, d] and mask [B, T] → T + 2 of both."""
+    """Add a token before and after each sentence: [B, T] or [B, T, d] and mask [B, T] → both with T + 2."""
     if tensor.dim() not in (2, 3):
         raise ConfigurationError(f"the tensor must have the shape [B, T] or [B, T, d], got {list(tensor.shape)}")
     lengths = mask.long().sum(dim=1)
@@ -130,7 +130,7 @@ def add_sentence_boundary_token_ids(
 
 
 def remove_sentence_boundaries(tensor: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Take each sentence's first and last token away: [B, T, d] and mask [B, T] → T - 2 of both, padded by 0."""
+    """Remove each sentence's first and last token: [B, T, d] and mask [B, T] → both with T - 2, padded with 0."""
     if tensor.dim() != 3 or tensor.shape[1] < 2:
         raise ConfigurationError(
             f"the tensor must have the shape [B, T, d] with T at least 2, got {list(tensor.shape)}"
@@ -147,7 +147,7 @@ def _first(lengths: Tensor, size: int) -> Tensor:
 class ScalarMix(nn.Module):
     """gamma · Σ softmax(w)_k · tensor_k.
 
-    With `do_layer_norm` each tensor is first normalised by one mean and one variance over all unmasked positions.
+    With `do_layer_norm` each tensor is first normalised with one mean and one variance over all unmasked positions.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ def _normalised(tensor: Tensor, mask: Tensor | None) -> Tensor:
 class Elmo(nn.Module):
     """Character ids → weighted sums of the biLM's layers.
 
-    `options_file` and `weight_file` are paths or http(s) addresses; for a model whose options are next to its weights,
-    or in another format than AllenNLP's, `options_file` may be None. Starts in training mode, with dropout: call
+    `options_file` and `weight_file` are paths or URLs. `options_file` may be None if the options are next to the
+    weights, or if the model has another format than AllenNLP's. The module starts in training mode, with dropout: call
     `.eval()` for vectors. `stateful=False` makes a sentence's vectors independent of earlier calls.
 
     >>> elmo = Elmo("options.json", "weights.hdf5", 1, dropout=0)  # doctest: +SKIP
@@ -217,7 +217,7 @@ class Elmo(nn.Module):
         if num_output_representations < 1:
             raise ConfigurationError(f"num_output_representations must be at least 1, got {num_output_representations}")
         if module is not None and (options_file is not None or weight_file is not None):
-            raise ConfigurationError("Elmo takes options_file and weight_file or module, got both")
+            raise ConfigurationError("Elmo takes either options_file and weight_file, or module, got both")
         self._elmo_lstm: Any = module
         if module is None:
             self._elmo_lstm = _ElmoBiLm(options_file, weight_file, requires_grad, vocab_to_cache, stateful=stateful)
@@ -272,7 +272,7 @@ class Elmo(nn.Module):
 
 
 class ElmoTokenEmbedder(nn.Module):
-    """One weighted sum of the layers and, with `projection_dim`, a linear layer after it; arguments as `Elmo`'s."""
+    """One weighted sum of the layers, with `projection_dim` followed by a linear layer; the arguments are `Elmo`'s."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class ElmoTokenEmbedder(nn.Module):
     def forward(
         self, elmo_tokens: Tensor | None = None, word_inputs: Tensor | None = None, *, inputs: Tensor | None = None
     ) -> Tensor:
-        """elmo_tokens [..., T, 50], which AllenNLP 0.9 called `inputs`, and word_inputs [..., T] → [..., T, D]."""
+        """elmo_tokens [..., T, 50] (called `inputs` in AllenNLP 0.9) and word_inputs [..., T] → [..., T, D]."""
         elmo_tokens = inputs if elmo_tokens is None else elmo_tokens
         if elmo_tokens is None:
             raise ConfigurationError("ElmoTokenEmbedder takes character ids [B, T, 50], got none")
@@ -324,7 +324,7 @@ class ElmoTokenEmbedder(nn.Module):
 def default_files(
     options_file: str | Path | None, weight_file: str | Path | None
 ) -> tuple[str | Path | None, str | Path | None]:
-    """The files that were given, or the original English model's where none were."""
+    """The given files, or the files of the original English model if no file is given."""
     if options_file is None and weight_file is None:
         return DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
     return options_file, weight_file
@@ -333,7 +333,7 @@ def default_files(
 class ElmoEmbedder:
     """All layers of sentences that are lists of words.
 
-    State is carried over every call, as in AllenNLP; `stateful=False` gives a sentence the same vectors every time.
+    State is carried from call to call, as in AllenNLP; `stateful=False` gives a sentence the same vectors every time.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class ElmoEmbedder:
         table = self.elmo_bilm._token_embedder.encode_words(words)
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
         real = torch.arange(max(map(len, rows), default=0)) < lengths.unsqueeze(1)
-        index = torch.tensor([place for row in rows for place in row], dtype=torch.long)
+        index = torch.tensor([number for row in rows for number in row], dtype=torch.long)
         output = self.elmo_bilm.contextualise(Words(table, real.to(table.device), index.to(table.device)))
         pairs = [remove_sentence_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in pairs], dim=1), pairs[0][1]
@@ -382,7 +382,7 @@ class ElmoEmbedder:
     def embed_sentences(
         self, sentences: Iterable[Sequence[str]], batch_size: int = DEFAULT_BATCH_SIZE
     ) -> Iterator[Vectors]:
-        """Any number of sentences → their arrays [L+1, T, D] one by one, in batches in the order they come."""
+        """A stream of sentences → their arrays [L+1, T, D], in the same order; `batch_size` sentences per batch."""
         if batch_size < 1:
             raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
         stream = iter(sentences)
@@ -398,11 +398,12 @@ class ElmoEmbedder:
         forget_sentences: bool = False,
         use_sentence_keys: bool = False,
     ) -> None:
-        """Embed an open text file, one sentence per line with spaces between words, as HDF5, complete or not at all.
+        """Embed an open text file, one sentence per line with spaces between words, into an HDF5 file.
 
-        A dataset for each line, named by its number from 0 (`use_sentence_keys`: by the line itself): [L+1, T, D], or
-        [T, D] for the "top" layer and the "average" of all. Without sentence keys, and unless `forget_sentences`, also
-        `sentence_to_index`: JSON {line: "number"}. The input is closed at the end.
+        The file has one dataset per line, named by the line's number from 0 (`use_sentence_keys`: by the line itself):
+        [L+1, T, D], or [T, D] for the "top" layer and the "average" of all. Without sentence keys, and unless
+        `forget_sentences`, it also has `sentence_to_index`: JSON {line: "number"}. The file appears whole or not at
+        all, and the input is closed at the end.
         """
         if output_format not in ("all", "top", "average"):
             raise ConfigurationError(f"output_format must be all, top or average, got {output_format!r}")
@@ -425,12 +426,11 @@ def _check_lines(lines: list[str], *, unique: bool) -> None:
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line:
-            raise ConfigurationError(
-                f"every line must be a sentence, and line {number} of the input is blank: remove it"
-            )
+            raise ConfigurationError(f"every line must be a sentence, got the blank line {number}: remove it")
         if unique and line in seen:
             raise ConfigurationError(
-                f"lines that are keys must differ, and line {number} repeats {seen[line]}: leave use_sentence_keys out"
+                f"lines that are keys must differ, but line {number} repeats line {seen[line]}: leave out "
+                "use_sentence_keys"
             )
         seen[line] = number
 
@@ -441,4 +441,4 @@ def _store(file: h5py.File, key: str, values: Vectors) -> None:
             raise ValueError("a key ends at NUL")
         file.create_dataset(key, data=values)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(f"HDF5 cannot have the key {key!r} ({error}): leave use_sentence_keys out") from error
+        raise ConfigurationError(f"HDF5 cannot have the key {key!r} ({error}): leave out use_sentence_keys") from error

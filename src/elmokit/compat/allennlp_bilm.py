@@ -1,7 +1,7 @@
-"""AllenNLP's `_ElmoCharacterEncoder` and `_ElmoBiLm`: character ids to token vectors, and on to all layers.
+"""AllenNLP's `_ElmoCharacterEncoder` and `_ElmoBiLm`: character ids → token vectors → all layers.
 
-Each distinct word of a batch is encoded once; state is carried from call to call in the slots of the batch. A saved
-`state_dict` has AllenNLP's names: those are relative to the module that owns a parameter.
+Each distinct word of a batch is encoded once; state is carried from call to call, one slot per row of the batch. A
+saved `state_dict` has AllenNLP's names, which are relative to the module that owns a parameter.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from elmokit.text.chars import PADDING, SENTENCE_BEGIN, SENTENCE_END, WORD_END, 
 log = logging.getLogger(__name__)
 
 WIDTH = 50
-"""Character ids of a word, whatever the model: `batch_to_ids` knows none."""
+"""Character ids per word for all models, because `batch_to_ids` does not know the model."""
 _CACHE_BLOCK = 512
 """Words of `vocab_to_cache` that are encoded together."""
 
 
 class ConfigurationError(ElmoError):
-    """A model, an option or an input that cannot be used; the sentence is also in `message`."""
+    """A model, an option or an input that cannot be used; the text is also in `message`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -44,9 +44,9 @@ class ConfigurationError(ElmoError):
 
 
 def read_model(options_file: str | Path | None, weight_file: str | Path | None) -> Checkpoint:
-    """A model of any format, from paths, names or addresses; the forget bias is added to the bias, as in AllenNLP."""
+    """A model of any format, from paths, names or URLs; the forget bias is added to the bias, as in AllenNLP."""
     if weight_file is None:
-        raise ConfigurationError("weight_file must name a model: a path, a name or an https address, got None")
+        raise ConfigurationError("weight_file must be a path, a name or an https address of a model, got None")
     try:
         with local_paths(options_file, weight_file) as (options, weights):
             checkpoint = read_checkpoint(weights, options=options).in_floats()
@@ -63,25 +63,25 @@ def read_model(options_file: str | Path | None, weight_file: str | Path | None) 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a batch: rows 0 and 1 of the table are the sentence boundaries, then come its distinct words."""
+    """The words of a batch: rows 0 and 1 of the table are the sentence boundaries, then the distinct words follow."""
 
     table: Tensor  # [2 + U, P]
     real: Tensor  # [B, T], true where there is a word
-    index: Tensor  # [N] the words' rows in the table, without the first two, in the order of `real`
+    index: Tensor  # [N], the row of each word in the table after the first two rows, in the order of `real`
 
     def surrounded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Token vectors [B, T + 2, P] with the boundaries in, their mask and their lengths [B]."""
+        """Token vectors including the boundaries [B, T + 2, P], their mask, and their lengths [B]."""
         lengths = lengths_of(self.real) + 2
         device = self.real.device
-        places = self.index.new_zeros(len(self.real), self.real.shape[1] + 2)
-        places[:, 1:-1][self.real] = self.index + 2
-        places[torch.arange(len(places), device=device), lengths.to(device) - 1] = 1
-        mask = torch.arange(places.shape[1], device=device) < lengths.to(device).unsqueeze(1)
-        return nn.functional.embedding(places, self.table) * mask.unsqueeze(-1), mask, lengths
+        rows = self.index.new_zeros(len(self.real), self.real.shape[1] + 2)
+        rows[:, 1:-1][self.real] = self.index + 2
+        rows[torch.arange(len(rows), device=device), lengths.to(device) - 1] = 1
+        mask = torch.arange(rows.shape[1], device=device) < lengths.to(device).unsqueeze(1)
+        return nn.functional.embedding(rows, self.table) * mask.unsqueeze(-1), mask, lengths
 
 
 class _ElmoCharacterEncoder(nn.Module):
-    """Character ids → token vectors without context, the sentence boundaries put on."""
+    """Character ids → token vectors without context, including the sentence boundaries."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _ElmoCharacterEncoder(nn.Module):
         return {"mask": mask, "token_embedding": vectors}
 
     def look_up(self, inputs: Tensor) -> Words:
-        """inputs [B, T, 50] → its words."""
+        """inputs [B, T, 50] → the words of the batch."""
         if inputs.dim() != 3 or inputs.is_floating_point() or inputs.dtype == torch.bool:
             raise ConfigurationError(
                 f"character ids must be whole numbers in the shape [B, T, {WIDTH}], got {inputs.dtype} in the shape "
@@ -139,7 +139,7 @@ class _ElmoCharacterEncoder(nn.Module):
         )
 
     def encode_words(self, words: Sequence[str]) -> Tensor:
-        """Words → [2 + U, P], the boundaries first."""
+        """Words → their vectors after those of the two boundaries, [2 + U, P]."""
         ids = self.indexer([self.indexer.begin, self.indexer.end, *words])
         characters, rows = (
             None if part is None else torch.from_numpy(part).to(self._device) for part in (ids.characters, ids.words)
@@ -153,16 +153,16 @@ class _ElmoCharacterEncoder(nn.Module):
 
 
 class _ElmoLstm(nn.Module):
-    """The two LSTM stacks, or another context encoder, and the state that a call leaves for the next one.
+    """The two LSTM stacks, or another context encoder, and the state that is carried from call to call.
 
-    `_states` is None or hidden [L, N, 2P] and memory [L, N, 2H], forward half first; N is the largest batch so far, and
-    row r of a batch continues from slot r. `stateful = False` starts every sentence from zero.
+    `_states` is None, or hidden [L, N, 2P] and memory [L, N, 2H] with the forward half first. N is the largest batch so
+    far, and row r of a batch continues from slot r. `stateful = False` starts every sentence from zero.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, requires_grad: bool, stateful: bool) -> None:
         super().__init__()
         self.bilm = BiLM.shell(checkpoint.config)
-        del self.bilm.token_encoder  # `_ElmoCharacterEncoder` has it; the stacks need nothing of it
+        del self.bilm.token_encoder  # it is in `_ElmoCharacterEncoder`; the stacks do not need it
         own = {name: value for name, value in checkpoint.weights.items() if not name.startswith("token_encoder.")}
         _fill(self.bilm, own, "", requires_grad=requires_grad)
         self.stateful = stateful
@@ -182,13 +182,15 @@ class _ElmoLstm(nn.Module):
         return layers
 
     def reset_states(self, mask: Tensor | None = None) -> None:
-        """Forget all state or, with mask [N], that of the slots where it is true."""
+        """Forget all state or, with mask [N], the state of the slots where the mask is true."""
         if mask is None or self._states is None:
             self._states = None
             return
         slots = self._states[0].shape[1]
         if mask.shape != (slots,):
-            raise ConfigurationError(f"the mask must have an entry for each of {slots} slots, got {list(mask.shape)}")
+            raise ConfigurationError(
+                f"the mask must have one value for each of the {slots} slots, got the shape {list(mask.shape)}"
+            )
         hidden, memory = self._states
         gone = mask.bool().to(hidden.device)[None, :, None]
         self._states = hidden.masked_fill(gone, 0), memory.masked_fill(gone, 0)
@@ -202,7 +204,7 @@ class _ElmoLstm(nn.Module):
     def _store(self, last: State) -> None:
         hidden, memory = (torch.cat(list(s), dim=-1) for s in (last.h, last.c))
         if self._states is not None:
-            # Slots that a smaller batch did not use wait for the next batch that does.
+            # Slots that a smaller batch did not use stay as they are.
             hidden, memory = (
                 torch.cat([new, old[:, new.shape[1] :].to(new)], dim=1)
                 for new, old in zip((hidden, memory), self._states, strict=True)
@@ -213,9 +215,9 @@ class _ElmoLstm(nn.Module):
 class _ElmoBiLm(nn.Module):
     """Character ids → all layers, boundaries included.
 
-    `vocab_to_cache` lists words whose token vectors are computed once; `word_inputs` then name them by their place in
-    the list, whose first entry is the padding. `stateful=False` starts every sentence from zero, so that a sentence
-    always has the same vectors.
+    `vocab_to_cache` lists words whose token vectors are computed once; `word_inputs` are then indices into this list,
+    whose first entry is the padding. `stateful=False` starts every sentence from zero, so that a sentence always has
+    the same vectors.
     """
 
     def __init__(
@@ -246,24 +248,24 @@ class _ElmoBiLm(nn.Module):
     def forward(self, inputs: Tensor | None, word_inputs: Tensor | None = None) -> dict[str, Any]:
         """inputs [B, T, 50], word_inputs [B, T] → `activations`, L+1 of [B, T+2, D], and `mask` [B, T+2].
 
-        Word ids are used instead of the characters if there is a cache and all of them are in it.
+        Word ids are used instead of the characters if there is a cache that contains all of them.
         """
         words = None if word_inputs is None or self._word_embedding is None else self._cached(word_inputs)
         if words is None:
             if inputs is None:
                 raise ConfigurationError(
-                    "a batch without character ids needs word_inputs that are all in vocab_to_cache, got others or none"
+                    "a batch without character ids needs word_inputs from vocab_to_cache, got others or none"
                 )
             words = self._token_embedder.look_up(inputs)
         return self.contextualise(words)
 
     def contextualise(self, words: Words) -> dict[str, Any]:
-        """As `forward`, from the words of a batch."""
+        """The output of `forward` for the words of a batch."""
         vectors, mask, lengths = words.surrounded()
         return {"activations": list(self._elmo_lstm(vectors, lengths)), "mask": mask}
 
     def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:
-        """Compute the token vectors of a vocabulary once; its first entry becomes the padding's, zero."""
+        """Compute the token vectors of a vocabulary once; the vector of its first entry, the padding, becomes zero."""
         words = list(tokens)
         with torch.no_grad():
             blocks = [
@@ -273,7 +275,7 @@ class _ElmoBiLm(nn.Module):
             rows = torch.cat(blocks)
             rows[0] = 0
         if self._requires_grad:
-            log.warning("the cached word vectors train on their own, apart from the character network they came from")
+            log.warning("the cached word vectors are trained separately from the character network")
         self._word_embedding = nn.Embedding(len(rows), rows.shape[1], padding_idx=0, _weight=rows)
         self._word_embedding.requires_grad_(self._requires_grad)
 
@@ -292,7 +294,7 @@ class _ElmoBiLm(nn.Module):
         real = ids != 0
         distinct, index = torch.unique(ids[real].long(), return_inverse=True)
         if len(distinct) and not 0 < int(distinct[0]) <= int(distinct[-1]) < table.num_embeddings:
-            log.warning("a word id is outside vocab_to_cache; this batch is read from its characters")
+            log.warning("a word id is not in vocab_to_cache; the characters of this batch are used instead")
             return None
         return Words(torch.cat([self._token_embedder.encode_words([]), table(distinct)]), real, index)
 
@@ -315,12 +317,12 @@ def _fit(rows: Tensor, max_characters: int) -> Tensor:
         return nn.functional.pad(rows, (0, max_characters - width), value=PADDING + 1)
     cut = rows[:, :max_characters].clone()
     last = cut[:, -1]
-    last[(last > 0) & (last <= WORD_END)] = WORD_END + 1  # a longer word was cut
+    last[(last > 0) & (last <= WORD_END)] = WORD_END + 1  # the end marker of a longer word was cut off
     return cut
 
 
 def _word_of(row: list[int], begin: str, end: str) -> str:
-    """The word of a row of byte ids, for a model with an alphabet or a vocabulary of its own."""
+    """The word of a row of byte ids, for a model with its own alphabet or vocabulary."""
     if SENTENCE_BEGIN + 1 in row:
         return begin
     if SENTENCE_END + 1 in row:
@@ -331,10 +333,10 @@ def _word_of(row: list[int], begin: str, end: str) -> str:
 # AllenNLP's names of the parameters
 
 Rows = dict[str, tuple[str, ...]]
-"""Their name → our parameter, or our two for a highway.
+"""AllenNLP's name → our parameter, or our two parameters for a highway.
 
-Their highway is one matrix: the transform, then the carry gate, which is our gate with the opposite sign, because
-σ(−z) = 1 − σ(z).
+AllenNLP's highway is one matrix: first the transform, then the carry gate, which is our gate with the opposite sign,
+because σ(−z) = 1 − σ(z).
 """
 
 _LSTM_LEAVES = {
@@ -346,7 +348,7 @@ _LSTM_LEAVES = {
 
 
 def encoder_rows(config: ElmoConfig) -> Rows:
-    """What `_ElmoCharacterEncoder` saves."""
+    """The parameters that `_ElmoCharacterEncoder` saves."""
     rows: Rows = {}
     for part in ("weight", "bias"):
         if config.characters is not None:
@@ -363,7 +365,7 @@ def encoder_rows(config: ElmoConfig) -> Rows:
 
 
 def lstm_rows(config: ElmoConfig) -> Rows:
-    """What `_ElmoLstm` saves."""
+    """The parameters that `_ElmoLstm` saves."""
     if not isinstance(config.context, LstmConfig):
         return {}  # AllenNLP has no names for another context encoder
     leaves = {
@@ -378,7 +380,7 @@ def lstm_rows(config: ElmoConfig) -> Rows:
 
 
 def use_their_names(module: nn.Module) -> None:
-    """Save and load a module that has `rows` under AllenNLP's names."""
+    """Make a module with `rows` save and load its parameters under AllenNLP's names."""
     module.register_state_dict_post_hook(_rename_on_save)  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(_rename_on_load)  # type: ignore[no-untyped-call]
 
@@ -386,7 +388,7 @@ def use_their_names(module: nn.Module) -> None:
 def _rename_on_save(
     module: _ElmoCharacterEncoder | _ElmoLstm, state: dict[str, Tensor], prefix: str, _metadata: object
 ) -> None:
-    """A hook: our names in a `state_dict` become theirs."""
+    """A hook that renames our parameters in a `state_dict` to AllenNLP's names."""
     for theirs, ours in module.rows.items():
         first, *gates = (state.pop(prefix + name) for name in ours)
         state[prefix + theirs] = torch.cat([first, *(-gate for gate in gates)]) if gates else first
@@ -395,7 +397,7 @@ def _rename_on_save(
 def _rename_on_load(
     module: _ElmoCharacterEncoder | _ElmoLstm, state: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    """A hook: their names in a `state_dict` become ours."""
+    """A hook that renames AllenNLP's parameters in a `state_dict` to our names."""
     for theirs, ours in module.rows.items():
         if prefix + theirs not in state:
             continue

@@ -1,4 +1,4 @@
-"""bilm-tf's classes and functions over torch: change `from bilm import …` to `from elmokit.compat.bilm import …`.
+"""bilm-tf's classes and functions with torch: change `from bilm import …` to `from elmokit.compat.bilm import …`.
 
     batcher = Batcher("vocab.txt", 50)
     bilm = BidirectionalLanguageModel("options.json", "weights.hdf5")
@@ -53,9 +53,9 @@ StateMode = Literal["carry", "zero"]
 
 
 class Batcher:
-    """Sentences → character ids [N, T + 2, M], with the boundaries in and 0 at padded tokens.
+    """Sentences → character ids [N, T + 2, M], including the boundaries and with 0 for padding tokens.
 
-    bilm-tf read the vocabulary to cache ids; here it is not needed and may be None.
+    bilm-tf read the vocabulary to cache ids; here the vocabulary is not needed and may be None.
 
     >>> Batcher(None, 50).batch_sentences([["a", "river", "bank"], ["yes"]]).shape
     (2, 5, 50)
@@ -69,15 +69,15 @@ class Batcher:
     def batch_sentences(self, sentences: Iterable[Sequence[str]]) -> Ids:
         """The ids of a batch."""
         rows = token_lists(sentences, "sentences")
-        places: dict[str, int] = {self._indexer.begin: 0, self._indexer.end: 1}
-        numbers = [[places.setdefault(word, len(places)) for word in row] for row in rows]
-        ids = self._indexer(list(places)).characters
+        indices: dict[str, int] = {self._indexer.begin: 0, self._indexer.end: 1}
+        index_rows = [[indices.setdefault(word, len(indices)) for word in row] for row in rows]
+        ids = self._indexer(list(indices)).characters
         assert ids is not None
-        return _padded([ids[[0, *row, 1]] for row in numbers])
+        return _padded([ids[[0, *row, 1]] for row in index_rows])
 
 
 class TokenBatcher:
-    """Sentences → token ids [N, T + 2], the place of a word in the vocabulary + 1, with the boundaries in."""
+    """Sentences → token ids [N, T + 2], including the boundaries; an id is the word's vocabulary index + 1."""
 
     def __init__(self, lm_vocab_file: str | Path) -> None:
         self._where, self._vocab = str(lm_vocab_file), Vocabulary(lm_vocab_file)
@@ -91,12 +91,12 @@ class TokenBatcher:
         for row, found in zip(rows, ids, strict=True):
             if not found.all():  # 0 would be padding
                 word = row[int(found.argmin()) - 1]
-                raise ElmoError(f"{self._where} has neither {word!r} nor <UNK>: add one of the two", "lm_vocab_file")
+                raise ElmoError(f"{self._where} has neither {word!r} nor <UNK>: add one of them", "lm_vocab_file")
         return _padded(ids)
 
 
 class Vocabulary:
-    """The words of a file, one per line; the id of a word is its place from 0, and -1 if it is not there."""
+    """The words of a file, one per line; the id of a word is its index from 0, or -1 if it is missing."""
 
     def __init__(self, filename: str | Path | WordList, validate_file: bool = False) -> None:
         self._words = filename if isinstance(filename, WordList) else read_words(filename, "filename")
@@ -106,7 +106,7 @@ class Vocabulary:
         self.size = len(self._words)
 
     def word_to_id(self, word: str) -> int:
-        """The id of a word, or that of `<UNK>`."""
+        """The id of a word, or the id of `<UNK>`."""
         return self._words.index(word)
 
     def id_to_word(self, cur_id: int) -> str:
@@ -118,27 +118,27 @@ class Vocabulary:
         return " ".join(map(self.id_to_word, cur_ids))
 
     def encode(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> NDArray[np.int32]:
-        """The ids of a sentence with its boundaries; `reverse` is for a sentence whose words are reversed."""
+        """The ids of a sentence including its boundaries; `reverse` is for a sentence whose words are reversed."""
         ids = map(self.word_to_id, _words(sentence, split=split))
         begin, end = (self.eos, self.bos) if reverse else (self.bos, self.eos)
         return np.array([begin, *ids, end], np.int32)
 
 
 class UnicodeCharsVocabulary(Vocabulary):
-    """A vocabulary that also gives characters: the UTF-8 bytes of a word and markers, without the + 1 of `Batcher`."""
+    """A vocabulary that also gives character ids: UTF-8 bytes and markers, without the + 1 of `Batcher`."""
 
     def __init__(self, filename: str | Path | WordList, max_word_length: int, validate_file: bool = False) -> None:
         super().__init__(filename, validate_file)
         self.max_word_length = max_word_length
 
     def word_to_char_ids(self, word: str) -> NDArray[np.int32]:
-        """The ids of a word [M]."""
+        """The character ids of a word [M]."""
         return self._characters([word]).reshape(-1)
 
     def encode_chars(
         self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True
     ) -> NDArray[np.int32]:
-        """The ids of a sentence with its boundaries [T + 2, M]."""
+        """The character ids of a sentence including its boundaries [T + 2, M]."""
         begin, end = (END, BEGIN) if reverse else (BEGIN, END)
         return self._characters([begin, *_words(sentence, split=split), end])
 
@@ -161,13 +161,13 @@ def _padded(rows: Sequence[Ids]) -> Ids:
 
 
 class BidirectionalLanguageModel:
-    """Ids of a batch, as `Batcher` or `TokenBatcher` gives them → all layers.
+    """The ids of a batch from `Batcher` or `TokenBatcher` → all layers.
 
-    `weight_file` may be any model that elmokit loads, and `options_file` None where the model does not need one. With
-    `use_character_inputs=False` the ids are rows of `embedding_weight_file`. `max_batch_size` has no effect: a batch
-    may have any size. `state="zero"` makes a sentence's vectors independent of earlier batches.
+    `weight_file` may be any model that elmokit loads, and `options_file` may be None if the model does not need it.
+    With `use_character_inputs=False` the ids are rows of `embedding_weight_file`. `max_batch_size` has no effect: a
+    batch may have any size. `state="zero"` makes a sentence's vectors independent of earlier batches.
 
-    State belongs to the object: for a second input with its own state, as a second placeholder had, use
+    State belongs to the object. For a second input with its own state, like a second placeholder, use
     `copy.copy(bilm)`, which shares the weights.
     """
 
@@ -201,7 +201,7 @@ class BidirectionalLanguageModel:
             self.network = checkpoint.network().eval().to(choose_device(device))
             self._table = _read_table(embedding_weight_file, self.network.config.token_size).to(self.network.device)
         self.mixes = nn.ModuleDict()
-        """The weights that `weight_layers` creates, by name: `bilm.mixes.parameters()` is for the optimiser."""
+        """The weights that `weight_layers` creates, by name; give `bilm.mixes.parameters()` to the optimiser."""
         self._carries = state == "carry" and self.network.context.carries_state
         self._carried: State | None = None
 
@@ -213,8 +213,8 @@ class BidirectionalLanguageModel:
     def __call__(self, ids: Tensor | NDArray[Any]) -> dict[str, Any]:
         """ids [B, T + 2, M] or [B, T + 2] → tensors by bilm-tf's names.
 
-        `lm_embeddings` [B, L+1, T, D], `lengths` [B] and `mask` [B, T] without the boundaries; `token_embeddings`
-        [B, T + 2, P] with them. `mixes` is what `weight_layers` needs.
+        `lm_embeddings` [B, L+1, T, D], `lengths` [B] and `mask` [B, T] are without the boundaries, `token_embeddings`
+        [B, T + 2, P] includes them. `weight_layers` needs `mixes`.
         """
         ids = torch.as_tensor(ids)
         dims = 3 if self._table is None else 2
@@ -224,7 +224,9 @@ class BidirectionalLanguageModel:
         mask = (ids != 0).any(dim=-1) if dims == 3 else ids != 0
         lengths = lengths_of(mask)
         if len(lengths) and int(lengths.min()) < 2:
-            raise ElmoError(f"a sentence has at least its two boundaries, got one of {int(lengths.min())} ids", "ids")
+            raise ElmoError(
+                f"a sentence must have its two boundaries, got a sentence of {int(lengths.min())} ids", "ids"
+            )
         if self.elmo is None or isinstance(self.elmo.indexer, ByteIndexer):
             tokens = self._token_vectors(ids.to(self.network.device))
             before = None if self._carried is None else self._carried.resized(len(ids)).like(tokens)
@@ -245,17 +247,19 @@ class BidirectionalLanguageModel:
         }
 
     def _token_vectors(self, ids: Tensor) -> Tensor:
-        """ids [B, T, M] or [B, T] → [B, T, P]; each distinct word is encoded once."""
+        """ids [B, T, M] or [B, T] → token vectors [B, T, P]; each distinct word is encoded once."""
         if self._table is not None:
             _check_range(ids, len(self._table) - 1, "token ids", "is the vocabulary that of the embedding_weight_file?")
             return nn.functional.embedding(ids.long(), self._table)
         characters = self.network.config.characters
         width = characters.max_characters if characters else 0
         if ids.shape[2] != width:
-            raise ElmoError(f"this model reads {width} character ids per word: use Batcher(vocab, {width})", "ids")
+            raise ElmoError(
+                f"ids must have {width} characters per word, got {ids.shape[2]}: use Batcher(vocab, {width})", "ids"
+            )
         _check_range(ids, PADDING + 1, "character ids", "Batcher makes them")
-        rows, places = torch.unique(ids.flatten(0, 1).long(), dim=0, return_inverse=True)
-        return self.network.encode_types(rows, None)[places].reshape(*ids.shape[:2], -1)
+        types, inverse = torch.unique(ids.flatten(0, 1).long(), dim=0, return_inverse=True)
+        return self.network.encode_types(types, None)[inverse].reshape(*ids.shape[:2], -1)
 
 
 def _check_range(ids: Tensor, most: int, what: str, hint: str) -> None:
@@ -272,8 +276,7 @@ def weight_layers(
 ) -> dict[str, Tensor]:
     """One weighted sum of the layers of a batch: `weighted_op` [B, T, D] and `regularization_op` [1].
 
-    A name that is used again, for another batch, uses the same weights. They are trained by
-    `torch.optim.Adam(bilm.mixes.parameters())`.
+    Calls with the same name use the same weights. Train them with `torch.optim.Adam(bilm.mixes.parameters())`.
     """
     layers, mask = bilm_ops["lm_embeddings"].transpose(0, 1), bilm_ops["mask"]
     mix = _mix(name, bilm_ops.get("mixes"), len(layers)).to(layers.device)
@@ -306,8 +309,8 @@ def dump_bilm_embeddings(
 ) -> None:
     """Write all layers of each line of a text, split at white space, to HDF5: keys "0", "1", …, values [L+1, T, D].
 
-    As in bilm-tf, each sentence starts with the state after the one before it. `state="zero"` starts each from zero
-    and is faster, as `elmo embed --format bilm` does.
+    As in bilm-tf, each sentence starts with the last state of the sentence before it. `state="zero"` starts each
+    sentence from zero, as `elmo embed --format bilm` does, and is faster.
     """
     if vocab_file is not None:
         _existing(vocab_file, "vocab_file")
@@ -337,10 +340,10 @@ def _read_table(path: str | Path, size: int) -> Tensor:
     path = _existing(path, "embedding_weight_file")
     with Hdf5Tensors(FolderSource(path.parent), path.name) as tensors:
         if "embedding" not in tensors.names():
-            raise ElmoError(f"{path} has no dataset named embedding: dump_token_embeddings writes it")
+            raise ElmoError(f"{path} must have a dataset named embedding: write the file with dump_token_embeddings")
         rows = torch.from_numpy(tensors.read("embedding")).float()
     if rows.dim() != 2 or rows.shape[1] != size:
-        raise ElmoError(f"{path} must have vectors of {size} numbers for this model, got the shape {list(rows.shape)}")
+        raise ElmoError(f"{path} must have vectors of size {size} for this model, got the shape {list(rows.shape)}")
     return torch.cat([rows.new_zeros(1, size), rows])
 
 

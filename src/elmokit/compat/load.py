@@ -1,6 +1,6 @@
-"""What the compat modules over `Elmo` have in common: a model by path, name or address, and sentences as lists.
+"""Shared by the compat modules: loading a model by path, name or URL, and checking sentences that are lists.
 
-The file at an address is downloaded once, complete or not at all; from then on it is in the cache.
+The file at a URL is downloaded once, complete or not at all, and then stored in the cache.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def load_elmo(
 ) -> Elmo:
     """Load a model of any format: a path, a bundled name, `owner/name` on the Hub, or an http(s) address.
 
-    `stateful` carries state from call to call, as the old systems did, in a model that has state: a Transformer has
-    none.
+    `stateful` carries state from call to call, as the old systems did; it has no effect on a Transformer, which has no
+    state.
     """
     elmo = Elmo.load(model_path(model), options=None if options is None else model_path(options), device=device)
     if stateful and elmo.bilm.context.carries_state:
@@ -46,12 +46,12 @@ def load_elmo(
 
 
 def model_path(path: str | Path) -> str | Path:
-    """What `Elmo.load` takes; the file at an http(s) address is downloaded once."""
+    """The path for `Elmo.load`; the file at an http(s) address is downloaded once."""
     return local_path(path) if str(path).lower().startswith(("http://", "https://")) else path
 
 
 def token_lists(sentences: Iterable[Sequence[str]], argument: str) -> list[list[str]]:
-    """Sentences as lists of words; a string in their place is refused, since its characters would become words."""
+    """Sentences as lists of words; a string is refused, because its characters would become words."""
     if isinstance(sentences, str):
         raise ElmoError(f"{argument} must be a list of sentences, got the string {sentences[:40]!r}", argument)
     rows = []
@@ -77,10 +77,10 @@ _TIMEOUT_SECONDS = 60
 
 
 def local_path(path: str | Path) -> str | Path:
-    """The local file of an http(s) address, downloaded once; a path or the name of a model as it is.
+    """The local file of an http(s) address, downloaded once; a path or the name of a model is returned as it is.
 
     Files are stored in the folder named by ELMOKIT_CACHE, or in ~/.cache/elmokit. An address may end in
-    `#sha256=` and the digest of the file, which is then checked; one that begins with http:// must.
+    `#sha256=` and the digest of the file, which is then checked; an http:// address must have a digest.
     """
     if isinstance(path, Path) or "://" not in path or path.startswith(SCHEME):
         return path
@@ -108,7 +108,7 @@ def local_paths(*paths: str | Path | None) -> Iterator[list[Any]]:
         for path, file in zip(paths, files, strict=True):
             if isinstance(file, Path) and file != path and str(file) in str(error):
                 file.unlink(missing_ok=True)
-                raise DamagedFileError(f"{error} (it is removed from the cache, so the next call does that)") from error
+                raise DamagedFileError(f"{error} (it is removed from the cache; the next call downloads it)") from error
         raise
 
 
@@ -120,24 +120,24 @@ def cached_as(url: str) -> Path:
 
 
 def _check_address(url: str, given: str) -> None:
-    """Refuse an address that others could answer in the server's place, unless `given` has the file's digest."""
+    """Refuse an address whose file could be replaced in transit, unless `given` has the file's digest."""
     address = url.partition("://")
     if address[0].lower() not in ("http", "https"):
         raise ElmoError(f"an address must begin with https:// or http://, got {url}: {_BY_HAND}")
     on_this_machine = _LOCAL.match(address[2]) is not None
     if address[0].lower() == "http" and not on_this_machine and _DIGEST.search(given) is None:
         raise ElmoError(
-            f"a file from {url} could be replaced on its way: use https://, or end the address in #sha256= and the "
+            f"a file from {url} could be replaced in transit: use https://, or end the address in #sha256= and the "
             "file's digest"
         )
 
 
 def _download(url: str) -> Iterator[bytes]:
-    """Yield the blocks of a file; an error if they are not all of it, or not the file of the address's digest."""
+    """Yield the blocks of a file; an error at the end if the file is not complete or has another digest."""
     got, digest, expected = 0, hashlib.sha256(), _DIGEST.search(url)
     try:
         with urlopen(Request(url, headers={"User-Agent": "elmokit"}), timeout=_TIMEOUT_SECONDS) as response:
-            _check_address(response.geturl(), url)  # it may have led elsewhere
+            _check_address(response.geturl(), url)  # of a redirect
             announced = response.headers.get("Content-Length", "")
             size = int(announced) if announced.isascii() and announced.isdigit() else None
             with tqdm(total=size, desc=cached_as(url).name, unit="B", unit_scale=True, disable=None) as bar:
@@ -155,7 +155,7 @@ def _download(url: str) -> Iterator[bytes]:
         reason = getattr(error, "reason", None) or error
         raise _failed(url, str(reason) or type(error).__name__) from error
     if size is not None and got != size:
-        raise _failed(url, f"{got} of {size} bytes came")
+        raise _failed(url, f"only {got} of {size} bytes arrived")
     if expected is not None and digest.hexdigest() != expected[1].lower():
         raise _failed(url, f"its sha256 is {digest.hexdigest()}")
 

@@ -1,10 +1,10 @@
-"""ELMoForManyLangs' `Embedder` over elmokit: `from elmokit.compat.manylangs import Embedder` is the changed line.
+"""ELMoForManyLangs' `Embedder`: change the import to `from elmokit.compat.manylangs import Embedder`.
 
     embedder = Embedder("zhs.model")
     vectors = embedder.sents2elmo([["今", "天"]], output_layer=-2)
 
-Arguments and shapes are the same. ELMoForManyLangs ran its batches in random order and carried state between them, so
-that vectors changed from run to run; here every sentence starts from zero and always has the same vectors.
+Arguments and shapes are the same. ELMoForManyLangs computed its batches in random order and carried state between them,
+so its vectors changed from run to run. Here every sentence starts from zero and always has the same vectors.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ AVERAGE, ALL = -1, -2
 
 
 class Embedder:
-    """A model of ELMoForManyLangs, or any other that elmokit loads.
+    """A model of ELMoForManyLangs, or any other model that elmokit loads.
 
-    `batch_size` has no effect on the vectors; batches have a token budget.
+    `batch_size` has no effect: batches have a token budget.
 
     >>> Embedder("zhs.model").sents2elmo([["今", "天"]])[0].shape  # doctest: +SKIP
     (2, 1024)
@@ -44,8 +44,8 @@ class Embedder:
     def sents2elmo(self, sents: Iterable[Sequence[str]], output_layer: int = AVERAGE) -> list[NDArray[np.float32]]:
         """Lists of words → a float32 array [T, D] for each sentence, in order.
 
-        `output_layer` is -1 for the mean of all layers, -2 for all layers [L+1, T, D], or the number of a layer from 0,
-        which is the word encoder.
+        `output_layer` is -1 for the mean of all layers, -2 for all layers [L+1, T, D], or the number of a layer; layer
+        0 is the word encoder.
         """
         most = self.elmo.config.n_outputs - 1
         if output_layer not in (ALL, AVERAGE, *range(most + 1)):

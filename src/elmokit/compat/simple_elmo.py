@@ -1,4 +1,4 @@
-"""simple_elmo's `ElmoModel` over elmokit: import from `elmokit.compat.simple_elmo` instead of `simple_elmo`.
+"""simple_elmo's `ElmoModel`: import it from `elmokit.compat.simple_elmo` instead of `simple_elmo`.
 
     model = ElmoModel()
     model.load("model.zip")
@@ -6,7 +6,7 @@
 
 Methods, arguments and shapes are the same. As in simple_elmo, a call starts from zero, runs the first batch once to
 warm up, and carries state from batch to batch; `load(..., stateful=False)` starts every sentence from zero. Two results
-are different on purpose: averages do not count padding, and substitutes are predicted from the whole sentence.
+are different on purpose: averages leave out padding, and substitutes are predicted from the whole sentence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Item = TypeVar("Item")
 
 
 class ElmoModel:
-    """An ELMo model that `load` fills."""
+    """An ELMo model; `load` reads its files."""
 
     def __init__(self) -> None:
         self.elmo: Elmo | None = None
@@ -71,7 +71,7 @@ class ElmoModel:
 
         `max_batch_size` is the number of sentences that are computed together. `full=True` requires the softmax, for
         `get_elmo_substitutes`. `limit` has no effect: every word is cached. `stateful=False` makes a sentence's
-        vectors independent of the others.
+        vectors independent of other sentences.
         """
         if max_batch_size < 1:
             raise ElmoError(f"max_batch_size must be at least 1, got {max_batch_size}", "max_batch_size")
@@ -79,11 +79,11 @@ class ElmoModel:
         packed = Path(directory) / "vocab.txt.gz"
         if full and elmo.vocab is None and packed.is_file():
             checkpoint = elmo.checkpoint()
-            checkpoint.use_vocabulary(read_words(packed, "directory"))  # refused if it is of another model
+            checkpoint.use_vocabulary(read_words(packed, "directory"))  # refused if it belongs to another model
             elmo.vocab = checkpoint.vocab
         if full and (elmo.head is None or elmo.vocab is None):
             raise ElmoError(
-                f"full=True needs a model with its softmax and vocab.txt, and {directory} lacks one of them: load the "
+                f"full=True needs a model with softmax and vocab.txt, but {directory} lacks one of them: load the "
                 "folder of the checkpoint"
             )
         self.elmo, self.batch_size = elmo, max_batch_size
@@ -98,8 +98,8 @@ class ElmoModel:
     ) -> Array:
         """Lists of words → float64 [N, T, D], or [N, L+1, T, D] with `layers="all"`; 0 after a sentence's end.
 
-        `warmup` runs the first batch once before, so that the first vectors start from a state. Any `session` that is
-        not None continues from the state of the call before; there is nothing else in it.
+        `warmup` first runs the first batch once, so that its vectors start from a state. If `session` is not None, the
+        call continues from the state of the previous call; the value has no other use.
         """
         sentences = token_lists(texts, "texts")
         found = list(self._arrays(sentences, layers, warmup=warmup, session=session))
@@ -114,8 +114,8 @@ class ElmoModel:
     ) -> Array:
         """Lists of words → one vector of length 1 per sentence, float64 [N, D], or [N, L+1, D] with `layers="all"`.
 
-        It is the mean over a sentence's words. The length is that of all its layers together; a sentence without words
-        has zeros.
+        The vector is the mean over a sentence's words. With several layers, their joint vector has length 1. A sentence
+        without words gets zeros.
         """
         sentences = token_lists(texts, "texts")
         averages = np.zeros((len(sentences), *self._layers_shape(layers), self._loaded.config.vector_size))
@@ -129,16 +129,16 @@ class ElmoModel:
     def get_elmo_substitutes(
         self, data: Iterable[str], topn: int = 3, nodelimiters: bool = True
     ) -> list[list[dict[str, Any]]]:
-        """Sentences as strings, split at white space → for each word, what the language models predict in its place.
+        """Sentences as strings, split at white space → for each word, the predictions of both language models.
 
-        A word's entry is {"word", "forward", "backward"}; a direction has "candidates" (ids of the vocabulary),
+        A word's entry is {"word", "forward", "backward"}. A direction has "candidates" (ids in the vocabulary),
         "candidate_words" and "logp" (natural logarithms of their probabilities), the best first. `topn` may be as large
-        as the vocabulary. `nodelimiters` leaves `<S>` and `</S>` out. The model must have its softmax, and both
+        as the vocabulary. `nodelimiters` leaves out `<S>` and `</S>`. The model must have its softmax and both
         directions.
         """
         elmo = self._loaded
         if elmo.head is None or elmo.vocab is None:
-            raise ElmoError(f"substitutes need a model with its softmax and vocabulary, and {elmo.where} has none")
+            raise ElmoError(f"substitutes need a model with softmax and vocabulary, but {elmo.where} lacks one of them")
         if elmo.bilm.context.predicts_masked or elmo.config.n_directions < 2:
             raise ElmoError(f"{elmo.where} has no forward and backward model: use Elmo.substitutes instead")
         if isinstance(data, str):
@@ -192,7 +192,7 @@ def _substitutes(elmo: Elmo, words: list[str], topn: int, hidden: list[int]) -> 
     inputs = elmo.bilm.predict(tokens.unsqueeze(0), torch.tensor([len(tokens)]))
     assert inputs.backward is not None
     known: list[dict[str, Any]] = [{"word": vocab[vocab.index(word)]} for word in words]
-    # A word is predicted forward at the one before it, and backward at the one after it.
+    # A word is predicted forward from the position before it, and backward from the position after it.
     for side, states in {"forward": inputs.forward[0, :-2], "backward": inputs.backward[0, 2:]}.items():
         scores: Tensor = head(states)
         scores[:, hidden] = -torch.inf
@@ -209,9 +209,9 @@ def _substitutes(elmo: Elmo, words: list[str], topn: int, hidden: list[int]) -> 
 def load_elmo_embeddings(
     directory: str | Path, top: bool = False
 ) -> tuple[Batcher, None, Callable[[NDArray[np.int64]], Tensor]]:
-    """What `elmo_helpers.py`, the scripts before the package, loaded: a batcher, a placeholder, and the vectors' op.
+    """The batcher, placeholder and vector op of `elmo_helpers.py`, the script that came before the package.
 
-    The last one is here a function of ids. Give all three to `get_elmo_vectors`.
+    The op is a function of ids here. Give all three to `get_elmo_vectors`.
     """
     model = BidirectionalLanguageModel(None, directory)
     characters = model.network.config.characters
@@ -227,7 +227,7 @@ def get_elmo_vectors(
     sentence_character_ids: None,
     elmo_sentence_input: Callable[[NDArray[np.int64]], Tensor],
 ) -> NDArray[np.float32]:
-    """The vectors of one batch, float32 [N, T, D], by what `load_elmo_embeddings` returned; `sess` may be None."""
+    """The vectors of one batch, float32 [N, T, D], from the results of `load_elmo_embeddings`; `sess` may be None."""
     vectors: NDArray[np.float32] = elmo_sentence_input(batcher.batch_sentences(texts)).detach().cpu().numpy()
     return vectors
 

@@ -1,6 +1,6 @@
-"""TF-Hub's ELMo module over elmokit: `hub.Module(path)` and its two signatures, with torch tensors out.
+"""TF-Hub's ELMo module: `hub.Module(path)` and its two signatures, which return torch tensors.
 
-Change `import tensorflow_hub as hub` to `from elmokit.compat import tfhub as hub`; a session is not needed any more.
+Change `import tensorflow_hub as hub` to `from elmokit.compat import tfhub as hub`; a session is no longer needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEYS = ("word_emb", "elmo", "default")
 class Module(nn.Module):
     """`hub.Module(path, trainable=…)` for ELMo.
 
-    As in TF-Hub, `trainable` concerns the weights of the layer mix and its scale; the biLM itself stays as it is.
+    As in TF-Hub, `trainable` is for the weights and the scale of the layer mix; the biLM itself is not trained.
 
     >>> elmo = Module("my-model", trainable=True)  # doctest: +SKIP
     >>> elmo(["the cat is on the mat"], signature="default", as_dict=True)["elmo"]  # doctest: +SKIP
@@ -53,9 +53,9 @@ class Module(nn.Module):
     def forward(
         self, inputs: object = None, _sentinel: None = None, signature: Signature | None = None, as_dict: bool = False
     ) -> Any:  # noqa: ANN401 - a tensor, or a dict of them with as_dict
-        """Sentences, split at spaces, or with `signature="tokens"` padded tokens and `sequence_len`.
+        """Sentences, split at spaces, or with `signature="tokens"` padded tokens and `sequence_len` → tensors.
 
-        Returns `default` [B, D], the mean over each sentence's own tokens, or with `as_dict` every output:
+        Returns `default` [B, D], the mean over each sentence's own tokens, or with `as_dict` all outputs:
         `word_emb` [B, T, P], `lstm_outputs1` … [B, T, D], `elmo` [B, T, D], `default`, and `sequence_len` [B].
         """
         if signature not in (None, "default", "tokens"):
@@ -84,7 +84,7 @@ class Module(nn.Module):
     def _default(self, inputs: object) -> ElmoOutput:
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()), None)
-        # At spaces alone, as TF-Hub did: other white space stays inside a token.
+        # Only at spaces, as in TF-Hub: other white space stays inside a token.
         sentences = [[token for token in _text(sentence).split(" ") if token] for sentence in _items(inputs)]
         return self.elmo(tokens=sentences)
 
@@ -97,7 +97,7 @@ class Module(nn.Module):
 
 
 class KerasLayer(Module):
-    """`hub.KerasLayer(path, signature=…, output_key=…)`, called on sentences; it is no layer of a Keras model."""
+    """`hub.KerasLayer(path, signature=…, output_key=…)`, called on sentences; it cannot be a layer of a Keras model."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class KerasLayer(Module):
         device: str | None = None,
         **keras: object,
     ) -> None:
-        """As in TF-Hub; what concerns Keras alone (`arguments`, `output_shape`, `input_shape`, `dtype`) is ignored."""
+        """As in TF-Hub; arguments only for Keras (`arguments`, `output_shape`, `input_shape`, `dtype`) are ignored."""
         super().__init__(handle, trainable, tags=tags, options=options, device=device)
         self._signature: Signature | None = signature
         self._as_dict, self._output_key = bool(signature_outputs_as_dict), output_key
@@ -123,7 +123,7 @@ class KerasLayer(Module):
     def forward(
         self, inputs: object = None, _sentinel: None = None, signature: Signature | None = None, as_dict: bool = False
     ) -> Any:  # noqa: ANN401 - a tensor, or a dict of them
-        """Sentences, or tokens if that is the constructor's signature → the output that the constructor names."""
+        """Sentences, or tokens if the constructor's signature is "tokens" → the output that the constructor names."""
         outputs = super().forward(inputs, signature=signature or self._signature, as_dict=True)
         if as_dict or self._as_dict:
             return outputs
@@ -139,7 +139,7 @@ def load(handle: str | Path, tags: object = None, **arguments: Any) -> Module:  
 
 
 def _items(values: object) -> list[Any]:
-    """The parts of a list or array, TensorFlow's eager tensors among them."""
+    """The items of a list or array, including TensorFlow's eager tensors."""
     if hasattr(values, "numpy"):
         values = values.numpy()
     try:
@@ -148,8 +148,8 @@ def _items(values: object) -> list[Any]:
         return list(values)
     except TypeError as error:  # TensorFlow's symbolic tensors raise it when they are read
         raise ElmoError(
-            f"ELMo takes a list or an array of values, got {type(values).__name__}: compute the vectors first and feed "
-            "them to a Keras model or a session as numbers"
+            f"ELMo takes a list or an array of values, got {type(values).__name__}: compute the vectors first, and "
+            "pass their values to a Keras model or a session"
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""elmokit inside other libraries: one module per library, which is imported only when the module is."""
+"""Adapters of elmokit for other libraries: one module per library, which imports that library."""

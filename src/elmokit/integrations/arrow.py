@@ -32,7 +32,7 @@ except ImportError as error:
 
 
 _TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
-"""A batch whose texts are all missing may have the type null."""
+"""The types of a text column; a column whose texts are all missing may have the type null."""
 
 
 class EmbedBatch:
@@ -40,9 +40,9 @@ class EmbedBatch:
 
     | column | type |
     | --- | --- |
-    | `tokens` | large_list<large_string>, one for each vector; not if the vectors are pooled |
-    | `vectors` | large_list<fixed_size_list<float>[D]>; pooled fixed_size_list<float>[D] |
-    | `layer_0` … | the same for each layer, instead of `vectors`, with `layer="all"` |
+    | `tokens` | large_list<large_string>, one token for each vector; absent if the vectors are pooled |
+    | `vectors` | large_list<fixed_size_list<float>[D]>, or fixed_size_list<float>[D] if pooled |
+    | `layer_0` … | with `layer="all"`: one column of the same type per layer, instead of `vectors` |
 
     A missing text has missing vectors. A text has the same vectors in any batch, as in `Elmo.encode`.
     """
@@ -63,17 +63,17 @@ class EmbedBatch:
     ) -> None:
         """Store the arguments, which are those of `Elmo.load` and `Elmo.encode`; the model is loaded at first use.
 
-        `pool` gives one vector per text: "mean", "max", "first" or "last". `threads` is for torch on the CPU.
-        `plain_lists` writes list<list<float>> and list<string>, for Spark, which reads no other lists.
+        `pool` gives one vector per text: "mean", "max", "first" or "last". `threads` is the number of CPU threads of
+        torch. `plain_lists` writes list<list<float>> and list<string>, the only lists that Spark reads.
         """
         if pool is not None:
             check_value("pool", pool, Pool)
         if threads is not None:
             check_value("threads", threads, int, {"least": 1})
         if not isinstance(model, str | Path):
-            raise ElmoError(f"model must be a path or a name, which other processes can load, got {model!r}", "model")
+            raise ElmoError(f"model must be a path or a name that other processes can load, got {model!r}", "model")
         self.column, self.layer, self.pool, self.segment = column, layer, pool, segment
-        # Another process may have another working folder.
+        # An absolute path, because another process may have another working folder.
         self.model = str(Path(model).absolute()) if Path(model).exists() else str(model)
         self.device, self.dtype, self.batch_tokens, self.threads = device, dtype, batch_tokens, threads
         self.plain_lists = plain_lists
@@ -91,7 +91,7 @@ class EmbedBatch:
         return elmo.default_layer if self.layer is None else self.layer
 
     def settings(self) -> dict[str, str | None]:
-        """What decides the vectors: the model, the layer and so on."""
+        """The settings that determine the vectors: the model, the layer and so on."""
         elmo = self.elmo
         return {
             "model": elmo.fingerprint(mixes=True),
@@ -109,8 +109,8 @@ class EmbedBatch:
         if self.plain_lists:
             vector, outer, text = pa.list_(pa.float32()), pa.list_, pa.string()
         kind = outer(vector) if self.pool is None else vector
-        every = self._layer(elmo) == "all"
-        names = [f"layer_{number}" for number in range(elmo.config.n_outputs)] if every else ["vectors"]
+        all_layers = self._layer(elmo) == "all"
+        names = [f"layer_{number}" for number in range(elmo.config.n_outputs)] if all_layers else ["vectors"]
         tokens = [pa.field("tokens", outer(text))] if self.pool is None else []
         return [*tokens, *(pa.field(name, kind) for name in names)]
 
@@ -118,11 +118,11 @@ class EmbedBatch:
         """The schema of the result for batches with this schema."""
         fields = self.fields()
         if taken := [each.name for each in fields if each.name in schema.names]:
-            raise ElmoError(f"the columns {', '.join(taken)} are written, but the batch has them: rename or drop them")
+            raise ElmoError(f"a batch must not have the new columns, got {', '.join(taken)}: rename or drop them")
         return pa.schema([*schema, *fields], metadata=schema.metadata)
 
     def __call__(self, batch: Any) -> Any:  # noqa: ANN401
-        """A pyarrow Table or RecordBatch → the same with the new columns."""
+        """A pyarrow Table or RecordBatch → the same batch with the new columns."""
         schema, elmo = self.schema(batch.schema), self.elmo
         texts = self._texts(batch)
         missing = np.array([text is None for text in texts], bool)
@@ -147,7 +147,7 @@ class EmbedBatch:
     def _columns(
         self, rows: Sequence[Sequence[str]], found: Sequence[Vectors], missing: NDArray[np.bool_]
     ) -> Iterator[Any]:
-        """The new columns of texts, which have the tokens `rows` and the vectors `found`."""
+        """The new columns for texts with the tokens `rows` and the vectors `found`."""
         elmo, mask = self.elmo, pa.array(missing) if missing.any() else None
         size, layers = elmo.config.vector_size, elmo.config.n_outputs if self._layer(elmo) == "all" else 1
         if self.pool is None:
@@ -155,7 +155,7 @@ class EmbedBatch:
                 None if gone else list(map(without_surrogates, row)) for gone, row in zip(missing, rows, strict=True)
             ]
             yield pa.array(words, pa.large_list(pa.large_string()))
-        # [L+1, N, D], with a layer of one where only one is wanted; N: texts, or all their tokens.
+        # [L+1, N, D], or [1, N, D] for one layer; N texts if pooled, otherwise the tokens of all texts.
         vectors = [each.reshape(layers, -1, size) for each in found]
         flat = np.concatenate(vectors, axis=1) if vectors else np.zeros((layers, 0, size), np.float32)
         ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)

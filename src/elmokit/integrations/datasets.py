@@ -2,10 +2,10 @@
 
     ds = embed(ds, "text", model="en")                         # one vector per text
     ds = embed(ds, "text", model="en", output="tokens", num_proc=4)  # one vector per word
-    ds = ds.map(EmbedColumns("en", column="text"), batched=True)  # the same by hand
+    ds = ds.map(EmbedColumns("en", column="text"), batched=True)  # the same as the first line
 
-The function that `map` calls is small: each process loads the model itself, and the fingerprint under which `datasets`
-caches a result is made of the model's own fingerprint and the options.
+Each process of `map` loads the model itself. The fingerprint under which `datasets` caches a result consists of the
+model's own fingerprint and the options.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def embed(
     batch_tokens: int | None = None,
     **map_options: Any,  # noqa: ANN401 - those of Dataset.map
 ) -> AnyDataset:
-    """The dataset with the vectors of a column of texts or token lists; the other arguments go to `Dataset.map`.
+    """The dataset with the vectors of a column of texts or token lists.
 
-    The arguments before them are explained in `EmbedColumns`. With `num_proc` each process computes in one thread.
+    The arguments are those of `EmbedColumns`; all others go to `Dataset.map`. With `num_proc` each process computes in
+    one thread.
     """
     function = EmbedColumns(
         model,
@@ -71,8 +72,8 @@ def _mapped(dataset: Any, function: EmbedColumns, map_options: Mapping[str, Any]
             raise ElmoError(f"column must be one of {', '.join(known)}, got {function.column!r}", "column")
         removed = map_options.get("remove_columns") or ()
         removed = [removed] if isinstance(removed, str) else removed
-        stays = {name: kind for name, kind in known.items() if name not in removed}
-        features = Features({**stays, **function.features})
+        remaining = {name: kind for name, kind in known.items() if name not in removed}
+        features = Features({**remaining, **function.features})
         if isinstance(dataset, Dataset) and not len(dataset):  # `map` would not call the function
             return Dataset.from_dict({name: [] for name in features}, features=features, split=dataset.split)
         map_options = {"features": features, **map_options}
@@ -80,7 +81,7 @@ def _mapped(dataset: Any, function: EmbedColumns, map_options: Mapping[str, Any]
 
 
 class EmbedColumns:
-    """A batch of rows → the columns of their vectors, for `Dataset.map(…, batched=True)`."""
+    """A batch of rows → new columns with their vectors, for `Dataset.map(…, batched=True)`."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class EmbedColumns:
         """Load the model once, for its fingerprint and to check the options.
 
         `column` has strings, or lists of tokens. The vectors go into the column `into`; with output="tokens" the
-        tokens go into `into` with "_tokens" behind it. The others are as in `Elmo.load` and `Elmo.encode`.
+        tokens go into the column `into` + "_tokens". The other arguments are as in `Elmo.load` and `Elmo.encode`.
         """
         check_value("output", output, Output)
         check_value("pool", pool, Pool)
@@ -107,7 +108,7 @@ class EmbedColumns:
         self.model, self.column, self.output, self.layer, self.pool = model, column, output, layer, pool
         self.segment, self.into, self.device, self.batch_tokens = segment, into, device, batch_tokens
         self._elmo: Elmo | None = Elmo.load(model, device=device)
-        self._elmo.stream([], layer=layer, batch_tokens=batch_tokens, segment=segment)  # checks them
+        self._elmo.stream([], layer=layer, batch_tokens=batch_tokens, segment=segment)  # checks the arguments
         self.fingerprint = self._elmo.fingerprint(mixes=True)
         self.size = self._elmo.config.vector_size
 
@@ -117,19 +118,19 @@ class EmbedColumns:
         vector = List(Value("float32"), length=self.size)
         if self.output == "sentence":
             return Features({self.into: vector})
-        # 64-bit offsets: the numbers of a batch of long texts can be more than 2^31.
+        # 64-bit offsets, because a batch of long texts can have more than 2^31 values.
         return Features({f"{self.into}_tokens": List(Value("string")), self.into: LargeList(vector)})
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """The new columns of a batch."""
-        if hasattr(batch, "to_pydict"):  # of a dataset in the format arrow
+        if hasattr(batch, "to_pydict"):  # the dataset has the format arrow
             batch = batch.to_pydict()
         if self.column not in batch:
             raise ElmoError(f"column must be one of {', '.join(batch)}, got {self.column!r}", "column")
         elmo = self._model()
-        for place, text in enumerate(batch[self.column]):
+        for number, text in enumerate(batch[self.column]):
             if text is None:
-                raise ElmoError(f"column {self.column!r} must have a text in each row, got None in place {place}")
+                raise ElmoError(f"column {self.column!r} must have a text in each row, got None in row {number}")
         rows = elmo.text_policy.override(self.segment).sentences_of(batch[self.column])
         pool = self.pool if self.output == "sentence" else None
         vectors: list[Vectors] = list(elmo.stream(rows, layer=self.layer, pool=pool, batch_tokens=self.batch_tokens))
@@ -140,9 +141,9 @@ class EmbedColumns:
         if self._elmo is None:
             self._elmo = Elmo.load(self.model, device=self.device)
             if self._elmo.fingerprint(mixes=True) != self.fingerprint:
-                raise ElmoError(f"{self.model} has changed since EmbedColumns was made: make it again")
+                raise ElmoError(f"{self.model} has changed since EmbedColumns was created: create it again")
         return self._elmo
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options and the model's fingerprint, without the model: `datasets` hashes this."""
+        """The options and the model's fingerprint without the model, which `datasets` hashes."""
         return {**vars(self), "_elmo": None}

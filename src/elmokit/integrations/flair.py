@@ -1,9 +1,9 @@
-"""ELMo in Flair: vectors of words in context for its taggers and classifiers.
+"""ELMo in Flair: vectors of words in context for Flair's taggers and classifiers.
 
     from elmokit.integrations.flair import ElmoTokenEmbeddings
     tagger = SequenceTagger(embeddings=ElmoTokenEmbeddings("en"), tag_dictionary=tags, tag_type="ner")
 
-Import this module before you load a tagger that uses it: that registers the class with Flair.
+Import this module before you load a tagger that uses it: the import registers the class with Flair.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ except ImportError as error:
 
 @register_embeddings
 class ElmoTokenEmbeddings(TokenEmbeddings):  # type: ignore[misc]  # flair may not be installed
-    """A vector for each token of a Flair sentence, [D]; with `layer="all"` those of all layers, [(L+1)·D].
+    """A vector for each token of a Flair sentence, [D]; with `layer="all"` the vectors of all layers, [(L+1)·D].
 
     `model`: a folder, a file, the name of a bundled model, or an Elmo. `layer` is as in `Elmo.encode`. A saved tagger
-    has the model's name; with `save_model` it has the model itself. The model is not trained with the tagger.
+    contains the model's name, or with `save_model` the model itself. The model is not trained with the tagger.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ElmoTokenEmbeddings(TokenEmbeddings):  # type: ignore[misc]  # flair may n
         save_model: bool = False,
         name: str | None = None,
     ) -> None:
-        # Not as an attribute of the module, which would make its weights a part of every tagger.
+        # Not an attribute of the torch module, which would make its weights a part of every tagger.
         object.__setattr__(self, "model", model)
         elmo = self._elmo()
         check_stateless(elmo, type(self).__name__)
@@ -78,7 +78,7 @@ class ElmoTokenEmbeddings(TokenEmbeddings):  # type: ignore[misc]  # flair may n
         return sentences
 
     def to_params(self) -> dict[str, Any]:
-        """The values that a saved tagger stores for these embeddings."""
+        """The parameters that a saved tagger stores for these embeddings."""
         params = {"layer": self.layer, "save_model": self.save_model, "name": self.name}
         if self.save_model:
             with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""ELMo in LangChain: texts to vectors for vector stores and retrievers.
+"""ELMo in LangChain: vectors of texts for vector stores and retrievers.
 
 from elmokit.integrations.langchain import ElmoEmbeddings
 store = InMemoryVectorStore.from_texts(texts, ElmoEmbeddings("en"))
@@ -19,7 +19,7 @@ except ImportError as error:
 
 @dataclass(frozen=True)
 class ElmoEmbeddings(PooledTexts, Embeddings):  # type: ignore[misc]  # langchain-core may not be installed
-    """Texts → one pooled vector each; a query is embedded as a document is.
+    """Texts → one pooled vector each; queries are embedded like documents.
 
     The arguments are those of `PooledTexts`. The methods that begin with `a` run in a thread.
 

@@ -1,4 +1,4 @@
-"""ELMo in LlamaIndex: texts to vectors for its indexes and retrievers.
+"""ELMo in LlamaIndex: vectors of texts for its indexes and retrievers.
 
 from elmokit.integrations.llama_index import ElmoEmbedding
 index = VectorStoreIndex.from_documents(documents, embed_model=ElmoEmbedding(model_name="en"))
@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class ElmoEmbedding(BaseEmbedding):  # type: ignore[misc]  # llama-index-core may not be installed
-    """Texts → one pooled vector each; `to_dict` and pickles have the model's name, not its weights.
+    """Texts → one pooled vector each; `to_dict` and pickles contain the model's name, not its weights.
 
     >>> len(ElmoEmbedding(model_name="en").get_query_embedding("Where does the river end?"))  # doctest: +SKIP
     384
@@ -31,16 +31,18 @@ class ElmoEmbedding(BaseEmbedding):  # type: ignore[misc]  # llama-index-core ma
 
     model_name: str = Field(default=DEFAULT, description="A folder, a file or the name of a bundled model.")
     layer: Layer | None = Field(default=None, description="As in Elmo.encode: mix, top or a number.")
-    pool: Pool = Field(default="mean", description="How the vectors of a text's tokens become one.")
-    normalize: bool = Field(default=True, description="Whether each vector has length 1.")
+    pool: Pool = Field(default="mean", description="How the vectors of a text's tokens are pooled.")
+    normalize: bool = Field(default=True, description="Whether each vector is scaled to length 1.")
     segment: SegmenterName | None = Field(default=None, description="How a text becomes tokens.")
-    batch_tokens: int | None = Field(default=None, description="Tokens computed together.")
+    batch_tokens: int | None = Field(default=None, description="Largest number of tokens in a batch.")
     device: str | None = Field(default=None, description="cpu or cuda.")
-    embed_batch_size: int = Field(default=256, gt=0, le=2048, description="Texts per call, cut by tokens inside.")
+    embed_batch_size: int = Field(
+        default=256, gt=0, le=2048, description="Texts per call; a call computes them in batches of batch_tokens."
+    )
     _texts: PooledTexts = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's own signature
-        """Load the model, so that a mistake shows here and not at the first text."""
+        """Load the model, so that a wrong argument is found here and not at the first text."""
         super().model_post_init(context)
         self._texts = PooledTexts(
             self.model_name, self.layer, self.pool, self.normalize, self.segment, self.batch_tokens, self.device
@@ -48,7 +50,7 @@ class ElmoEmbedding(BaseEmbedding):  # type: ignore[misc]  # llama-index-core ma
 
     @classmethod
     def class_name(cls) -> str:
-        """The name in what LlamaIndex saves."""
+        """The name of the class in saved indexes."""
         return cls.__name__
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""What adapters share: models that are loaded once per process, and texts as lists of numbers."""
+"""Shared by the adapters: models that are loaded once per process, and vectors of texts as lists of floats."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
 
 MOST_MODELS = 4
-"""Models that stay in the memory of the process; the one that was not used for the longest time is removed."""
+"""Models that stay in the memory of the process; the least recently used one is removed first."""
 
 
 def open_model(model: str | Path | Elmo, device: str | None = None) -> Elmo:
-    """The model of a path, or a bundled one by its name, loaded once in this process; an Elmo as it is.
+    """The model of a path or the name of a bundled model, loaded once in this process; an Elmo is returned as it is.
 
     A model whose files have changed is loaded again.
     """
@@ -30,7 +30,7 @@ def open_model(model: str | Path | Elmo, device: str | None = None) -> Elmo:
         return model
     path = Path(resolved(model))
     changed = 0
-    with suppress(OSError):  # for the loader to name
+    with suppress(OSError):  # the loader reports the error
         changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))
     return _load(path.absolute(), changed, device)
 
@@ -48,15 +48,15 @@ def forget_models() -> None:
 def check_stateless(elmo: Elmo, user: str) -> None:
     """Refuse a model whose vectors depend on earlier calls."""
     if elmo.state == "carry":
-        raise ElmoError(f"{user} needs vectors that the text alone decides: load the model with state='zero'")
+        raise ElmoError(f"{user} needs vectors that depend only on the text: load the model with state='zero'")
 
 
 @dataclass(frozen=True)
 class PooledTexts:
-    """Texts → one vector each, as the lists of floats that retrieval libraries store.
+    """Texts → one vector each, as lists of floats, which retrieval libraries store.
 
     `model`: a folder, a file, the name of a bundled model, or an Elmo. `layer`, `pool`, `segment` and `batch_tokens`
-    are those of `Elmo.encode`. `normalize` scales each vector to length 1; a text without tokens has zeros.
+    are those of `Elmo.encode`. `normalize` scales each vector to length 1; a text without tokens gets zeros.
     """
 
     model: str | Path | Elmo = DEFAULT
@@ -68,7 +68,7 @@ class PooledTexts:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        """Load the model, so that a mistake shows here and not at the first text."""
+        """Load the model, so that a wrong argument is found here and not at the first text."""
         elmo = open_model(self.model, self.device)
         check_stateless(elmo, type(self).__name__)
         check_value("pool", self.pool, Pool)
@@ -82,7 +82,7 @@ class PooledTexts:
         """N texts → N lists of D floats, each the same in any batch."""
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise ElmoError(f"a text must be a string, got {text!r} in place {number}", "texts")
+                raise ElmoError(f"a text must be a string, got {text!r} at position {number}", "texts")
         found = open_model(self.model, self.device).encode(
             texts,
             output="sentence",

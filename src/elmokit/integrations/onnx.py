@@ -1,9 +1,9 @@
-"""A model in one ONNX file, without torch: numpy and ONNX Runtime compute the vectors.
+"""Vectors from a model in one ONNX file, without torch: numpy and ONNX Runtime compute them.
 
     from elmokit.integrations.onnx import OnnxElmo
     vectors = OnnxElmo("elmo.onnx").encode(["The bank raised rates."])
 
-`elmo export onnx` writes the file. Tokens, characters and batches are those of `Elmo`.
+`elmo export onnx` writes the file. Tokens, characters and batches are the same as in `Elmo`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ except ImportError as error:
     raise MissingExtraError("onnxruntime", "onnx", "OnnxElmo") from error
 
 METADATA, VERSION = "elmokit", 1
-"""The key of the file's metadata, and the version of what is stored there."""
+"""The key in the file's metadata, and the version of its value."""
 _BATCH_TOKENS = 2048
 
 
 class OnnxElmo:
-    """A model that `elmo export onnx` wrote, with `encode` and `tokenize` as `Elmo` has them.
+    """A model from `elmo export onnx`, with the methods `encode` and `tokenize` of `Elmo`.
 
     >>> OnnxElmo("elmo.onnx").encode(["A river bank."])[0].shape  # doctest: +SKIP
     (4, 384)
@@ -59,9 +59,9 @@ class OnnxElmo:
             options.intra_op_num_threads = threads
         try:
             self._session = onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DamagedFileError(f"{self.path} is no ONNX file that ONNX Runtime can open: {first}") from error
+            raise DamagedFileError(f"{self.path} is not an ONNX file that ONNX Runtime can open: {first}") from error
         self.about = self._metadata()
         self.config = ElmoConfig.from_dict(self.about["model"])
         words, symbols = self.about.get("words"), self.about.get("symbols")
@@ -89,7 +89,7 @@ class OnnxElmo:
 
     @property
     def default_layer(self) -> OneLayer:
-        """What `encode` gives without `layer`."""
+        """The layer that `encode` returns by default."""
         return self.config.context.default_layer
 
     def tokenize(self, text: str, *, segment: SegmenterName | None = None) -> list[Token]:
@@ -132,8 +132,8 @@ class OnnxElmo:
     ) -> list[Vectors] | Vectors:
         """Sentences → a list of float32 arrays [T, D]; a string is tokenised, a list is taken as tokens.
 
-        `output="layers"` gives [L+1, T, D] each, `output="sentence"` one array [N, D]. `layer` is "mix", "top", "all"
-        or a number from 0; `pool` is "mean", the default, "max", "first" or "last".
+        `output="layers"` gives [L+1, T, D] for each sentence, `output="sentence"` one array [N, D]. `layer` is "mix",
+        "top", "all" or a number from 0; `pool` is "mean" (the default), "max", "first" or "last".
         """
         check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
@@ -160,7 +160,7 @@ class OnnxElmo:
             rows, counts = self._pieces.split(rows)
         begin, end = self._indexer.begin, self._indexer.end
         whole = [[begin, *row, end] for row in rows]
-        # A long text is cut into pieces that overlap by all that a token sees, so its vectors do not change.
+        # A long text is cut into parts that overlap by the reach of a token, so its vectors do not change.
         most = 4 * self._reach or max(map(len, whole), default=0)
         cuts = [_pieces_of(len(row), most, self._reach) for row in whole]
         parts = [(number, cut) for number, each in enumerate(cuts) for cut in each]
@@ -195,7 +195,7 @@ class OnnxElmo:
         return (layers[:, row, :length] for row, length in enumerate(lengths.tolist()))
 
     def _trimmed(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Character ids without most of the padding: one window of padding alone is enough for each filter."""
+        """Character ids without most of the padding: every filter needs only one window of padding."""
         characters = self.config.characters
         assert characters is not None
         used = (ids != characters.padding_character).any(axis=0).nonzero()[0]
@@ -203,7 +203,7 @@ class OnnxElmo:
         return ids[:, : min(characters.max_characters, longest + characters.widest_filter)]
 
     def _chosen(self, layers: Vectors, layer: Layer) -> Vectors:
-        """[L+1, T, D] → what the user asked for."""
+        """All layers [L+1, T, D] → the chosen layer, their mix, or all of them."""
         if layer == "all":
             return np.ascontiguousarray(layers)
         if layer != "mix":
@@ -219,11 +219,11 @@ class OnnxElmo:
 
 
 Cut = tuple[int, int, int, int]
-"""The tokens from the first to the second number are read, and the vectors from the third to the fourth are used."""
+"""(start, stop, first, last): tokens start to stop are read, and the vectors first to last are used."""
 
 
 def _pieces_of(length: int, most: int, reach: int) -> list[Cut]:
-    """The pieces of a text of `length` tokens: each has at most `most`, and `reach` unused ones on either side."""
+    """The parts of a text of `length` tokens: at most `most` tokens, of which `reach` on each side are unused."""
     if length <= most:
         return [(0, length, 0, length)]
     used = most - 2 * reach
@@ -234,7 +234,7 @@ def _pieces_of(length: int, most: int, reach: int) -> list[Cut]:
 
 
 def _means(layers: Vectors, sizes: Sequence[int]) -> Vectors:
-    """One vector per token, the mean of those of its pieces: [L+1, N, D] → [L+1, T, D]."""
+    """The mean vectors of the characters of each token: [L+1, N, D] → [L+1, T, D]."""
     if not sizes:
         return layers
     starts = np.cumsum([0, *sizes[:-1]])

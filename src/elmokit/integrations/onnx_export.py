@@ -1,4 +1,4 @@
-"""`elmo export onnx`: a model as one ONNX file, which is compared with elmokit before it is stored.
+"""`elmo export onnx`: writes a model as one ONNX file, after a comparison of its vectors with elmokit's.
 
 from elmokit.integrations.onnx_export import export_onnx
 print(export_onnx(Elmo.load(), "elmo.onnx", dtype="float16"))
@@ -30,31 +30,31 @@ from elmokit.text.english import ABBREVIATIONS
 from elmokit.text.policy import TextPolicy
 
 LARGEST_DIFFERENCE = 1e-4
-"""Of a float32 file from elmokit, in any number of a layer."""
+"""The largest allowed difference between a value of a float32 file and elmokit's."""
 LARGEST_SHARE = 2e-5
-"""The same as a share of the layer's largest number: what counts if that number is above 5, as in a prediction."""
+"""The same limit relative to the layer's largest value; it is the higher one if that value is above 5."""
 LEAST_COSINE = 0.998
-"""Of a float16 or int8 file, between any token's vector in any layer and elmokit's float32."""
+"""The smallest allowed cosine between a token's vector of a float16 or int8 file and elmokit's float32 vector."""
 _CHOSEN_COSINE = 0.999
-"""What the number of float16 parts is chosen for, since other text may be harder than the sentences of the check."""
+"""The cosine that an int8 file must reach before all parts are float16; other text may be harder than the test text."""
 _SENTENCES, _LONGEST = 100, 200
 _DEMO = Path(elmokit.__file__).parent / "serve" / "demo"
 _SIZE_LIMIT = 2_000_000_000
-"""Bytes; a larger ONNX file would need further files for its weights."""
+"""Bytes; the weights of a larger ONNX model would need further files."""
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written, and how near its vectors are to those of elmokit."""
+    """The file that was written, and how close its vectors are to elmokit's."""
 
     path: Path
     megabytes: float
     difference: float
-    """The largest difference between two numbers."""
+    """The largest difference between two values."""
     cosine: float
-    """The worst cosine between two vectors of a token."""
+    """The smallest cosine between two vectors of a token."""
     float16_parts: int
-    """How many of the first parts of an int8 network had to be float16: tokens, layers or blocks, the prediction."""
+    """Number of the first parts of an int8 network (tokens, layers or blocks, prediction) that had to be float16."""
 
     def __str__(self) -> str:
         more = f"; the first {self.float16_parts} parts in float16" if self.float16_parts else ""
@@ -67,8 +67,8 @@ class OnnxReport:
 def export_onnx(elmo: Elmo, path: str | Path, *, dtype: Dtype = "float32") -> OnnxReport:
     """Write a model of any dtype as an ONNX file, completely or not at all.
 
-    The file is opened with ONNX Runtime and compared on 100 sentences of 1 to 200 tokens first. For int8, the first
-    parts of the network are stored in float16, as many as it takes.
+    Before that, the file is opened with ONNX Runtime and compared with elmokit on 100 sentences of 1 to 200 tokens. For
+    int8, as many of the first parts of the network as needed are stored in float16.
     """
     check_value("dtype", dtype, Dtype)
     path = Path(path)
@@ -76,7 +76,7 @@ def export_onnx(elmo: Elmo, path: str | Path, *, dtype: Dtype = "float32") -> On
         raise ElmoError(f"output must be a file that ends in .onnx, got {path}", "output")
     exact = _in_float32(elmo)
     if 4 * sum(weight.numel() for weight in exact.bilm.parameters()) > _SIZE_LIMIT:
-        raise ElmoError("an ONNX file has at most 2 GB, and this model is larger in float32")
+        raise ElmoError("an ONNX file can have at most 2 GB, and this model is larger in float32")
     sentences = _test_sentences(exact)
     expected = exact.encode(sentences, output="layers")
     largest = np.max([np.abs(layers).max(axis=(1, 2)) for layers in expected], axis=0)
@@ -105,12 +105,12 @@ def export_onnx(elmo: Elmo, path: str | Path, *, dtype: Dtype = "float32") -> On
 
 
 def _in_float32(elmo: Elmo) -> Elmo:
-    """The same model in float32 on the CPU, stateless, without boundaries in its outputs."""
+    """The model in float32 on the CPU, stateless, without boundaries in its outputs."""
     return Elmo(elmo.checkpoint().in_floats(softmax=False)).to(device="cpu", dtype=torch.float32)
 
 
 def _metadata(elmo: Elmo, dtype: Dtype) -> dict[str, Any]:
-    """The facts that a reader needs besides the network; `words` only for a model with a word table."""
+    """The metadata that a reader needs besides the network; `words` only for a model with a word table."""
     mix = elmo.mixes[0]
     assert isinstance(mix, ScalarMix)
     about: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _metadata(elmo: Elmo, dtype: Dtype) -> dict[str, Any]:
         "begin": elmo.indexer.begin,
         "end": elmo.indexer.end,
     }
-    if elmo.segment == "english":  # for tokenizers that are not Python
+    if elmo.segment == "english":  # for tokenizers in other languages than Python
         about["english"] = {name: sorted(words) for name, words in ABBREVIATIONS.items()}
     if elmo.vocab is not None:
         about["specials"] = elmo.vocab.specials
@@ -140,14 +140,14 @@ def _metadata(elmo: Elmo, dtype: Dtype) -> dict[str, Any]:
 
 
 def _test_sentences(elmo: Elmo) -> list[list[str]]:
-    """Example sentences one after the other, cut into 100 texts of 1 to 200 tokens."""
+    """The joined example sentences, cut into 100 texts of 1 to 200 tokens."""
     name = "zh" if elmo.segment in ("chars", "jieba") else "en"
     lines = (_DEMO / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     policy = TextPolicy("chars" if name == "zh" else "english")
     tokens = [*chain.from_iterable(policy.sentences_of(lines))]
     if elmo.config.words is not None and elmo.vocab is not None:
         known = sum(token in elmo.vocab for token in tokens)
-        if known < len(tokens) / 2:  # a model of another language: its own words
+        if known < len(tokens) / 2:  # a model of another language: use its own words
             tokens = [*elmo.vocab]
     stream = cycle(tokens)
     lengths = np.linspace(1, _LONGEST, _SENTENCES).astype(int).tolist()
@@ -155,7 +155,7 @@ def _test_sentences(elmo: Elmo) -> list[list[str]]:
 
 
 def _compared(found: Sequence[Vectors], expected: Sequence[Vectors]) -> tuple[Vectors, float]:
-    """The largest difference in each layer [L], and the worst cosine of any token in any layer."""
+    """The largest difference in each layer [L+1], and the smallest cosine of any token in any layer."""
     differences, cosine = np.zeros(len(expected[0]), np.float32), 1.0
     for one, other in zip(found, expected, strict=True):
         differences = np.maximum(differences, np.abs(one - other).max(axis=(1, 2)))

@@ -1,10 +1,10 @@
 """The network of a model as an ONNX graph, written node by node from the equations in `elmokit.ops.reference`.
 
 Inputs, all int32: `characters` [U, M] and/or `words` [U] of the distinct tokens, `places` [B, T] with the row of each
-token among them, `lengths` [B]. Output: `layers` [L+1, B, T, D]; what is past a sentence's end has no meaning.
+token among them, `lengths` [B]. Output: `layers` [L+1, B, T, D]; the values after a sentence's end have no meaning.
 
 All arithmetic is float32. float16 weights are cast, and int8 weights multiplied by their scales, in nodes that depend
-on no input: ONNX Runtime computes those once, when it opens the file.
+on no input: ONNX Runtime computes these nodes once, when it opens the file.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Dtype = Literal["float32", "float16", "int8"]
 Array = NDArray[Any]
 
 OPSET, IR = 17, 8
-"""Of 2022: what reads ONNX today reads this."""
+"""Versions of 2022, which all current ONNX readers support."""
 _FEW = 1024
-"""Weights of fewer numbers are stored in float32."""
+"""Smaller weight arrays are stored in float32."""
 _GROUP, _LARGEST = 32, 127
-"""Neighbouring inputs of an int8 matrix that share a scale, and the largest int8 number."""
+"""The number of neighbouring inputs of an int8 matrix that share a scale, and the largest int8 value."""
 _NEVER = -1e4
-"""A gate that is closed to the last bit, and a score that softmax turns into 0."""
+"""The input of a gate that is then exactly 0, and a score that softmax turns into 0."""
 
 
 class _Graph:
-    """Nodes and weights of a graph; most methods add some and return the name of their result."""
+    """The nodes and weights of a graph; most methods add nodes and return the name of their result."""
 
     def __init__(self, dtype: Dtype, float16_parts: int = 0, *, outer: _Graph | None = None) -> None:
-        """`outer`: the graph around the body of a loop; weights belong to it, where a cast is computed once."""
+        """`outer`: the graph around the body of a loop; it owns the weights, so that a cast is computed only once."""
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
         self._dtype, self._float16_parts = dtype, float16_parts
@@ -61,7 +61,7 @@ class _Graph:
         return _Graph(self._dtype, outer=self)
 
     def next_part(self) -> None:
-        """The tokens are done, or a layer, or a block: what follows is the next part of the network."""
+        """Begin the next part of the network, after the tokens, a layer or a block."""
         self._part += 1
 
     def name(self, hint: str) -> str:
@@ -70,13 +70,13 @@ class _Graph:
         return f"{hint.lower()}_{self._outer._count}"
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> Any:  # noqa: ANN401 - a name, or several
-        """One operation."""
+        """Add an operation, and return the names of its outputs."""
         names = [self.name(kind) for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, inputs, names, **attributes))
         return names[0] if outputs == 1 else names
 
     def store(self, values: Array) -> str:
-        """An array in the file as it is."""
+        """Store an array in its own dtype."""
         name = self.name("weight")
         self._outer.weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
@@ -90,7 +90,7 @@ class _Graph:
         return known[key]
 
     def weight(self, values: Array, axis: int | None = None) -> str:
-        """Floats in the dtype of the file; int8 needs the axis along which neighbours share a scale."""
+        """Store floats in the dtype of the file; int8 needs the axis along which neighbours share a scale."""
         outer = self._outer
         dtype = "float16" if outer._dtype == "int8" and outer._part < outer._float16_parts else outer._dtype
         if dtype == "float32" or values.size < _FEW or (dtype == "int8" and axis is None):
@@ -114,15 +114,15 @@ class _Graph:
         return product if bias is None else str(self.add("Add", product, self.store(bias)))
 
     def split(self, x: str, *sizes: int, axis: int = -1) -> list[str]:
-        """Parts of these sizes."""
+        """Split x along an axis into parts of these sizes."""
         return list(self.add("Split", x, self.constant(sizes, np.int64), outputs=len(sizes), axis=axis))
 
     def unsqueeze(self, x: str, *axes: int) -> str:
-        """x with further axes of size 1."""
+        """Insert axes of size 1 into x."""
         return str(self.add("Unsqueeze", x, self.constant(axes, np.int64)))
 
     def norm(self, x: str, size: int) -> str:
-        """Mean 0 and variance 1 over the last axis of `size` numbers."""
+        """Normalise x to mean 0 and variance 1 over the last axis, which has this size."""
         ones = self.add("Expand", self.constant(1.0), self.constant([size], np.int64))
         return str(self.add("LayerNormalization", x, ones, axis=-1, epsilon=1e-5))
 
@@ -133,15 +133,15 @@ class _Graph:
         return str(self.add("Cast", numbers, to=TensorProto.INT32))
 
     def stack(self, parts: Sequence[str]) -> str:
-        """Parts of one shape along a new first axis."""
+        """Stack parts of the same shape along a new first axis."""
         return str(self.add("Concat", *(self.unsqueeze(part, 0) for part in parts), axis=0))
 
 
 def network_model(bilm: BiLM, dtype: Dtype, float16_parts: int = 0) -> onnx.ModelProto:
     """The whole network as an ONNX model without metadata; `bilm` is in float32 on the CPU.
 
-    In an int8 file, the first `float16_parts` of the network (tokens, layers or blocks, the prediction) are float16:
-    what is rounded there passes through everything above.
+    In an int8 file, the first `float16_parts` of the network (tokens, layers or blocks, the prediction) are float16,
+    because their rounding errors pass through all later parts.
     """
     config, graph = bilm.config, _Graph(dtype, float16_parts)
     inputs = [("places", ["sentences", "tokens"]), ("lengths", ["sentences"])]
@@ -156,7 +156,7 @@ def network_model(bilm: BiLM, dtype: Dtype, float16_parts: int = 0) -> onnx.Mode
     elif isinstance(bilm.context, TransformerEncoder):
         layers = _transformer_layers(graph, bilm.context, table)
     else:
-        raise ElmoError(f"the ONNX export knows lstm and transformer, got the context encoder {config.context.kind}")
+        raise ElmoError(f"the ONNX export supports lstm and transformer, got the context encoder {config.context.kind}")
     graph.nodes.append(helper.make_node("Identity", [layers], ["layers"]))
     shape = [config.n_outputs, "sentences", "tokens", config.vector_size]
     made = helper.make_graph(
@@ -210,7 +210,7 @@ def _characters(graph: _Graph, cnn: CharCnn) -> str:
 
 
 def _lstm_layers(graph: _Graph, encoder: LstmEncoder, table: str) -> str:
-    """All layers [L+1, B, T, D]; time comes first inside."""
+    """All layers [L+1, B, T, D]; inside this function time is the first axis."""
     config = encoder.config
     steps = graph.add("Transpose", "places", perm=[1, 0])  # [T, B]
     tokens = graph.add("Gather", table, steps)  # [T, B, P]
@@ -281,7 +281,7 @@ def _clipped(graph: _Graph, x: str, bound: float | None) -> str:
 
 
 def _transformer_layers(graph: _Graph, encoder: TransformerEncoder, table: str) -> str:
-    """All layers [L+1, B, T, P]; a token sees those of its window by a mask."""
+    """All layers [L+1, B, T, P]; a mask limits the attention of a token to its window."""
     config = encoder.config
     x = graph.norm(graph.add("Gather", table, "places"), config.size)
     mask, angles = _seen(graph, config), _angles(graph, config)
@@ -302,7 +302,7 @@ def _transformer_layers(graph: _Graph, encoder: TransformerEncoder, table: str) 
 
 
 def _seen(graph: _Graph, config: TransformerConfig) -> str:
-    """What is added to the scores: 0 for tokens of the sentence inside the window, [B, 1, T, T]."""
+    """The mask that is added to the scores: 0 for tokens of the sentence inside the window, [B, 1, T, T]."""
     numbers = graph.positions("places", 1)
     apart = graph.add("Abs", graph.add("Sub", graph.unsqueeze(numbers, 1), numbers))
     near = graph.add("LessOrEqual", apart, graph.constant(config.window, np.int32))  # [T, T]
@@ -311,7 +311,7 @@ def _seen(graph: _Graph, config: TransformerConfig) -> str:
 
 
 def _angles(graph: _Graph, config: TransformerConfig) -> tuple[str, str]:
-    """Cosines and sines [T, 1, E/2] of the rotary positions, times E^(1/4): that is the scale of the scores."""
+    """Cosines and sines [T, 1, E/2] of the rotary positions, times E^(1/4), which gives the scale of the scores."""
     size = config.size // config.n_heads
     rates = 10_000.0 ** -(np.arange(0, size, 2, dtype=np.float64) / size)
     numbers = graph.add("Cast", graph.positions("places", 1), to=TensorProto.FLOAT)
@@ -329,7 +329,7 @@ def _block(
     mask: str,
     angles: tuple[str, str],
 ) -> str:
-    """One block: x [B, T, P] and y, the same normed → [B, T, P]."""
+    """One block: x [B, T, P] and y, the normalised x → [B, T, P]."""
     size, heads = config.size, config.n_heads
     width, inner = size // heads, config.inner_size
     qkv, out, up, down, gate_weight, gate_bias = map(_array, weights)

@@ -1,4 +1,4 @@
-"""ELMo in Ray Data: a dataset of texts → the same with vectors, by a pool of actors on one machine or many.
+"""ELMo in Ray Data: adds vectors to a dataset of texts, with a pool of actors on one machine or several.
 
     ds = ray.data.read_parquet("texts/")
     ds = embed_dataset(ds, column="text", id_column="id", checkpoint="checkpoint/")
@@ -32,9 +32,9 @@ __all__ = ["EmbedBatch", "embed_dataset"]
 
 BATCH_TEXTS = 1024
 BLOCK_BYTES = 64 << 20
-"""A block is what one write task writes, and what a killed run loses; Ray's default is twice as much."""
+"""The size of a block: one write task writes a block, and a killed run loses it. Ray's default is twice as large."""
 OTHER_SLOTS = 3
-"""CPU slots beside the actors: one for reading, one for writing, one for the filter of rows that are done."""
+"""CPU slots besides those of the actors: for reading, for writing, and for the filter of finished rows."""
 
 
 def embed_dataset(
@@ -58,11 +58,11 @@ def embed_dataset(
 ) -> Dataset:
     """The dataset with the columns that `EmbedBatch` adds; Ray computes them when the dataset is written.
 
-    - `checkpoint`: a folder or address where Ray stores which rows are written. It needs `id_column`, a column of
-      distinct ids, a dataset that was read from files, and `write_parquet` as the next step.
+    - `checkpoint`: a folder or URL where Ray stores which rows are written. It needs `id_column`, a column of distinct
+      ids, a dataset that was read from files, and `write_parquet` as the next step.
     - `actors`: the number of processes with a model; by default one per GPU, or one per CPU slot that Ray leaves free.
     - `cpus`: CPU slots and threads per actor. `gpus`: GPUs per actor, by default 1 if the cluster has any.
-    - `batch_texts`: texts per call of an actor. `block_bytes`: about the size of a write task, which sets
+    - `batch_texts`: texts per call of an actor. `block_bytes`: the approximate size of a write task; it sets
       `ds.context.target_max_block_size`.
     - The other arguments are those of `EmbedBatch`.
     """
@@ -81,8 +81,8 @@ def embed_dataset(
         "column": column, "model": model, "layer": layer, "pool": pool, "segment": segment, "dtype": dtype,
         "batch_tokens": batch_tokens,
     }  # fmt: skip
-    here = EmbedBatch(**options, device="cpu")
-    settings = here.settings()  # a mistake in the arguments is found here, not in an actor
+    local = EmbedBatch(**options, device="cpu")
+    settings = local.settings()  # a wrong argument is found here, not in an actor
     if checkpoint is not None:
         _check_slots(slots.get("CPU", 0), actors * cpus)
         ds.context.checkpoint_config = _checkpoint_config(id_column, str(checkpoint), settings)
@@ -91,7 +91,7 @@ def embed_dataset(
         EmbedBatch,
         fn_constructor_kwargs={
             **options,
-            "model": here.model,
+            "model": local.model,
             "device": device if gpus else "cpu",
             "threads": cpus,
         },
@@ -105,38 +105,40 @@ def embed_dataset(
 
 
 def _check_slots(available: float, wanted: int) -> None:
-    """Refuse a cluster on which a run with a checkpoint would wait for ever."""
+    """Refuse a cluster on which a run with a checkpoint would wait forever."""
     if available < wanted + OTHER_SLOTS:
         raise ElmoError(
-            f"a run with a checkpoint needs {wanted + OTHER_SLOTS} CPU slots, {OTHER_SLOTS} more than its actors have, "
-            f"got {available:g}: give fewer actors or cpus, or start Ray with more slots, which may be more than the "
-            "machine has cores",
+            f"a run with a checkpoint needs {wanted + OTHER_SLOTS} CPU slots, {OTHER_SLOTS} more than its actors, got "
+            f"{available:g}: give fewer actors or cpus, or start Ray with more slots, which may exceed the number of "
+            "cores",
             "checkpoint",
         )
 
 
 def _checkpoint_config(id_column: str | None, path: str, settings: dict[str, Any]) -> CheckpointConfig:
-    """Ray's settings for a checkpoint; one that was begun with another model or layer is refused."""
+    """Ray's settings for a checkpoint; a checkpoint that was begun with other settings is refused."""
     if id_column is None:
         raise ElmoError("checkpoint needs id_column, a column of distinct ids", "checkpoint", "id_column")
     path = path if "://" in path else str(Path(path).absolute())
     config = CheckpointConfig(id_column=id_column, checkpoint_path=path)
-    files, inside = FileSystem.from_uri(path)
+    files, folder = FileSystem.from_uri(path)
     settings = {**settings, "id_column": id_column}
-    beside = f"{inside.rstrip('/')}.elmokit.json"  # Ray reads every file inside
-    begun = files.get_file_info(inside).type == FileType.Directory
-    if begun and files.get_file_info(beside).type == FileType.File:
-        with files.open_input_stream(beside) as file:
+    record = f"{folder.rstrip('/')}.elmokit.json"  # next to the folder, because Ray reads every file in it
+    begun = files.get_file_info(folder).type == FileType.Directory
+    if begun and files.get_file_info(record).type == FileType.File:
+        with files.open_input_stream(record) as file:
             before = json.loads(file.read())
         if differ := [name for name in settings if before.get(name) != settings[name]]:
-            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, settings))
+            earlier, given = (
+                ", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, settings)
+            )
             raise ElmoError(
-                f"checkpoint {path} was begun with {said}, got {asked}: use those again, or another checkpoint and "
-                "another folder for the vectors",
+                f"checkpoint {path} was begun with {earlier}, got {given}: use the earlier settings, or another "
+                "checkpoint and another folder for the vectors",
                 "checkpoint",
             )
     if "://" not in path:
-        Path(beside).parent.mkdir(parents=True, exist_ok=True)
-    with files.open_output_stream(beside) as file:
+        Path(record).parent.mkdir(parents=True, exist_ok=True)
+    with files.open_output_stream(record) as file:
         file.write(json.dumps(settings, indent=1).encode())
     return config

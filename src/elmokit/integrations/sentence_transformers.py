@@ -1,4 +1,4 @@
-"""ELMo in Sentence Transformers: a first module, and one-liners that build and load a whole model.
+"""ELMo in Sentence Transformers: an input module, and functions that build and load a whole model.
 
 from elmokit.integrations.sentence_transformers import sentence_transformer
 model = sentence_transformer("en", pool="mean")
@@ -49,17 +49,17 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         max_seq_length: int | None = None,
         **options: Any,  # noqa: ANN401 - those of Elmo.load
     ) -> None:
-        """Take a model, or load one by its name or path with the `options` of `Elmo.load`.
+        """Use a model, or load one by its name or path with the `options` of `Elmo.load`.
 
-        `layer`: "mix", "top" or a number; by default that of `Elmo.encode`. `pool`: "mean", "max", "first" or "last"
-        for `sentence_embedding`. `max_seq_length`: the tokens that are read of a text; by default all.
+        `layer`: "mix", "top" or a number; by default as in `Elmo.encode`. `pool`: "mean", "max", "first" or "last" for
+        `sentence_embedding`. `max_seq_length`: the largest number of tokens read of a text; by default all are read.
         """
         super().__init__()
         if isinstance(model, Elmo) and options:
-            raise ElmoError(f"{next(iter(options))} is for a model that is loaded here, and an Elmo was given")
+            raise ElmoError(f"{next(iter(options))} must be given to Elmo.load if model is an Elmo: leave it out here")
         self.elmo = model if isinstance(model, Elmo) else Elmo.load(model, **options)
         if self.elmo.state == "carry":
-            raise ElmoError("ElmoModule needs vectors that the text alone decides: load the model with state='zero'")
+            raise ElmoError("ElmoModule needs vectors that depend only on the text: load the model with state='zero'")
         self.layer: Layer = self.elmo.default_layer if layer is None else layer
         check_layer(self.layer, self.elmo.config.n_outputs)
         if self.layer == "all":
@@ -72,8 +72,8 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
     def preprocess(self, inputs: Iterable[str], prompt: str | None = None, **_: object) -> Features:
         """Texts → their tokens by the model's text policy.
 
-        `words` are the distinct tokens of the batch, and `input_ids` [B, T] numbers of them from 1; 0 is padding. So
-        the losses of Sentence Transformers can cut a batch into parts.
+        `words` are the distinct tokens of the batch. `input_ids` [B, T] contains their numbers from 1, and 0 for
+        padding, so that the losses of Sentence Transformers can split a batch.
         """
         texts = list(inputs)
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -106,7 +106,7 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         return self.elmo.config.vector_size
 
     def save(self, output_path: str, *_: object, safe_serialization: bool = True, **__: object) -> None:
-        """Write an elmokit model, which `Elmo.load` reads too, and the options of this module."""
+        """Write an elmokit model, which `Elmo.load` can also read, and the options of this module."""
         self.elmo.save(output_path)
         self.save_config(output_path)
 
@@ -122,26 +122,26 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         model_kwargs: dict[str, Any] | None = None,
         **_: object,
     ) -> Self:
-        """Read what `save` wrote; `model_kwargs` are options of `Elmo.load`."""
-        place = (model_name_or_path, subfolder)
+        """Load a saved module; `model_kwargs` are options of `Elmo.load`."""
+        location = (model_name_or_path, subfolder)
         hub: Features = {"token": token, "cache_folder": cache_folder, "revision": revision}
         hub["local_files_only"] = local_files_only
-        folder = cls.load_dir_path(*place, **hub)
-        return cls(folder, **cls.load_config(*place, **hub), **(model_kwargs or {}))
+        folder = cls.load_dir_path(*location, **hub)
+        return cls(folder, **cls.load_config(*location, **hub), **(model_kwargs or {}))
 
 
 def pooled(vectors: Tensor, mask: Tensor, pool: Pool) -> Tensor:
-    """vectors [B, T, D], mask [B, T] → [B, D], the numbers of `Elmo.encode(output="sentence")`; 0 without tokens."""
+    """vectors [B, T, D], mask [B, T] → [B, D], equal to `Elmo.encode(output="sentence")`; 0 without tokens."""
     counts = mask.sum(dim=1, keepdim=True)
     if not vectors.shape[1]:
         return vectors.new_zeros(len(vectors), vectors.shape[2])
     if pool == "mean":
-        # One token after the other, so that a sum does not depend on the padding.
+        # One token at a time, so that a sum does not depend on the padding.
         return sum(vectors.unbind(dim=1)[1:], start=vectors[:, 0]) / counts.clamp(min=1)
     if pool == "max":
         return vectors.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(dim=1).masked_fill(counts == 0, 0)
-    place = 0 if pool == "first" else (counts[:, 0] - 1).clamp(min=0)
-    return vectors[torch.arange(len(vectors), device=vectors.device), place]
+    position = 0 if pool == "first" else (counts[:, 0] - 1).clamp(min=0)
+    return vectors[torch.arange(len(vectors), device=vectors.device), position]
 
 
 def sentence_transformer(
@@ -152,7 +152,7 @@ def sentence_transformer(
     max_seq_length: int | None = None,
     **options: Any,  # noqa: ANN401
 ) -> SentenceTransformer:
-    """A SentenceTransformer whose vectors are those of `Elmo.encode(output="sentence")`.
+    """A SentenceTransformer that gives the vectors of `Elmo.encode(output="sentence")`.
 
     `options` are those of `Elmo.load`, such as `device` or `trainable`.
     """
@@ -163,8 +163,8 @@ def sentence_transformer(
 def load(folder: str | Path, *, device: str | None = None, **options: Any) -> SentenceTransformer:  # noqa: ANN401
     """A SentenceTransformer that was saved with an ElmoModule, from a folder or from the Hugging Face Hub.
 
-    Sentence Transformers asks for `trust_remote_code` for every class that is not its own; here it is ours. So load
-    only folders whose other modules you trust as well. `options` are those of `Elmo.load`.
+    Sentence Transformers needs `trust_remote_code` for classes of other packages such as this one. So load only folders
+    whose other modules you also trust. `options` are those of `Elmo.load`.
     """
     return SentenceTransformer(
         str(folder), device=device, trust_remote_code=True, model_kwargs={"device": device, **options}

@@ -3,7 +3,7 @@
     from elmokit.sklearn import ElmoVectorizer
     model = make_pipeline(ElmoVectorizer("my-model"), LogisticRegression(max_iter=1000)).fit(texts, labels)
 
-Models and vectors belong to the process, not to the estimator: clones share them, and they are not in a pickle.
+Models and vectors belong to the process, not to the estimator: clones share them, and pickles do not contain them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ except ImportError as error:
 Vector = NDArray[np.float32]
 
 _IN_A_FILE = 1_000
-"""Sentences in a file of the cache; a killed run loses no more than these."""
+"""Sentences per file of the cache; a killed run loses at most this number."""
 _recent = RecentVectors(1 << 29)
 
 
 class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not annotated
     """Texts, or lists of tokens, → float32 [N, D], one pooled ELMo vector each.
 
-    It learns nothing from the texts. A text that this process has embedded before is not embedded again, so that a
-    grid search over a classifier costs one pass through the model, and one over layers by number no more.
+    It learns nothing from the texts. A text that this process has embedded is not embedded again. So a grid search over
+    a classifier costs one pass through the model, and a grid search over numbered layers costs no more.
 
     >>> ElmoVectorizer("my-model").fit_transform(["a river bank", "a bank account"]).shape  # doctest: +SKIP
     (2, 1024)
@@ -62,11 +62,11 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     ) -> None:
         """Store the arguments; nothing is read before `fit`.
 
-        `model`: a model of any format by its path, or an Elmo, which clones share; None: the one of the package.
-        `layer`: "mix", "top", a number, or "all" for the vectors of all layers one after the other, [N, (L+1)·D].
-        `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens ("english",
-        "jieba", "chars" or "whitespace"); None: as in `Elmo.encode`. `cache`: a folder
-        where the vectors are stored for other processes.
+        `model`: the path of a model of any format, or an Elmo, which clones share; None means the bundled model.
+        `layer`: "mix", "top", a number, or "all" for the concatenated vectors of all layers, [N, (L+1)·D]. `pool`:
+        "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens ("english", "jieba",
+        "chars" or "whitespace"); None means as in `Elmo.encode`. `cache`: a folder where the vectors are stored for
+        other processes.
         """
         self.model = model
         self.layer = layer
@@ -86,7 +86,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         """N texts → [N, D]; a text without tokens gets zeros."""
         elmo = self._elmo()
         rows = elmo.text_policy.override(self.segment).sentences_of(_texts(X))
-        # One pass gives all layers, so all are stored; the mix is not made of them once they are pooled.
+        # One pass gives all layers, so all are stored; a mix cannot be computed from layers that are already pooled.
         layer: Layer = "mix" if self.layer == "mix" else "all"
         name = f"{elmo.fingerprint(mixes=layer == 'mix')}-{layer}-{self.pool}"
         keys = [key_of([name, row]) for row in rows]
@@ -103,12 +103,12 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     def _computed(
         self, elmo: Elmo, rows: Mapping[bytes, Sequence[str]], layer: Layer, name: str
     ) -> dict[bytes, Vector]:
-        """The vectors of tokens by key, from the cache if there is one, or computed."""
+        """The vectors of sentences by key, read from the cache folder if there is one, otherwise computed."""
 
         def embedded(keys: Iterable[bytes]) -> Iterator[Vector]:
             tokens = (rows[key] for key in keys)
             stream = elmo.stream(tokens, layer=layer, pool=self.pool, batch_tokens=self.batch_tokens)
-            # Copies, since a view would keep the vectors of a whole batch in memory.
+            # Copies, because a view would keep the vectors of a whole batch in memory.
             return (vector.reshape(-1).copy() for vector in stream)
 
         if self.cache is None:
@@ -119,11 +119,11 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
 
         size = elmo.config.vector_size * (elmo.config.n_outputs if layer == "all" else 1)
         store = VectorStore(Path(self.cache) / name, (0, 1, size))
-        places = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
-        return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in places.items()}
+        stored = store.complete(dict.fromkeys(rows, 1), compute, dtype=torch.float32, most_sentences=_IN_A_FILE)
+        return {key: block.layers[row, 0].numpy().copy() for key, (block, row, _) in stored.items()}
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
-        """elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
+        """The names elmo_0 …, or elmo_layer0_0 … for all layers, [D]."""
         config = self._elmo().config
         parts = [f"layer{layer}_" for layer in range(config.n_outputs)] if self.layer == "all" else [""]
         return np.array([f"elmo_{part}{n}" for part in parts for n in range(config.vector_size)], dtype=object)
@@ -166,7 +166,7 @@ def forget() -> None:
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array
-    """Any column of texts or token lists as a list, checked."""
+    """A column of texts or token lists as a list, with its types checked."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ElmoError(f"ElmoVectorizer takes a list of texts, got {type(given).__name__}")
     if getattr(given, "ndim", 1) == 2:  # a data frame, or a column of one
@@ -180,5 +180,5 @@ def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list,
         elif isinstance(text, Sequence | np.ndarray) and all(isinstance(token, str) for token in text):
             texts.append(tuple(str(token) for token in text))
         else:
-            raise ElmoError(f"a text must be a string or a list of tokens, got {text!r} in place {number}")
+            raise ElmoError(f"a text must be a string or a list of tokens, got {text!r} at position {number}")
     return texts

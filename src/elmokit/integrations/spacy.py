@@ -3,7 +3,7 @@
     nlp = spacy.blank("en")
     nlp.add_pipe("elmo", config={"model": "en"})
 
-An entry point in pyproject.toml lets spaCy find it without an import.
+An entry point in pyproject.toml lets spaCy find the component without an import.
 """
 
 import io
@@ -32,12 +32,12 @@ except ImportError as error:
     raise MissingExtraError("spacy", "spacy", "the spaCy component elmo") from error
 
 Per = Literal["auto", "sentence", "doc"]
-"""What is encoded as one sentence: a sentence, a whole doc, or a sentence where boundaries are known."""
+"""The unit that is encoded as one sentence: a sentence, a whole doc, or (auto) a sentence if boundaries are known."""
 _FOLDER = "model"
 """The folder of the model among the files of a saved pipeline."""
 
 
-# No postponed annotations in this module: spaCy reads those of the factory to check a configuration.
+# No postponed annotations in this module: spaCy reads the annotations of the factory to check a configuration.
 @Language.factory(  # type: ignore[untyped-decorator]
     "elmo",
     assigns=["doc.tensor"],
@@ -60,12 +60,12 @@ def make_elmo(
     device: str | None,
     save_model: bool,
 ) -> "ElmoPipe":
-    """The component `elmo` of a pipeline, from the values in its configuration."""
+    """The component `elmo` of a pipeline, from its configuration."""
     return ElmoPipe(name, model, layer=layer, per=per, batch_tokens=batch_tokens, device=device, save_model=save_model)
 
 
 class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where types are checked
-    """Gives each token of a doc its vector, in `doc.tensor` [T, D], and sets the similarity hooks."""
+    """Stores the vectors of a doc's tokens in `doc.tensor` [T, D], and sets the similarity hooks."""
 
     def __init__(
         self,
@@ -80,8 +80,9 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
     ) -> None:
         """Store the options; the model is loaded when it is first needed, in each process.
 
-        `model`, `layer`, `batch_tokens` and `device` are as in `Elmo.load` and `Elmo.encode`. `per` says what is
-        encoded as one sentence. With `save_model` the model's files are saved with the pipeline, otherwise its name.
+        `model`, `layer`, `batch_tokens` and `device` are as in `Elmo.load` and `Elmo.encode`. `per` is the unit that
+        is encoded as one sentence: "sentence", "doc", or "auto" for sentences if their boundaries are known. With
+        `save_model` the model's files are saved with the pipeline, otherwise its name.
         """
         check_value("per", per, Per)
         if layer == "all":
@@ -100,7 +101,7 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
 
     @property
     def width(self) -> int:
-        """The numbers per token, D: what a listener's `width` must be."""
+        """D, the size of a token's vector, which a listener's `width` must equal."""
         return self.elmo.config.vector_size
 
     def __call__(self, doc: Doc) -> Doc:
@@ -109,7 +110,7 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
         return doc
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """Give docs their vectors, `batch_size` docs at a time; the network's batches are made of their sentences."""
+        """Give docs their vectors, `batch_size` docs at a time; their sentences are batched again for the network."""
         report = self.get_error_handler()
         for docs in minibatch(stream, size=batch_size):
             try:
@@ -130,7 +131,7 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
             add_similarity(doc)
 
     def _sentences(self, doc: Doc) -> list[list[str]]:
-        """The tokens of a doc, sentence by sentence or all together."""
+        """The tokens of a doc, as one list per sentence or one list in all."""
         known = len(doc) > 0 and doc.has_annotation("SENT_START")
         if self.per == "sentence" and len(doc) and not known:
             raise ElmoError(
@@ -148,17 +149,17 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
                 listens = node.name == "tok2vec-listener" and node.upstream_name in ("*", self.name)
                 if listens and node.get_dim("nO") != self.width:
                     raise ElmoError(
-                        f"the listener of {name} must have width {self.width}, the numbers per token of "
-                        f"{self.model}, got {node.get_dim('nO')}"
+                        f"the listener of {name} must have width {self.width}, the vector size of {self.model}, got "
+                        f"{node.get_dim('nO')}"
                     )
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        """Save the model's files with `save_model`; otherwise the configuration of the pipeline says it all."""
+        """Save the model's files with `save_model`; otherwise the configuration of the pipeline is enough."""
         if self.save_model:
             self.elmo.save(Path(path) / _FOLDER)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Self:
-        """Load the model that was saved with the pipeline, if one was."""
+        """Load the model that was saved with the pipeline, if there is one."""
         if (folder := Path(path) / _FOLDER).exists():
             self._elmo = Elmo.load(folder, device=self.device)
         return self
@@ -183,7 +184,7 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As the pipeline is saved: another process loads the model itself."""
+        """Pickle the options and, with `save_model`, the model's files; otherwise each process loads the model."""
         options = ("name", "model", "layer", "per", "batch_tokens", "device", "save_model")
         return _restored, ({name: getattr(self, name) for name in options}, self.to_bytes())
 
@@ -195,7 +196,8 @@ def _restored(options: dict[str, Any], data: bytes) -> ElmoPipe:
 def add_similarity(doc: Doc) -> Doc:
     """Let `similarity` of a doc, its spans and its tokens compare the vectors in `doc.tensor`.
 
-    spaCy does not save these hooks: call it for a doc from `Doc.from_bytes` or from `nlp.pipe` with several processes.
+    spaCy does not save these hooks: call this function for a doc from `Doc.from_bytes` or from `nlp.pipe` with several
+    processes.
     """
     for hooks in (doc.user_hooks, doc.user_span_hooks, doc.user_token_hooks):
         hooks["similarity"] = _similarity
@@ -203,24 +205,23 @@ def add_similarity(doc: Doc) -> Doc:
 
 
 def _similarity(one: Doc | Span | Token, other: Doc | Span | Token) -> float:
-    """The cosine of two vectors; 0 where one of them is empty."""
+    """The cosine of two vectors; 0 if one of them is zero."""
     first, second = _vector(one), _vector(other)
     if len(first) != len(second):
         raise ElmoError(
-            f"both sides of a similarity must come from one model, got vectors of {len(first)} and {len(second)} "
-            "numbers"
+            f"similarity needs vectors of one model, got vectors of the sizes {len(first)} and {len(second)}"
         )
     lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / lengths if lengths else 0.0
 
 
 def _vector(item: Doc | Span | Token) -> Vectors:
-    """The vector of a token in its context, or the mean of those of a span or doc, [D]."""
+    """The vector of a token in its context, or the mean vector of a span or doc, [D]."""
     doc = item if isinstance(item, Doc) else getattr(item, "doc", None)
     if doc is None or doc.tensor.ndim != 2 or len(doc.tensor) != len(doc):
         raise ElmoError(
-            f"similarity compares tokens, spans and docs that elmo has read, got {type(item).__name__} {item!s:.40}: "
-            "give it through the pipeline first"
+            f"similarity compares tokens, spans and docs with vectors of elmo, got {type(item).__name__} "
+            f"{item!s:.40}: process it with the pipeline first"
         )
     rows: Vectors = to_numpy(doc.tensor)
     if isinstance(item, Token):

@@ -4,11 +4,11 @@
     model, tokenizer = ElmokitModel.from_elmokit("en"), ElmokitTokenizer.from_elmokit("en")
     model(**tokenizer("A river bank.", return_tensors="pt")).last_hidden_state
 
-The ids of a token are its characters, then the number of its word if the model has a word table: `input_ids` is
-[B, T, C]. The model adds the two sentence boundaries itself and leaves them out of what it returns.
+`input_ids` is [B, T, C]: the ids of a token's characters, followed by the id of its word if the model has a word table.
+The model adds the two sentence boundaries itself and leaves them out of its output.
 """
 
-# No postponed annotations here: `strict` checks the values of a configuration against types, and no strings.
+# No postponed annotations here: `strict` checks the values of a configuration against types, not strings.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -57,39 +57,39 @@ _SMALL = {
     "lstm": {"cell_size": 64, "output_size": 16},
     "characters": {"filters": [[1, 8], [2, 8], [3, 16]], "n_highway": 1},
 }
-"""What a configuration without arguments describes: a new model, small enough to try things."""
+"""The default configuration: a new model, small enough for experiments."""
 
 
 @strict
 class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is not annotated for mypy --strict
-    """The network's shape (`ElmoConfig.to_dict()`), the layer that is returned, and the ids of the boundaries."""
+    """The configuration of the network, the layer that is returned, and the ids of the boundaries."""
 
     model_type: ClassVar[str] = "elmokit"
 
     network: dict[str, Any] = field(default_factory=lambda: dict(_SMALL))
     """`ElmoConfig.to_dict()`: LSTM or Transformer, characters, words."""
     layer: str | int | None = None
-    """What `last_hidden_state` is: "mix", "top" or a number; None: as in `Elmo.encode`."""
+    """The layer in `last_hidden_state`: "mix", "top" or a number; None means as in `Elmo.encode`."""
     layer_norm: bool | str = False
     """The layer norm before the mix, see `ScalarMix`."""
     boundary_ids: list[list[int]] | None = None
-    """The ids of the beginning and the end of a sentence; None: those of bytes."""
+    """The ids of the beginning and the end of a sentence; None means the ids in a model of bytes."""
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - of transformers
-        shape = self.elmo
-        self.layer = shape.context.default_layer if self.layer is None else self.layer
-        check_layer(self.layer, shape.n_outputs)  # type: ignore[arg-type]
+        config = self.elmo
+        self.layer = config.context.default_layer if self.layer is None else self.layer
+        check_layer(self.layer, config.n_outputs)  # type: ignore[arg-type]
         if self.layer == "all":
             raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
         if self.boundary_ids is None:
-            if shape.characters is None or shape.words is not None or shape.characters.alphabet != "bytes":
+            if config.characters is None or config.words is not None or config.characters.alphabet != "bytes":
                 raise ElmoError("boundary_ids must be given for a model that does not read bytes", "boundary_ids")
-            self.boundary_ids = [byte_ids(token, shape.characters.max_characters) for token in (BEGIN, END)]
+            self.boundary_ids = [byte_ids(token, config.characters.max_characters) for token in (BEGIN, END)]
         super().__post_init__(**kwargs)
 
     @property
     def elmo(self) -> ElmoConfig:
-        """The shape as elmokit has it."""
+        """The configuration of the network as elmokit's class."""
         return ElmoConfig.from_dict(self.network)
 
     @property
@@ -99,12 +99,12 @@ class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is 
 
     @property
     def num_hidden_layers(self) -> int:
-        """L, the layers above the token layer."""
+        """L, the number of layers above the token layer."""
         return self.elmo.context.n_layers
 
 
 class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
-    """The network of an elmokit model, LSTM or Transformer, and its mix; it has no language-model head."""
+    """The network of an elmokit model, LSTM or Transformer, and its mix, without a language-model head."""
 
     config_class = ElmokitConfig
     base_model_prefix = "elmokit"
@@ -117,7 +117,7 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_elmokit(cls, model: str | Path | Elmo = DEFAULT) -> Self:
-        """The network of a model that `Elmo.load` opens, in floats, with its first mix and without its softmax."""
+        """The network of a model that `Elmo.load` can load, in floats, with its first mix and without its softmax."""
         checkpoint = _checkpoint(model)
         indexer, mixes = checkpoint.indexer(), checkpoint.mixes[:1]
         config = ElmokitConfig(
@@ -133,7 +133,7 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         return found
 
     def to_elmokit(self, tokenizer: "ElmokitTokenizer") -> Elmo:
-        """An Elmo with these weights, which `Elmo.save` writes as an elmokit folder."""
+        """An Elmo with these weights; `Elmo.save` can write it as an elmokit folder."""
         mix = {
             "weights": self.mix.weights.detach(),
             "gamma": self.mix.gamma.detach(),
@@ -160,7 +160,7 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         return_dict: bool | None = None,
         **_: object,
     ) -> BaseModelOutput | tuple[Any, ...]:
-        """input_ids [B, T, C], attention_mask [B, T] → vectors [B, T, D], 0 where the mask is.
+        """input_ids [B, T, C], attention_mask [B, T] → vectors [B, T, D], 0 where the mask is 0.
 
         Without a mask, a token whose ids are all 0 is padding. `hidden_states` are the L + 1 layers.
         """
@@ -172,7 +172,7 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         tokens = self._tokens(input_ids * mask.unsqueeze(-1), lengths)
         values, _state = self.bilm.contextualise(tokens, lengths + 2)
         layers = Layers(values, lengths + 2).without_boundaries()
-        # One tensor for each layer, of which the mix is made, so that gradients of hidden states can be looked at.
+        # The mix is made of one tensor per layer, so that the hidden states have gradients.
         hidden = layers.values.unbind()
         layer = self.config.layer
         if layer == "mix":
@@ -185,41 +185,41 @@ class ElmokitModel(PreTrainedModel):  # type: ignore[misc]
         return output if as_dict else output.to_tuple()
 
     def _tokens(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """ids [B, T, C], 0 at padding → vectors without context [B, T + 2, P], the boundaries in."""
+        """ids [B, T, C], 0 at padding → vectors without context including the boundaries, [B, T + 2, P]."""
         batch, time, size = ids.shape
         begin, end = torch.tensor(self.config.boundary_ids, dtype=ids.dtype, device=ids.device)
         whole = nn.functional.pad(ids, (0, 0, 1, 1))
         whole[:, 0] = begin
         whole[torch.arange(batch, device=ids.device), lengths.to(ids.device) + 1] = end
         # Each distinct token is encoded once.
-        types, places = torch.unique(whole.reshape(-1, size), dim=0, return_inverse=True)
-        shape = self.bilm.config
-        characters = types[:, : shape.characters.max_characters] if shape.characters else None
-        vectors = self.bilm.encode_types(characters, types[:, -1] if shape.words else None)
-        return vectors[places].reshape(batch, time + 2, -1)
+        types, rows = torch.unique(whole.reshape(-1, size), dim=0, return_inverse=True)
+        config = self.bilm.config
+        characters = types[:, : config.characters.max_characters] if config.characters else None
+        vectors = self.bilm.encode_types(characters, types[:, -1] if config.words else None)
+        return vectors[rows].reshape(batch, time + 2, -1)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of the characters, or of the words of a model without characters."""
+        """The embedding of the characters, or of the words in a model without characters."""
         encoder = self.bilm.token_encoder
         table = encoder.words if encoder.char_cnn is None else encoder.char_cnn.embedding
         assert table is not None
         return table
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Exchange that table."""
+        """Replace this embedding."""
         encoder = self.bilm.token_encoder
         owner, name = (encoder, "words") if encoder.char_cnn is None else (encoder.char_cnn, "embedding")
         setattr(owner, name, value)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """New weights for what was not loaded, as elmokit draws them."""
+        """Initialise weights that were not loaded, as elmokit does."""
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
 
 @dataclass(frozen=True)
 class TokenAlignment:
-    """Where the tokens of one text come from: what `BatchEncoding.tokens()` and `.word_ids()` return."""
+    """The tokens of one text and the numbers of their words, for `BatchEncoding.tokens()` and `.word_ids()`."""
 
     tokens: list[str]
     word_ids: list[int | None]
@@ -238,8 +238,8 @@ class TokenAlignment:
 class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
     """Texts → the ids of their tokens, by the text policy of the model.
 
-    A token of a model of bytes needs no vocabulary. A model of characters (`zh`) reads a word of several characters as
-    several tokens; `word_ids()` says which belong together.
+    A model of bytes needs no vocabulary. A model of characters (`zh`) reads a word of several characters as several
+    tokens; `word_ids()` says which tokens belong to one word.
     """
 
     vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": "vocab.txt", "symbols_file": "characters.json"}
@@ -257,9 +257,9 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         specials: Sequence[str] = (BEGIN, END, UNKNOWN),
         **kwargs: Any,  # noqa: ANN401 - of transformers
     ) -> None:
-        """`text`: how the model's training text was read; `segment` overrides it, as in `Elmo.load`.
+        """`text`: how the model's training text was tokenised; `segment` overrides it, as in `Elmo.load`.
 
-        `max_characters` is M, and None for a model that reads only words.
+        `max_characters` is M, or None for a model that reads only words.
         """
         self.max_characters, self.segment, self.specials = max_characters, segment, list(specials)
         self.words = self.symbols = None
@@ -276,7 +276,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
 
     @classmethod
     def from_elmokit(cls, model: str | Path | Elmo = DEFAULT) -> Self:
-        """The tokenizer of a model that `Elmo.load` opens."""
+        """The tokenizer of a model that `Elmo.load` can load."""
         checkpoint = _checkpoint(model)
         characters, words = checkpoint.config.characters, checkpoint.config.words
         found = cls(
@@ -290,7 +290,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
 
     @property
     def indexer(self) -> Indexer:
-        """What turns tokens into ids."""
+        """The indexer that turns tokens into ids."""
         if self.max_characters is None:
             if self.words is None:
                 raise ElmoError("max_characters must be given for a tokenizer without a vocabulary", "max_characters")
@@ -301,7 +301,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
 
     @property
     def vocab_size(self) -> int:
-        """The words of the word table; 0 for a model that reads characters alone."""
+        """The number of words in the word table; 0 for a model that reads only characters."""
         return 0 if self.words is None else len(self.words)
 
     def __len__(self) -> int:
@@ -313,7 +313,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Nothing: no token can be added."""
+        """Always empty: no token can be added."""
         return {}
 
     added_tokens_encoder = added_tokens_decoder
@@ -328,7 +328,7 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         return ids[0] if isinstance(tokens, str) else ids
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write the tables of words and of characters, where the model has them."""
+        """Write the tables of words and of characters that the model has."""
         texts = {
             "vocab_file": None if self.words is None else self.words.to_text(),
             "symbols_file": None if self.symbols is None else json.dumps(dict(self.symbols.ids)),
@@ -343,9 +343,9 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         return tuple(written)
 
     def _split(self, text: str | Sequence[str]) -> list[tuple[Token, int]]:
-        """The tokens of a string, or of words, with their places in it, each with the number of its word.
+        """The tokens of a string, or of given words, with their offsets, each with the number of its word.
 
-        The places of a token of a word that was given are those in the word.
+        The offsets are relative to the string, or to the given word.
         """
         if isinstance(text, str):
             words = self.policy.tokenize(text)
@@ -380,9 +380,9 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         return_special_tokens_mask: bool = False,
         **_: object,
     ) -> BatchEncoding:
-        """What `tokenizer(...)` returns."""
+        """The result of `tokenizer(...)`."""
         if text_pair is not None:
-            raise ElmoError("ELMo reads one text at a time, got a pair: encode each of the two", "text_pair")
+            raise ElmoError("ELMo reads single texts, got a pair: encode each of the two texts", "text_pair")
         single = isinstance(text, str) or (is_split_into_words and (not len(text) or isinstance(text[0], str)))
         rows = [self._split(each) for each in ([text] if single else text)]
         if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
@@ -407,18 +407,20 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
         widths = [len(row) for row in padded["input_ids"]]
         found = dict(padded) if not single else {key: value[0] for key, value in padded.items()}
         aligned = [TokenAlignment.of(row, width, self.pad_token) for row, width in zip(rows, widths, strict=True)]
-        if return_tensors is not None and len(set(widths)) == 1:  # of texts without tokens, too
+        if return_tensors is not None and len(set(widths)) == 1:  # the right shape even without tokens
             shape = (*([] if single else [len(rows)]), widths[0], self.ids_per_token)
             found["input_ids"] = np.array(found["input_ids"], np.int64).reshape(shape)
         return BatchEncoding(found, aligned, return_tensors, prepend_batch_axis=single and return_tensors is not None)
 
     def _pad(self, encoded_inputs: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        """One text: a padded token has ids of 0, and no place."""
+        """Pad one text: a padding token has ids of 0, and the offsets (0, 0)."""
         found: dict[str, Any] = super()._pad(encoded_inputs, *args, **kwargs)
         if (kwargs.get("padding_side") or self.padding_side) != "right":
-            raise ElmoError("padding_side must be right: the model reads tokens first, then padding", "padding_side")
-        nothing = [0] * self.ids_per_token
-        found["input_ids"] = [nothing if row == self.pad_token_id else row for row in found["input_ids"]]
+            raise ElmoError(
+                "padding_side must be right, because the model reads tokens first, then padding", "padding_side"
+            )
+        padding = [0] * self.ids_per_token
+        found["input_ids"] = [padding if row == self.pad_token_id else row for row in found["input_ids"]]
         if "offset_mapping" in found:
             missing = len(found["input_ids"]) - len(found["offset_mapping"])
             found["offset_mapping"] = [*found["offset_mapping"], *[(0, 0)] * missing]
@@ -426,12 +428,12 @@ class ElmokitTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
 
     @property
     def ids_per_token(self) -> int:
-        """C: the characters of a token, and one for its word."""
+        """C: the number of character ids of a token, and one more for its word."""
         characters = self.max_characters if self.words is None or self.symbols is not None else 0
         return (characters or 0) + (self.words is not None)
 
     def _decode(self, *_: object, **__: object) -> str:
-        raise ElmoError("ids of characters are for the model alone: keep the texts, or use tokens() of the encoding")
+        raise ElmoError("character ids cannot be decoded: keep the texts, or use tokens() of the encoding")
 
 
 AutoConfig.register(ElmokitConfig.model_type, ElmokitConfig, exist_ok=True)
@@ -445,7 +447,7 @@ def _checkpoint(model: str | Path | Elmo) -> Checkpoint:
 
 
 def _ids(indexer: Indexer, tokens: Sequence[str]) -> Ids:
-    """The ids of tokens, [T, C]: characters, then the word."""
+    """The ids of tokens, [T, C]: first the characters, then the word."""
     ids = indexer(tokens)
     parts = [ids.characters, None if ids.words is None else ids.words[:, None]]
     return np.concatenate([part for part in parts if part is not None], axis=1)

@@ -1,9 +1,10 @@
-"""Vectors on disk: what `elmo embed --input FILE --output FILE` writes.
+"""Files of vectors, as `elmo embed --input FILE --output FILE` writes them.
 
-lines → embed_lines.py → OUTPUT.partial → a writer of sentence_vectors.py → OUTPUT → read_vectors
+lines → embed_lines.py → OUTPUT.partial → a writer → OUTPUT → read_vectors
 
-embed_lines.py        tokenise, encode, append, commit, write; the crash-safe folder of a run
-sentence_vectors.py   what is in that folder, as writers read it
+embed_lines.py        tokenise, encode, append, commit, write; the crash-safe folder OUTPUT.partial of a run
+embed_folder.py       a folder of texts → a folder of vector files, by several processes
+sentence_vectors.py   the content of OUTPUT.partial, as writers read it
 writers/              the registry of formats, and one module per format
 """
 

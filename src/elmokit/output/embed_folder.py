@@ -2,19 +2,19 @@
 
     texts/news/2024.txt → OUTPUT/news/2024.txt.h5
 
-Every file is written by `embed_lines`, so that it appears whole or not at all, and one that was interrupted is resumed.
-What a second run needs to know is next to the vectors:
+Every file is written by `embed_lines`, so that it appears whole or not at all, and an interrupted file is resumed.
+The records for a second run are next to the vectors:
 
-    OUTPUT/.elmokit/settings.json               what decides the vectors of all files: model, layer and so on
-    OUTPUT/.elmokit/news/2024.txt.h5.json       that a file is finished, and the size and digest of its text
+    OUTPUT/.elmokit/settings.json               the settings that determine all vectors: model, layer and so on
+    OUTPUT/.elmokit/news/2024.txt.h5.json       written when a file is finished: the size and digest of its text
 
-The process that was started reads no text and computes nothing. It names files to worker processes, the largest first,
-which answer with pickled messages:
+The parent process reads no text and computes nothing. It sends the names of files, the largest first, to worker
+processes, which answer with pickled messages:
 
     ("ready", settings)              the model is loaded
-    ("progress", bytes, tokens)      of the file by now
-    ("done", summary, tokens)        the tokens of this run
-    ("failed", message, arguments)
+    ("progress", bytes, tokens)      done so far in the current file
+    ("done", summary, tokens)        the file is finished; the tokens are those of this run
+    ("failed", message, arguments)   the file, or the model before the first file, failed
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ADVICE = "run the same command again, with fewer workers if memory was full"
 
 
 class FileProgress:
-    """How far a worker is with a file; it reads ahead of what it has computed."""
+    """The progress of a worker with one file, in bytes; the worker reads ahead of the tokens that it has computed."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send, self._sent = send, time.monotonic()
@@ -61,15 +61,15 @@ class FileProgress:
         self._earlier: int | None = None
 
     def read_bytes(self, count: int) -> None:
-        """Take how many more bytes of the file were read."""
+        """Add the number of bytes just read from the file."""
         self._bytes += count
 
     def read_tokens(self, count: int) -> None:
-        """Take how many tokens the next sentence has."""
+        """Add the number of tokens of the sentence just read."""
         self._tokens += count
 
     def done(self, _: int, tokens: int) -> None:
-        """Take how many tokens are done, those of an earlier run included, which come first."""
+        """Set the number of tokens done, which at the first call are those of an earlier run."""
         if self._earlier is None:
             self._earlier = tokens
         self.done_tokens = tokens - self._earlier
@@ -80,20 +80,20 @@ class FileProgress:
 
 
 EmbedFile = Callable[[Path, Path, FileProgress], Summary]
-"""Embeds a text into an output, and says how far it is."""
+"""Embeds a text file into an output file, and reports its progress."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to embed."""
+    """A text file to embed."""
 
     name: str
-    """Its path below the folder, with / between the parts."""
+    """Its path relative to the folder, with / between the parts."""
     path: Path
     size: int
 
     def output(self, folder: Path, ending: str) -> Path:
-        """The file of its vectors."""
+        """The file for its vectors."""
         return folder / f"{self.name}.{ending}"
 
 
@@ -102,23 +102,25 @@ class FolderSummary:
     """The result of a run over a folder."""
 
     files: int = 0
-    """Files that this run has written."""
+    """Number of files that this run has written."""
     skipped: int = 0
-    """Files that an earlier run had finished."""
+    """Number of files that an earlier run had finished."""
     sentences: int = 0
     tokens: int = 0
     failed: dict[str, ElmoError] = field(default_factory=dict)
-    """By the name of a file, why it has no vectors."""
+    """File name → the error because of which the file has no vectors."""
 
 
 @dataclass(frozen=True)
 class FolderProgress:
-    """How far a run is, files of earlier runs included."""
+    """The progress of a run."""
 
     bytes: int
+    """Bytes of text done, including those of earlier runs."""
     files: int
+    """Files done, including those of earlier runs."""
     tokens: int
-    """Tokens of this run."""
+    """Tokens done in this run."""
 
 
 def find_texts(folder: Path) -> list[TextFile]:
@@ -133,22 +135,22 @@ def find_texts(folder: Path) -> list[TextFile]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(root, name) for name in names if not name.startswith(".")):
             size = 0
-            with suppress(OSError):  # it is reported when it is read
+            with suppress(OSError):  # the error is reported when the file is read
                 size = path.stat().st_size
             found.append(TextFile(path.relative_to(folder).as_posix(), path, size))
     if not found:
-        raise ElmoError(f"a folder to embed must have text files, got none in {folder}: name another folder")
+        raise ElmoError(f"a folder to embed must contain text files, got none in {folder}: choose another folder")
     return sorted(found, key=lambda file: file.name)
 
 
 def _unreadable(error: OSError) -> None:
     raise ElmoError(
-        f"the folder {error.filename} cannot be read ({error.strerror or error}): give yourself the right, or move it"
+        f"the folder {error.filename} cannot be read ({error.strerror or error}): change its permissions, or move it"
     ) from error
 
 
 def select_shard(files: Sequence[TextFile], shard: str) -> list[TextFile]:
-    """The files of the shard "i/n": every n-th in the order of their names, from the i-th on."""
+    """The files of the shard "i/n": every n-th file in the given order, starting with the i-th."""
     part, slash, parts = shard.partition("/")
     numbers = [int(each) if each.isascii() and each.isdigit() else 0 for each in (part, parts)]
     if not slash or not 1 <= numbers[0] <= numbers[1]:
@@ -157,17 +159,17 @@ def select_shard(files: Sequence[TextFile], shard: str) -> list[TextFile]:
 
 
 def check_folders(texts: Path, output: Path, ending: str, layout: str) -> None:
-    """Refuse an output that is a file, that would be read as text, or that has no writer."""
+    """Refuse an output folder that is a file or inside the folder of texts, and an ending without a writer."""
     writer_for(Path(f"text.{ending}"), layout)
     if not output.is_dir():
-        named = True
+        is_folder_name = True
         with suppress(ElmoError):
             writer_for(output)
-            named = False
-        if output.exists() or not named:
+            is_folder_name = False
+        if output.exists() or not is_folder_name:
             raise ElmoError(f"output must be a folder if the texts are in a folder, got {output}", "output")
-    one, other = texts.resolve(), output.resolve()
-    if one in (other, *other.parents) or other in one.parents:
+    source, target = texts.resolve(), output.resolve()
+    if source in (target, *target.parents) or target in source.parents:
         raise ElmoError(
             f"output must be outside the folder of the texts, got {output} for {texts}: vectors would be read as text",
             "output",
@@ -183,9 +185,9 @@ def embed_folder(
     workers: int = 1,
     on_progress: Callable[[FolderProgress], None] = lambda progress: None,
 ) -> FolderSummary:
-    """Embed files that have no vectors yet, each to a file of its own; what fails is in the summary.
+    """Embed the files that have no vectors yet, each into one vector file; errors of files are in the summary.
 
-    `start` starts the process of a number from 0, which runs `serve_files`.
+    `start` starts the worker process with a number from 0; the process runs `serve_files`.
     """
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -202,7 +204,7 @@ def embed_folder(
 
 
 def _compare_settings(output: Path, now: Mapping[str, Any]) -> None:
-    """Store the settings of a new folder; refuse those that differ from a run before."""
+    """Store the settings in a new folder; refuse settings that differ from those of an earlier run."""
     path = output / RECORDS / SETTINGS
     if not path.exists():
         with disk_errors(output):
@@ -211,10 +213,10 @@ def _compare_settings(output: Path, now: Mapping[str, Any]) -> None:
     before = _read_json(path) or {}
     now = json.loads(json.dumps(now))
     if differ := [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]:
-        said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
+        earlier, given = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
         raise ElmoError(
-            f"the vectors in {output} must all be made with the same settings, which were {said}, got {asked}: use "
-            "those again, or choose another output",
+            f"the vectors in {output} must all be made with the same settings, which were {earlier}, got {given}: use "
+            "the earlier settings, or choose another output",
             "output",
         )
 
@@ -234,7 +236,7 @@ class _FileWorker:
         self.file: TextFile | None = None
         self.ready = False
         self.read = self.tokens = 0
-        """Bytes and tokens of its file by now."""
+        """Bytes and tokens done in the current file."""
         self._messages = messages
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -252,14 +254,14 @@ class _FileWorker:
         self.process.send(pickle.dumps((file.path, output)))
 
     def interrupt(self) -> None:
-        """Let it store what it has computed."""
+        """Interrupt the process, which then stores the finished vectors."""
         if self.ready:
             with suppress(OSError):
                 self.process.process.send_signal(signal.SIGINT)
 
 
 class _FolderRun:
-    """The worker processes of a run, and what they have done."""
+    """The worker processes of a run, the waiting files, and the summary."""
 
     def __init__(
         self,
@@ -279,31 +281,31 @@ class _FolderRun:
 
     def start(self) -> None:
         """Start the first worker and wait until it has loaded the model."""
-        self._add(0)
-        self._take_message()
+        self._start_worker(0)
+        self._receive_message()
 
     def embed(self, files: Iterable[TextFile], workers: int) -> None:
         """Embed the files that have no vectors yet."""
         for file in files:
-            if (problem := self._state(file)) is None:
+            if (state := self._state(file)) is None:
                 self._waiting.append(file)
                 continue
-            if isinstance(problem, ElmoError):
-                self.summary.failed[file.name] = problem
+            if isinstance(state, ElmoError):
+                self.summary.failed[file.name] = state
             else:
                 self.summary.skipped += 1
-            self._count(file)
-        # A large file that is begun last would let the other workers wait.
+            self._add_done(file)
+        # The largest first: a large file at the end would leave the other workers idle.
         self._waiting = deque(sorted(self._waiting, key=lambda file: (-file.size, file.name)))
         self._report()
         for number in range(1, min(workers, len(self._waiting))):
-            self._add(number)
-        self._next_file(self._workers[0])
+            self._start_worker(number)
+        self._send_next_file(self._workers[0])
         while self._waiting or any(worker.file for worker in self._workers.values()):
-            self._take_message()
+            self._receive_message()
 
     def _state(self, file: TextFile) -> bool | ElmoError | None:
-        """True for a file that is finished, None for one that is not, an error for one whose text has changed."""
+        """True for a finished file, None for an unfinished file, an error for a file whose text has changed."""
         target = file.output(self._output, self._ending)
         record = _read_json(record_of(self._output, target))
         if record is None:
@@ -323,10 +325,10 @@ class _FolderRun:
             return True
         return ElmoError(f"the text has changed since {target} was written: delete that file to embed the text again")
 
-    def _add(self, number: int) -> None:
+    def _start_worker(self, number: int) -> None:
         self._workers[number] = _FileWorker(number, self._start(number), self._messages)
 
-    def _take_message(self) -> None:
+    def _receive_message(self) -> None:
         worker, message = self._messages.get()
         if isinstance(message, BaseException):
             self._replace(worker, message)
@@ -335,7 +337,7 @@ class _FolderRun:
         if kind == "ready":
             worker.ready = True
             self.settings = values[0]
-            self._next_file(worker)
+            self._send_next_file(worker)
         elif kind == "progress":
             worker.read, worker.tokens = values
             self._report()
@@ -345,7 +347,7 @@ class _FolderRun:
             self._finish(worker, worker.file, values)
 
     def _finish(self, worker: _FileWorker, file: TextFile, values: list[Any]) -> None:
-        """Take a summary, or the message and the arguments of an error."""
+        """Record the result of a file: a summary, or the message and the arguments of an error."""
         worker.file = None
         if isinstance(values[0], Summary):
             self.summary.files += 1
@@ -354,26 +356,26 @@ class _FolderRun:
             self._done_tokens += values[1]
         else:
             self.summary.failed[file.name] = ElmoError(values[0], *values[1])
-        self._count(file)
+        self._add_done(file)
         self._report()
-        self._next_file(worker)
+        self._send_next_file(worker)
 
     def _replace(self, worker: _FileWorker, error: BaseException) -> None:
-        """Continue with a new process if one was killed at a file; any other error ends the run."""
+        """Start a new process if one was killed while it embedded a file; any other error ends the run."""
         if worker.file is None or not isinstance(error, ElmoError):
             raise error
         self._workers.pop(worker.number).process.close()
         self.summary.failed[worker.file.name] = error
-        self._count(worker.file)
+        self._add_done(worker.file)
         if self._waiting:
-            self._add(worker.number)
+            self._start_worker(worker.number)
 
-    def _next_file(self, worker: _FileWorker) -> None:
+    def _send_next_file(self, worker: _FileWorker) -> None:
         if worker.ready and worker.file is None and self._waiting:
             file = self._waiting.popleft()
             worker.embed(file, file.output(self._output, self._ending))
 
-    def _count(self, file: TextFile) -> None:
+    def _add_done(self, file: TextFile) -> None:
         self._done_bytes += file.size
         self._done_files += 1
 
@@ -384,7 +386,7 @@ class _FolderRun:
         self._on_progress(FolderProgress(self._done_bytes + read, self._done_files, tokens))
 
     def stop(self) -> None:
-        """Let the workers store what they have computed, and end them."""
+        """Let the workers store their finished vectors, then end them."""
         deadline = time.monotonic() + _STOP_SECONDS
         try:
             for worker in self._workers.values():
@@ -403,12 +405,12 @@ class _FolderRun:
 
 
 def record_of(output: Path, target: Path) -> Path:
-    """The file that says that `target`, which is below the folder `output`, is finished."""
+    """The record that is written when `target`, a file in the folder `output`, is finished."""
     return output / RECORDS / f"{target.relative_to(output).as_posix()}.json"
 
 
 def text_digest(path: Path) -> str:
-    """The SHA-256 of a text, unpacked; one that cannot be read, is damaged or is not UTF-8 is an ElmoError."""
+    """The SHA-256 of a text, unpacked; an ElmoError if the text cannot be read, is damaged or is not UTF-8."""
     digest, decoder, lines = hashlib.sha256(), getincrementaldecoder("utf-8")(), 0
     with ExitStack() as stack:
         file = open_packed(path, stack)
@@ -430,7 +432,7 @@ def text_digest(path: Path) -> str:
 
 
 def start_worker(module: str, options: object, threads: int) -> WorkerProcess:
-    """Start a process that calls `serve` of a module, which calls `serve_files` and gets the options."""
+    """Start a process that runs `serve` of a module, which calls `serve_files`; the process gets the options."""
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     process = WorkerProcess(module, "a process that embeds files", _ADVICE, environment=environment)
     process.send(pickle.dumps((os.getpid(), options)))
@@ -440,14 +442,14 @@ def start_worker(module: str, options: object, threads: int) -> WorkerProcess:
 def serve_files(load: Callable[[Any], tuple[Path, Mapping[str, Any], EmbedFile]]) -> None:
     """Embed the files that the parent process names, until it closes the pipe, interrupts this process or dies.
 
-    `load` takes the options that `start_worker` got and returns the output folder, the settings that decide the
-    vectors, and the function that embeds a file.
+    `load` takes the options of `start_worker`. It returns the output folder, the settings that determine the vectors,
+    and the function that embeds a file.
     """
     with suppress(KeyboardInterrupt):
         parent = ParentProcess()
         try:
-            number, options = pickle.load(parent.messages)
-            threading.Thread(target=_exit_with, args=(number,), daemon=True).start()
+            parent_id, options = pickle.load(parent.messages)
+            threading.Thread(target=_exit_with, args=(parent_id,), daemon=True).start()
             output, settings, embed = load(options)
             parent.send(("ready", dict(settings)))
             with suppress(EOFError):
@@ -460,9 +462,9 @@ def serve_files(load: Callable[[Any], tuple[Path, Mapping[str, Any], EmbedFile]]
             parent.send(error)
 
 
-def _exit_with(parent: int) -> None:
-    """End this process when its parent has died; the files on the disk are complete at any moment."""
-    while os.getppid() == parent:
+def _exit_with(parent_id: int) -> None:
+    """End this process when its parent has died; the files on the disk are valid at any moment."""
+    while os.getppid() == parent_id:
         time.sleep(_PARENT_SECONDS)
     os._exit(1)
 
@@ -475,7 +477,7 @@ def _embed_one(
     try:
         before = path.stat()
         if not stat.S_ISREG(before.st_mode):
-            raise ElmoError("a text must be an ordinary file: copy it to one")
+            raise ElmoError("a text must be a regular file, got something else: copy its content to a file")
         digest = text_digest(path)
         record = record_of(output, target)
         with disk_errors(target):
@@ -485,13 +487,13 @@ def _embed_one(
         after = path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ElmoError("the text has changed while it was read: run the same command again")
-        facts = {"size": before.st_size, "changed": before.st_mtime_ns, "sha256": digest}
-        write_text(record, json.dumps({**facts, "output_bytes": target.stat().st_size, **asdict(summary)}))
+        source = {"size": before.st_size, "changed": before.st_mtime_ns, "sha256": digest}
+        write_text(record, json.dumps({**source, "output_bytes": target.stat().st_size, **asdict(summary)}))
     except ElmoError as error:
         return "failed", str(error), error.arguments
     except OSError as error:
         return "failed", f"the text cannot be read ({error.strerror or error})", ()
-    except Exception as error:  # noqa: BLE001 - one text must not end the work on a whole folder
+    except Exception as error:  # noqa: BLE001 - one bad text must not end the whole run
         reason = next(iter(str(error).splitlines()), "no message")
         return "failed", f"the text cannot be embedded ({type(error).__name__}: {reason})", ()
     return "done", summary, progress.done_tokens

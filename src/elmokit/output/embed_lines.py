@@ -1,15 +1,15 @@
-"""From lines of text to one finished file of vectors; a run that is interrupted can be resumed.
+"""Lines of text → one file of vectors; an interrupted run can be resumed.
 
 The vectors are collected in a crash-safe spool, the folder OUTPUT.partial next to the output:
 
-    state.json        the settings of the run, and how much of the other files counts
+    state.json        the settings of the run, and the valid length of the other files
     vectors.bin       the flat array of rows (sentence_vectors.py), little-endian float32 or float16
     sentences.jsonl   [text, [token, ...]] for each sentence
-    lock              locked while a process works here
+    lock              locked while a process uses the folder
 
-Data are on the disk before state.json, which is replaced in one step, counts them. So a kill or a power cut at any
-moment leaves a whole state.json and everything it counts. Bytes after that are cut off when the run is resumed. The
-output is built in the same folder from these files, so for a while the vectors are on the disk twice.
+Data are flushed to the disk before state.json, which is replaced atomically, includes them. So a kill or a power cut at
+any moment leaves a valid state.json and all data that it includes. Bytes after the valid length are cut off when the
+run is resumed. The output is built in the same folder, so for a while the vectors are on the disk twice.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from elmokit.storage.locks import ProcessLock, try_lock
 from elmokit.storage.trusted import WorkFolder, follow_links
 
 Encode = Callable[[Iterable[list[str]]], Iterator[NDArray[Any]]]
-"""Takes lists of tokens and yields an array for each, in their order; it may read ahead."""
+"""Takes lists of tokens and yields an array for each list, in the same order; it may read ahead."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished run wrote."""
+    """The result of a finished run."""
 
     sentences: int
     tokens: int
     resumed_from: int
-    """How many of the sentences were done by an earlier run."""
+    """Number of sentences that were done by an earlier run."""
 
 
 def check_output(output: str | Path) -> Path:
-    """The file to write, with links followed; an ElmoError for a path that could not be written at the end."""
+    """The file to write, with links followed; an ElmoError if it cannot be written."""
     try:
         path = follow_links(Path(output))
-        for each in (path, partial_folder(path)):  # whose name is longer and must fit too
+        for each in (path, partial_folder(path)):  # the name of the partial folder is longer and must fit too
             with suppress(FileNotFoundError, NotADirectoryError):
                 each.stat()
     except ElmoError:
@@ -69,7 +69,7 @@ def check_output(output: str | Path) -> Path:
         advice = f"add a name such as {path / 'vectors.h5'}"
         raise ElmoError(f"output must be a file, got the folder {output}: {advice}", "output")
     if path.exists() and not path.is_file():
-        raise ElmoError(f"output must be an ordinary file, got {output}: choose another", "output")
+        raise ElmoError(f"output must be a regular file, got {output}: choose another", "output")
     if not path.parent.is_dir():
         raise ElmoError(f"the folder of output must exist, got {output}: create {path.parent} first", "output")
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -96,10 +96,9 @@ def embed_lines(
     """Encode each line as a sentence and write all of them to one file, which appears whole or not at all.
 
     `encode` yields arrays [T, D] or [L+1, T, D], or with `pooled` [D] or [L+1, D]; `store` is their dtype on the disk.
-    They are collected in
-    OUTPUT.partial, and flushed to the disk every `commit_bytes` or `commit_seconds` and when an exception ends the run.
-    `resume` continues from there if the settings and the lines already done are the same. `on_progress` is called with
-    the number of sentences and tokens done, including those of the earlier run.
+    They are collected in OUTPUT.partial, and flushed to the disk every `commit_bytes` or `commit_seconds` and when an
+    exception ends the run. `resume` continues an earlier run if the settings and the finished lines are the same.
+    `on_progress` is called with the number of sentences and tokens done, including those of the earlier run.
     """
     target = check_output(output)
     writer = writer_for(target, layout)
@@ -126,8 +125,8 @@ def embed_lines(
 def _append_all(
     spool: Spool, source: Iterator[str], tokenise: Callable[[str], list[str]], encode: Encode
 ) -> Iterator[None]:
-    """Append the remaining lines; yields before the first and after each."""
-    waiting: deque[tuple[str, list[str]]] = deque()  # as many as encode reads ahead
+    """Append the lines of `source`; yields before the first line and after each line."""
+    waiting: deque[tuple[str, list[str]]] = deque()  # the sentences that `encode` has read ahead
 
     def tokens() -> Iterator[list[str]]:
         for line in source:
@@ -147,12 +146,12 @@ def _append_all(
             raise RuntimeError(f"encode ended after {spool.done.sentences} sentences, before its input did")
     finally:
         if isinstance(arrays, Generator):
-            arrays.close()  # frees its threads and device memory now
+            arrays.close()  # to free its threads and device memory now
 
 
 FORMAT, VERSION = "elmokit-spool", 1
 STATE, LOCK, RESULT = "state.json", "lock", "result.tmp"
-# Removed in this order: late the state, which marks the folder and says that the run has finished.
+# Removed in this order: the state late, because it marks the folder and records that the run has finished.
 FILES = (RESULT, VECTORS, TEXTS, STATE, LOCK)
 
 
@@ -163,7 +162,7 @@ def partial_folder(output: Path) -> Path:
 
 @dataclass(frozen=True)
 class SpoolProgress:
-    """How much is on the disk, counted from the start of the run."""
+    """The amount of data on the disk, from the start of the run."""
 
     sentences: int = 0
     tokens: int = 0
@@ -178,13 +177,13 @@ class SpoolProgress:
     sha256: str = ""
     """Digest of the input lines read so far."""
     output_bytes: int | None = None
-    """At the end of the run: the size of the output, which has been written."""
+    """The size of the output after it has been written; None before."""
 
 
 class Spool:
-    """Collects sentences and vectors one by one; commit() flushes them to the disk, stored() reads them.
+    """Collects sentences and vectors one by one; `commit` flushes them to the disk, `stored` reads them.
 
-    As a context manager it closes its files; a spool without any commit is removed.
+    A context manager that closes the files at the end; a spool without any commit is removed.
     """
 
     def __init__(
@@ -201,9 +200,9 @@ class Spool:
         self.pooled, self.store = pooled, store
         self.settings: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
         self.finished = False
-        """Whether an earlier run has written the output, and only the clean-up is missing."""
+        """Whether an earlier run has written the output, so that only the clean-up is left."""
         self.done = self._committed = SpoolProgress()
-        """What has been appended, including what the resumed run had."""
+        """The data appended so far, including those of the resumed run."""
         self._digest = hashlib.sha256()
         self._committed_at = time.monotonic()
         self._files: list[OffsetFile] = []
@@ -217,7 +216,7 @@ class Spool:
                 raise
 
     def _errors(self, *, committing: bool = False) -> AbstractContextManager[None]:
-        # Except in a commit, what is not committed counts too: a commit follows.
+        # Outside a commit, uncommitted data can be resumed too, because a commit follows.
         resumable = (self._committed if committing else self.done).sentences > 0
         again = f"run it again with resume, which continues from {self.folder}" if resumable else "run it again"
         repair, free = f"when that is repaired, {again}", f"free some and {again}"
@@ -229,7 +228,7 @@ class Spool:
                 self._work = WorkFolder(self.folder)
             except NotADirectoryError:
                 raise ElmoError(
-                    f"{self.folder} must be a folder or absent, got a file: move it, since vectors are collected there"
+                    f"{self.folder} must be a folder or absent, got a file: move it, since the run needs this name"
                 ) from None
             try:
                 return try_lock(self._work.path / LOCK)
@@ -240,7 +239,7 @@ class Spool:
                         f"another process is writing {self.output}: wait until it ends or choose another output",
                         "output",
                     ) from None
-                if not isinstance(error, FileNotFoundError):  # the run before has just removed the folder
+                if not isinstance(error, FileNotFoundError):  # another run has just removed the folder
                     raise
 
     def _open(self, resume: bool) -> None:
@@ -266,11 +265,11 @@ class Spool:
         sync(self.folder.parent)
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _all_settings(self) -> dict[str, Any]:
         return {"pooled": self.pooled, "store": self.store, **self.settings}
 
     def _write_state(self, done: SpoolProgress) -> None:
-        state = {"format": FORMAT, "version": VERSION, "settings": self._facts, "done": asdict(done)}
+        state = {"format": FORMAT, "version": VERSION, "settings": self._all_settings, "done": asdict(done)}
         write_text(self._work.path / STATE, json.dumps(state, indent=1), errors=nullcontext)
 
     def _read_state(self) -> tuple[dict[str, Any], SpoolProgress]:
@@ -282,8 +281,8 @@ class Spool:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             if any(path.name != LOCK for path in self._work.path.iterdir()):
                 raise ElmoError(
-                    f"{self.folder} is not the folder of an unfinished run: move it, since the vectors for "
-                    f"{self.output} are collected there"
+                    f"{self.folder} is not the folder of an unfinished run: move it, since the run for {self.output} "
+                    "needs this name"
                 )
             return {}, SpoolProgress()
         if found.get("version") != VERSION:
@@ -296,22 +295,22 @@ class Spool:
             self.finished = done.output_bytes is not None and self.output.stat().st_size == done.output_bytes
         sizes = [path.stat().st_size if (path := self._work.path / name).exists() else 0 for name in (VECTORS, TEXTS)]
         if not self.finished and (sizes[0] < done.vector_bytes or sizes[1] < done.text_bytes):
-            done = SpoolProgress()  # a finished run removes its data first; then somebody removed its output
+            done = SpoolProgress()  # a finished run removed its data, and the output was deleted later
         return found["settings"], done
 
     def _compare(self, before: Mapping[str, Any]) -> None:
-        now = self._facts
+        now = self._all_settings
         differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
         if differ:
-            said, asked = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
+            earlier, given = (", ".join(f"{n} {json.dumps(each.get(n))}" for n in differ) for each in (before, now))
             raise ElmoError(
-                f"resume needs the settings of the run that it continues, which had {said}, got {asked}: "
-                f"use those again, or delete {self.folder} to start again",
+                f"resume needs the settings of the earlier run, which were {earlier}, got {given}: "
+                f"use the earlier settings, or delete {self.folder} to start again",
                 "resume",
             )
 
     def skip_committed(self, lines: Iterator[str]) -> None:
-        """Skip the lines that a resumed run already has, and check that they are the same."""
+        """Skip the lines that an earlier run has finished, and check that they are the same."""
         read = 0
         for line in itertools.islice(lines, self.done.sentences):
             _add_line(self._digest, line)
@@ -320,7 +319,7 @@ class Spool:
             raise self.input_changed()
 
     def input_changed(self) -> ElmoError:
-        """The error for an input that differs from the one of the earlier run."""
+        """The error for an input that differs from the input of the earlier run."""
         return ElmoError(
             f"resume needs the same input, but it has changed within or after the "
             f"{counted(self.done.sentences, 'line')} already done: restore it, or delete {self.folder} to start again",
@@ -328,7 +327,7 @@ class Spool:
         )
 
     def append(self, text: str, tokens: list[str], vectors: NDArray[Any]) -> None:
-        """Add a sentence; vectors are [T, D] or [L+1, T, D], or [D] or [L+1, D] if pooled."""
+        """Add a sentence with its vectors: [T, D] or [L+1, T, D], or if pooled [D] or [L+1, D]."""
         vectors, done = np.asarray(vectors), self.done
         shape = self._shape(done) if done.dim is not None else VectorShape.of(vectors, self.pooled, self.store)
         rows = shape.to_rows(vectors, len(tokens))
@@ -341,7 +340,7 @@ class Spool:
             if rows.size:
                 vector_bytes = self._vectors.write(vector_bytes, rows.data.cast("B"))
             text_bytes = self._texts.write(done.text_bytes, line)
-        # An interrupt may come between any two steps: the sentence counts after the one assignment of `done`.
+        # An interrupt may come between any two statements: only the assignment of `done` adds the sentence.
         self._digest = digest
         self.done = SpoolProgress(
             sentences=done.sentences + 1,
@@ -354,14 +353,14 @@ class Spool:
         )
 
     def commit_if_due(self, most_bytes: int, most_seconds: float) -> None:
-        """Commit if a kill would lose at least `most_bytes`, or if the last commit was `most_seconds` ago."""
+        """Commit if a kill would lose at least `most_bytes`, or if the last commit is `most_seconds` old."""
         now, before = self.done, self._committed
         lost = now.vector_bytes + now.text_bytes - before.vector_bytes - before.text_bytes
         if lost >= most_bytes or time.monotonic() - self._committed_at >= most_seconds:
             self.commit()
 
     def commit(self) -> None:
-        """Flush everything appended so far to the disk, and count it in the state."""
+        """Flush all data appended so far to the disk, and record them in state.json."""
         if (done := self.done) == self._committed:
             return
         with self._errors(committing=True):
@@ -382,19 +381,19 @@ class Spool:
         return VectorShape(self.pooled, done.layers, done.dim or 0, self.store)
 
     def publish(self, write: Callable[[SentenceVectors, Path], None]) -> None:
-        """Let a writer build the output in the spool, move it to its place, and remove the spool."""
+        """Let a writer build the output in the spool, move the output to its path, and remove the spool."""
         self.commit()
         result = self._work.path / RESULT
         with self._errors():
             result.unlink(missing_ok=True)
-            result.touch(exist_ok=False)  # a new file: a writer must not follow a link that somebody put there
+            result.touch(exist_ok=False)  # a new file, so that the writer cannot follow a planted link
             try:
                 write(self.stored(), result)
                 sync(result)
                 size = result.stat().st_size
                 result.replace(self.output)
             except BaseException:
-                result.unlink(missing_ok=True)  # half an output only takes space that the next try needs
+                result.unlink(missing_ok=True)  # to free its space for the next try
                 raise
             sync(self.output.parent)
             self._write_state(replace(self._committed, output_bytes=size))
@@ -402,12 +401,12 @@ class Spool:
 
     def remove(self) -> None:
         """Delete the files of the spool, and its folder if nothing else is in it."""
-        for file in self._files:  # Windows deletes no open file
+        for file in self._files:  # Windows cannot delete an open file
             file.close()
         with self._errors():
             for name in FILES:
                 (self._work.path / name).unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: it contains a file of somebody else
+            with suppress(OSError):  # not empty: it contains other files
                 self.folder.rmdir()
         self._removed = True
         self._close()
@@ -430,5 +429,5 @@ class Spool:
 
 def _add_line(digest: hashlib._Hash, line: str) -> None:
     data = line.encode("utf-8", "surrogatepass")
-    digest.update(len(data).to_bytes(8, "little"))  # so that moving the end of a line changes the digest
+    digest.update(len(data).to_bytes(8, "little"))  # so that a moved line break changes the digest
     digest.update(data)

@@ -43,7 +43,7 @@ PAGE_HEADERS = {
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The application of a service, whose `start` is called when the server runs."""
+    """The application of a service; the server calls `service.start` when it runs."""
     settings = service.settings
     post = {
         "/": embed, "/embed": embed, "/invocations": embed, "/embed_all": embed_all, "/similarity": similarity,
@@ -65,7 +65,7 @@ def create_app(service: Service) -> ASGIApp:
         CORSMiddleware,
         allow_origins=list(settings.cors),
         allow_methods=["GET", "POST"],
-        allow_headers=["*"],  # a client may send some of its own
+        allow_headers=["*"],  # clients may send custom headers
         expose_headers=["Retry-After", "X-Request-Id", "X-Truncated-Texts"],
     )
     app = Starlette(
@@ -79,11 +79,13 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, and 404 of a file of the page."""
+    """The router's errors 404 and 405, and 404 for a missing file of the page, as JSON."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        refused = RequestError(405, f"{path} has no method {request.method}", "Method", headers=error.headers)
+        refused = RequestError(
+            405, f"{path} does not allow the method {request.method}", "Method", headers=error.headers
+        )
     else:
         refused = RequestError(error.status_code, "there is nothing at this address", "NotFound", code="not_found")
     return error_response(refused, path)
@@ -95,7 +97,7 @@ def _request_error(request: Request, error: Exception) -> Response:
 
 
 class _PageFiles(StaticFiles):
-    """The files of the page, which ask again whether they have changed."""
+    """The files of the page, with headers that make browsers ask whether a file has changed."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -115,15 +117,15 @@ async def embed(call: Call) -> Response:
     layer, pool = service.layer_of(fields), service.pool_of(fields)
     normalize = fields.flag("normalize", True)
     texts = await _tokenised(call, "inputs")
-    call.reserve(encodings.answer_bytes(len(texts.rows) * (dimensions or _size(call)), encoding))
+    call.reserve(encodings.response_bytes(len(texts.rows) * (dimensions or _vector_size(call)), encoding))
     work = await service.encode(texts, layer=layer, pool=pool)
-    vectors = _finished(work.results, dimensions, normalize)
+    vectors = _final_vectors(work.results, dimensions, normalize)
     if encoding == "npy":
         body, kind = encodings.npy_bytes(np.stack(vectors)), encodings.NPY_MEDIA_TYPE
     else:
         parts = await encodings.fragments(vectors, cast("Encoding", encoding))
         body, kind = b"[%b]" % b",".join(parts), "application/json"
-    return Response(body, headers=_times(call, texts, work), media_type=kind)
+    return Response(body, headers=_timing_headers(call, texts, work), media_type=kind)
 
 
 async def embed_all(call: Call) -> Response:
@@ -131,10 +133,12 @@ async def embed_all(call: Call) -> Response:
     _refuse_prompt(call)
     layer, encoding = call.service.layer_of(call.fields), call.fields.choice("encoding_format", "float", _ENCODINGS)
     texts = await _tokenised(call, "inputs")
-    call.reserve(encodings.answer_bytes(texts.tokens * _size(call), encoding))
+    call.reserve(encodings.response_bytes(texts.tokens * _vector_size(call), encoding))
     work = await call.service.encode(texts, layer=layer)
     parts = await encodings.fragments(work.results, cast("Encoding", encoding))
-    return Response(b"[%b]" % b",".join(parts), headers=_times(call, texts, work), media_type="application/json")
+    return Response(
+        b"[%b]" % b",".join(parts), headers=_timing_headers(call, texts, work), media_type="application/json"
+    )
 
 
 async def openai_embeddings(call: Call) -> Response:
@@ -146,9 +150,9 @@ async def openai_embeddings(call: Call) -> Response:
     layer, pool = service.layer_of(fields), service.pool_of(fields)
     normalize = fields.flag("normalize", True)
     texts = await _openai_texts(call)
-    call.reserve(encodings.answer_bytes(len(texts.rows) * (dimensions or _size(call)), encoding))
+    call.reserve(encodings.response_bytes(len(texts.rows) * (dimensions or _vector_size(call)), encoding))
     work = await service.encode(texts, layer=layer, pool=pool)
-    parts = await encodings.fragments(_finished(work.results, dimensions, normalize), encoding)
+    parts = await encodings.fragments(_final_vectors(work.results, dimensions, normalize), encoding)
     return _openai_list(call, name, texts, work, parts, "embedding", "embedding")
 
 
@@ -158,7 +162,7 @@ async def pooling(call: Call) -> Response:
     encoding = cast("Encoding", call.fields.choice("encoding_format", "float", _ENCODINGS))
     normalize = call.fields.flag("normalize", True)
     texts = await _openai_texts(call)
-    call.reserve(encodings.answer_bytes(texts.tokens * _size(call), encoding))
+    call.reserve(encodings.response_bytes(texts.tokens * _vector_size(call), encoding))
     work = await call.service.encode(texts, layer=layer)
     vectors = [normalised(each) for each in work.results] if normalize else work.results
     parts = await encodings.fragments(vectors, encoding)
@@ -166,32 +170,32 @@ async def pooling(call: Call) -> Response:
 
 
 async def tokens(call: Call) -> Response:
-    """One vector per token of each text with the token's place in the text, of any layer, in several formats."""
+    """One vector per token of each text, with the token's offsets, from any layer and in several formats."""
     fields, service = call.fields, call.service
     kind = _format(call)
-    layer = service.layer_of(fields, several=True)
+    layer = service.layer_of(fields, allow_all=True)
     unit = cast("Offsets", fields.choice("offsets", "characters", ("characters", "utf16", "bytes")))
     dtype = fields.choice("dtype", "float32", ("float32", "float16"))
     encoding = cast("Encoding", fields.choice("encoding_format", "base64", _ENCODINGS))
     given = fields.texts("inputs", service.settings.max_texts)
     texts = await _tokenised(call, "inputs", spans=True)
     layers = service.layers if layer == "all" else 1
-    numbers = texts.tokens * layers * _size(call)
-    call.reserve(encodings.answer_bytes(numbers, encoding if kind == "json" else kind))
+    numbers = texts.tokens * layers * _vector_size(call)
+    call.reserve(encodings.response_bytes(numbers, encoding if kind == "json" else kind))
     work = await service.encode(texts, layer=layer)
     assert texts.spans is not None
     spans = [encodings.unit_offsets(text, row, unit) for text, row in zip(given, texts.spans, strict=True)]
     vectors = work.results if dtype == "float32" else [each.astype(np.float16) for each in work.results]
     head: dict[str, Any] = {"model": service.name, "layer": layer, "dtype": dtype, "offsets": unit}
-    headers = _times(call, texts, work)
+    headers = _timing_headers(call, texts, work)
     if kind != "json":
         return Response(
             encodings.packed(kind, head, texts.rows, spans, vectors), 200, headers, encodings.MEDIA_TYPES[kind]
         )
     parts = await encodings.fragments(vectors, encoding)
     data = []
-    for number, (row, places, vector, part) in enumerate(zip(texts.rows, spans, vectors, parts, strict=True)):
-        words = [{"text": text, "start": start, "end": end} for text, (start, end) in zip(row, places, strict=True)]
+    for number, (row, offsets, vector, part) in enumerate(zip(texts.rows, spans, vectors, parts, strict=True)):
+        words = [{"text": text, "start": start, "end": end} for text, (start, end) in zip(row, offsets, strict=True)]
         facts = orjson.dumps({"index": number, "shape": vector.shape, "tokens": words})
         data.append(b'%b,"vectors":%b}' % (facts[:-1], part))
     usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
@@ -200,7 +204,7 @@ async def tokens(call: Call) -> Response:
 
 
 async def similarity(call: Call) -> Response:
-    """TEI's /similarity: cosines of a sentence with others; with `words`, of each of its words with each of theirs."""
+    """TEI's /similarity: cosines of one sentence with others; with `words`, the cosines of all pairs of their words."""
     inputs, parameters = call.fields.inner("inputs", required=True), call.fields.inner("parameters")
     service = call.service
     source = inputs.sentence("source_sentence")
@@ -210,22 +214,22 @@ async def similarity(call: Call) -> Response:
     texts = await service.tokenise([source, *others], truncate=parameters.flag("truncate", True))
     if words:
         pairs = len(texts.rows[0]) * sum(map(len, texts.rows[1:]))
-        call.reserve(encodings.answer_bytes(pairs + texts.tokens * _size(call), "float"))
+        call.reserve(encodings.response_bytes(pairs + texts.tokens * _vector_size(call), "float"))
     work = await service.encode(texts, layer=layer, pool=None if words else pool)
     units = [normalised(each) for each in work.results]
-    headers = _times(call, texts, work)
+    headers = _timing_headers(call, texts, work)
     if not words:
         cosines = np.array([float(units[0] @ each) for each in units[1:]], np.float32)
-        return Response(_dumps(cosines), 200, headers, "application/json")
+        return Response(_json_bytes(cosines), 200, headers, "application/json")
     found = [
         {"tokens": row, "similarity": np.ascontiguousarray(units[0] @ each.T)}
         for row, each in zip(texts.rows[1:], units[1:], strict=True)
     ]
-    return Response(_dumps({"tokens": texts.rows[0], "sentences": found}), 200, headers, "application/json")
+    return Response(_json_bytes({"tokens": texts.rows[0], "sentences": found}), 200, headers, "application/json")
 
 
 async def tokenize(call: Call) -> Response:
-    """TEI's /tokenize; the offsets are in bytes, as TEI's are, unless `offsets` says otherwise."""
+    """TEI's /tokenize; by default the offsets are in bytes, as in TEI."""
     _refuse_prompt(call)
     unit = cast("Offsets", call.fields.choice("offsets", "bytes", ("characters", "utf16", "bytes")))
     given = call.fields.texts("inputs", call.service.settings.max_texts)
@@ -233,17 +237,17 @@ async def tokenize(call: Call) -> Response:
     assert texts.spans is not None
     found = []
     for text, row in zip(given, texts.spans, strict=True):
-        places = encodings.unit_offsets(text, row, unit)
+        offsets = encodings.unit_offsets(text, row, unit)
         found.append(
             [
                 {"id": number, "text": token.text, "special": False, "start": start, "stop": stop}
-                for number, (token, (start, stop)) in enumerate(zip(row, places, strict=True))
+                for number, (token, (start, stop)) in enumerate(zip(row, offsets, strict=True))
             ]
         )
     return json_response(found)
 
 
-# Routes that answer at once
+# Routes that compute nothing
 
 
 async def home(request: Request) -> Response:
@@ -255,7 +259,7 @@ async def home(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """200 if the server takes work; it computes nothing."""
+    """200 if the server accepts requests; the check computes nothing."""
     service: Service = request.app.state.service
     if service.is_ready:
         return Response()
@@ -280,7 +284,7 @@ async def schema(_: Request) -> Response:
 
 
 async def info(request: Request) -> Response:
-    """What is served: TEI's keys and ours."""
+    """The model, the limits and the indexes: TEI's keys and ours."""
     service: Service = request.app.state.service
     check_key(service, dict(request.scope["headers"]))
     with service.accept():
@@ -313,29 +317,29 @@ async def info(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """OpenAI's list of models; without a key, since clients ask before they send one."""
+    """OpenAI's list of models; it needs no API key, since clients ask for it before they send one."""
     service: Service = request.app.state.service
     model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "elmokit"}
     return json_response({"object": "list", "data": [{**model, "max_model_len": service.settings.max_input_tokens}]})
 
 
-# What several routes share
+# Shared by several routes
 
 
-def _dumps(value: object) -> bytes:
+def _json_bytes(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _size(call: Call) -> int:
+def _vector_size(call: Call) -> int:
     return call.service.elmo.config.vector_size
 
 
 def _dimensions(call: Call) -> int | None:
-    return call.fields.whole("dimensions", least=1, most=_size(call))
+    return call.fields.integer("dimensions", least=1, most=_vector_size(call))
 
 
-def _finished(vectors: Sequence[Any], dimensions: int | None, normalize: bool) -> list[Any]:
-    """The first numbers of each vector, then with length 1."""
+def _final_vectors(vectors: Sequence[Any], dimensions: int | None, normalize: bool) -> list[Any]:
+    """The vectors, cut to `dimensions` and then scaled to length 1."""
     chosen = vectors if dimensions is None else [each[:dimensions] for each in vectors]
     return [normalised(each) for each in chosen] if normalize else list(chosen)
 
@@ -346,7 +350,7 @@ def _refuse_prompt(call: Call) -> None:
 
 
 async def _tokenised(call: Call, name: str, *, spans: bool = False) -> TokenisedTexts:
-    """The texts of a TEI request; those over the limit are cut unless the request says otherwise."""
+    """The tokens of a TEI request; by default texts over the limit are cut."""
     fields, service = call.fields, call.service
     truncate = fields.flag("truncate", True)
     direction = fields.choice("truncation_direction", "right", ("right", "left", "Right", "Left"))
@@ -355,10 +359,10 @@ async def _tokenised(call: Call, name: str, *, spans: bool = False) -> Tokenised
 
 
 async def _openai_texts(call: Call) -> TokenisedTexts:
-    """The texts of an OpenAI request; those over the limit are refused without vLLM's `truncate_prompt_tokens`."""
+    """The tokens of an OpenAI request; by default texts over the limit are refused, as in vLLM."""
     fields, service = call.fields, call.service
     texts: list[Text] = fields.texts("input", service.settings.max_texts)
-    most = fields.whole("truncate_prompt_tokens", least=-1)
+    most = fields.integer("truncate_prompt_tokens", least=-1)
     truncate = fields.flag("truncate", most is not None)
     return await service.tokenise(texts, truncate=truncate, most=None if most is None or most < 1 else most)
 
@@ -379,19 +383,19 @@ def _openai_list(
     usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
     head = orjson.dumps({"object": "list", "model": name, "created": int(time.time()), "usage": usage})
     body = b'%b,"data":[%b]}' % (head[:-1], data)
-    return Response(body, headers=_times(call, texts, work), media_type="application/json")
+    return Response(body, headers=_timing_headers(call, texts, work), media_type="application/json")
 
 
 def _format(call: Call) -> Format:
-    """The format that the field `format` or the header Accept asks for."""
+    """The format named by the field `format` or by the header Accept."""
     if "format" in call.fields:
         return cast("Format", call.fields.choice("format", "json", tuple(encodings.MEDIA_TYPES)))
     accept = call.request.headers.get("accept", "")
     return next((kind for kind, media in encodings.MEDIA_TYPES.items() if kind != "json" and media in accept), "json")
 
 
-def _times(call: Call, texts: TokenisedTexts, work: Work) -> dict[str, str]:
-    """TEI's headers, in milliseconds; and how many texts were cut."""
+def _timing_headers(call: Call, texts: TokenisedTexts, work: Work) -> dict[str, str]:
+    """TEI's timing headers in milliseconds, and the number of texts that were cut."""
     total = str(round((time.perf_counter() - call.begin) * 1e3))
     headers = {
         "x-compute-type": "cpu" if call.service.elmo.device.type == "cpu" else "gpu",

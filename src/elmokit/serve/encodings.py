@@ -1,6 +1,6 @@
-"""Vectors in the body of an answer: JSON numbers, base64, npy, npz, Arrow or safetensors.
+"""Vectors in the body of a response: JSON numbers, base64, npy, npz, Arrow or safetensors.
 
-Everything that is needed to read a body is in the body.
+A body contains everything that is needed to read it.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ MEDIA_TYPES: dict[Format, str] = {
     "safetensors": "application/safetensors",
 }
 NPY_MEDIA_TYPE = "application/x-npy"
-_NUMBERS_AT_ONCE = 1 << 18
-"""After so many numbers other requests have their turn."""
-_BYTES_PER_NUMBER = {"float": 16, "base64": 10, "json": 16, "npz": 8, "arrow": 8, "safetensors": 8, "npy": 8}
-"""Memory for one number: as float32 and in the body."""
+_VALUES_AT_ONCE = 1 << 18
+"""After encoding this number of values, the event loop serves other requests."""
+_BYTES_PER_VALUE = {"float": 16, "base64": 10, "json": 16, "npz": 8, "arrow": 8, "safetensors": 8, "npy": 8}
+"""Memory for one value: as float32 and in the body."""
 
 
-def answer_bytes(numbers: int, encoding: str) -> int:
-    """About the most memory that an answer with this number of values needs."""
-    return numbers * _BYTES_PER_NUMBER[encoding]
+def response_bytes(values: int, encoding: str) -> int:
+    """An estimate of the largest memory that a response with this number of values needs."""
+    return values * _BYTES_PER_VALUE[encoding]
 
 
 def normalised(vector: Vectors) -> Vectors:
-    """A vector [..., D] with length 1; zeros stay zeros."""
+    """Vectors [..., D] scaled to length 1; a zero vector stays zero."""
     length = np.sqrt(np.square(vector, dtype=np.float64).sum(axis=-1, keepdims=True))
     return np.asarray(vector / np.where(length > 0, length, 1.0), np.float32)
 
 
 async def fragments(vectors: Sequence[NDArray[Any]], encoding: Encoding) -> list[bytes]:
     """Each array as a JSON value: nested lists of numbers, or its bytes in base64 (little-endian)."""
-    found, numbers = [], 0
+    found, values = [], 0
     for vector in vectors:
         if encoding == "base64":
             found.append(b'"%b"' % b64encode(vector.tobytes()))
         else:
             found.append(orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY))
-        numbers += vector.size
-        if numbers > _NUMBERS_AT_ONCE:
-            numbers = 0
+        values += vector.size
+        if values > _VALUES_AT_ONCE:
+            values = 0
             await asyncio.sleep(0)
     return found
 
@@ -80,17 +80,17 @@ def unit_offsets(text: str | list[str], tokens: Sequence[Token], unit: Offsets) 
     if unit == "characters" or whole.isascii():
         return [(token.start, token.end) for token in tokens]
     code, width = ("utf-16-le", 2) if unit == "utf16" else ("utf-8", 1)
-    found, at, units = [], 0, 0
+    offsets, last_end, units = [], 0, 0
     for token in tokens:
-        units += len(whole[at : token.start].encode(code, "surrogatepass")) // width
+        units += len(whole[last_end : token.start].encode(code, "surrogatepass")) // width
         length = len(whole[token.start : token.end].encode(code, "surrogatepass")) // width
-        found.append((units, units + length))
-        at, units = token.end, units + length
-    return found
+        offsets.append((units, units + length))
+        last_end, units = token.end, units + length
+    return offsets
 
 
 def flat_rows(vectors: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """[T, D] or [L+1, T, D] of each text → [tokens, D] or [tokens, L+1, D] of all."""
+    """The arrays of each text, [T, D] or [L+1, T, D] → one array of all tokens, [N, D] or [N, L+1, D]."""
     rows = [each if each.ndim == 2 else each.transpose(1, 0, 2) for each in vectors]
     return np.ascontiguousarray(np.concatenate(rows))
 
@@ -102,7 +102,10 @@ def packed(
     spans: Sequence[Sequence[tuple[int, int]]],
     vectors: Sequence[NDArray[Any]],
 ) -> bytes:
-    """The tokens of all texts with their places and vectors, in one of the binary formats."""
+    """The tokens of all texts with their offsets and vectors, in one of the binary formats.
+
+    In a file, `offsets` are the ends of the texts among the tokens, and `places` the offsets of the tokens in a text.
+    """
     rows = flat_rows(vectors)
     ends = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
     places = np.array([span for row in spans for span in row], np.int64).reshape(-1, 2)
@@ -123,7 +126,7 @@ def _npz(
     ends: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> bytes:
-    """The members of the .npz files that `elmo embed` writes, and `places` [tokens, 2]."""
+    """An archive with the members of the .npz files that `elmo embed` writes, and `places` [N, 2]."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         settings = {"format": "elmokit-vectors", "version": 1, "settings": head}
@@ -141,12 +144,12 @@ def _arrow(
     ends: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> bytes:
-    """An Arrow stream: one row per text, with a list of tokens, of starts, of ends and of vectors for each layer."""
+    """An Arrow stream with one row per text: lists of its tokens, their starts and ends, and the vectors per layer."""
     try:
         import pyarrow as pa
     except ImportError:
-        raise RequestError(422, "this server has no Arrow (extra parquet): ask for another format") from None
-    layers = rows[:, None] if rows.ndim == 2 else rows  # [tokens, layers, D]
+        raise RequestError(422, "this server cannot write Arrow (extra parquet): ask for another format") from None
+    layers = rows[:, None] if rows.ndim == 2 else rows  # [N, layers, D]
     names = ["vectors"] if rows.ndim == 2 else [f"layer_{number}" for number in range(layers.shape[1])]
     starts = pa.array(ends.astype(np.int32))
     columns = {

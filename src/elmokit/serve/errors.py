@@ -1,4 +1,4 @@
-"""What a request is refused with: JSON in the dialect of its route, without paths and tracebacks.
+"""The errors of requests, as JSON in the dialect of the route and without paths or tracebacks.
 
 TEI's routes answer {"error": message, "error_type": kind}, OpenAI's {"error": {"message", "type", "param", "code"}}.
 """
@@ -13,12 +13,12 @@ Kind = Literal["Validation", "Empty", "Overloaded", "Unhealthy", "Backend", "Una
 
 _OPENAI_PATHS = ("/v1/", "/embeddings", "/pooling")
 _OPENAI_STATUS = {422: 400, 424: 500}
-"""OpenAI's clients know 400 and 500 for these."""
+"""OpenAI's clients expect 400 and 500 for these errors."""
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class RequestError(Exception):
-    """A request that is refused or failed: a status, a sentence for the client and what it is about."""
+    """A request that is refused or failed: a status, a sentence for the client and the kind of error."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RequestError(Exception):
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """`param`: the field that is wrong. `more`: further facts in the body, such as words to try instead."""
+        """`param`: the wrong field. `more`: further values in the body, such as words to try instead."""
         super().__init__(message)
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code = param, code
@@ -56,13 +56,13 @@ def dialect_of(path: str) -> Dialect:
 
 
 def overloaded(message: str, retry_after: int) -> RequestError:
-    """Too much work: come back in some seconds."""
+    """The error for too much work, with the time after which the client should try again."""
     return RequestError(
         429, message, "Overloaded", code="overloaded", headers={"Retry-After": str(min(max(retry_after, 1), 30))}
     )
 
 
 def not_ready(message: str, retry_after: int = 2) -> RequestError:
-    """The server is loading or draining."""
+    """The error while the server is loading or draining."""
     headers = {"Retry-After": str(retry_after), "Connection": "close"}
     return RequestError(503, message, "Unhealthy", code="not_ready", headers=headers)

@@ -12,7 +12,7 @@ from elmokit.serve.errors import RequestError
 Text = str | list[str]
 """A string, or a list of tokens."""
 
-_IDS = (
+_TOKEN_IDS = (
     "got token ids, which are those of another tokenizer: send text (with LangChain's OpenAIEmbeddings, set "
     "check_embedding_ctx_length=False)"
 )
@@ -44,56 +44,56 @@ class Fields:
         if value is None and not required:
             value = {}
         if not isinstance(value, dict):
-            raise self.wrong(name, "an object", value)
+            raise self.wrong_type(name, "an object", value)
         return Fields(value, f"{self._where}{name}.")
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
+        """A boolean value."""
         value = self._values.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false", value)
+            raise self.wrong_type(name, "true or false", value)
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string; needed if there is no default."""
+        """A string; required if there is no default."""
         value = self._values.get(name, default)
         value = default if value is None else value
         if not isinstance(value, str):
-            raise self.wrong(name, "a string", value)
+            raise self.wrong_type(name, "a string", value)
         return value
 
     def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
-        """One of some strings."""
+        """One of the allowed strings."""
         value = self.text(name, default)
         if value not in allowed:
             raise self.refused(name, f"must be one of {', '.join(allowed)}, got {_shown(value)}")
         return value
 
-    def whole(self, name: str, default: int | None = None, *, least: int = 0, most: int | None = None) -> int | None:
-        """A whole number within bounds."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 0, most: int | None = None) -> int | None:
+        """A whole number within bounds, or the default."""
         value = self._values.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(name, "a whole number", value)
+            raise self.wrong_type(name, "a whole number", value)
         if value < least or (most is not None and value > most):
             rule = f"at least {least}" if most is None else f"from {least} to {most:,}"
             raise self.refused(name, f"must be {rule}, got {_shown(value)}")
         return value
 
-    def number(self, name: str, *, least: int, most: int) -> int:
-        """A whole number that must be there."""
-        value = self.whole(name, least=least, most=most)
+    def required_integer(self, name: str, *, least: int, most: int) -> int:
+        """A whole number within bounds; refused if it is missing."""
+        value = self.integer(name, least=least, most=most)
         if value is None:
-            raise self.wrong(name, "a whole number", None)
+            raise self.wrong_type(name, "a whole number", None)
         return value
 
-    def layer(self, name: str = "layer", *, layers: int, several: bool) -> str | int | None:
-        """mix, top, all or the number of a layer; None if the request does not say."""
+    def layer(self, name: str = "layer", *, layers: int, allow_all: bool) -> str | int | None:
+        """mix, top, the number of a layer or, with `allow_all`, all; None if the request names no layer."""
         value = self._values.get(name)
-        names = ("mix", "top", "all") if several else ("mix", "top")
+        names = ("mix", "top", "all") if allow_all else ("mix", "top")
         if value is None or value in names:
             return value if isinstance(value, str) else None
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < layers:
@@ -106,7 +106,7 @@ class Fields:
         if isinstance(value, str):
             return [value]
         if not isinstance(value, list):
-            raise self.wrong(name, "a string or a list of strings", value)
+            raise self.wrong_type(name, "a string or a list of strings", value)
         if not value:
             raise RequestError(400, f"{self._where}{name} must not be empty", "Empty", param=name)
         if len(value) > most:
@@ -126,17 +126,17 @@ class Fields:
     def _check_tokens(self, name: str, value: object) -> None:
         items = value if isinstance(value, list) else [value]
         if items and all(isinstance(each, int) and not isinstance(each, bool) for each in items):
-            raise RequestError(400, f"{self._where}{name}: {_IDS}", param=name)
+            raise RequestError(400, f"{self._where}{name}: {_TOKEN_IDS}", param=name)
         if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            raise self.wrong(name, "text: strings, or lists of tokens that are not empty", value)
+            raise self.wrong_type(name, "text: strings, or lists of tokens that are not empty", value)
 
-    def wrong(self, name: str, rule: str, value: object) -> RequestError:
-        """The refusal of a value of the wrong type."""
+    def wrong_type(self, name: str, rule: str, value: object) -> RequestError:
+        """The error for a value of the wrong type."""
         got = "nothing" if name not in self._values else _kind(value)
         return RequestError(400, f"{self._where}{name} must be {rule}, got {got}", param=name)
 
     def refused(self, name: str, rule: str) -> RequestError:
-        """The refusal of a value that has the right type."""
+        """The error for a value that has the right type but is not allowed."""
         return RequestError(422, f"{self._where}{name} {rule}", param=name)
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: the Host header, the API key, limits of size and time, metrics, errors as JSON."""
+"""The checks of every request: the Host header, the API key, limits of size and time, metrics, errors as JSON."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ Handler = Callable[["Call"], Awaitable[Response]]
 BODY_SECONDS = 30.0
 """A request whose body takes longer to arrive is refused."""
 _WATCH_SECONDS = 0.05
-"""A request that takes longer than this is dropped if its client goes away."""
-_MOST_DISCARDED, _DISCARD_SECONDS = 8, 1.0
-"""How much of the body of a refused request is read before the answer: so many times the limit, for so long."""
+"""A request that takes longer than this is dropped if its client disconnects."""
+_MAX_DISCARDED, _DISCARD_SECONDS = 8, 1.0
+"""The part of a refused request's body that is read before the response: up to this multiple of the body limit, for up
+to this time."""
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 _GZIP_ADVICE = "send the body without Content-Encoding"
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer in JSON."""
+    """A JSON response."""
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """A refusal in the dialect of the route."""
+    """An error in the dialect of the route."""
     dialect = dialect_of(path)
     return json_response(error.body_for(dialect), error.status_for(dialect), error.headers)
 
 
 def crash_response(request: Request, _: Exception) -> Response:
-    """The answer to a request in which our own code failed."""
-    error = RequestError(500, "an error of the server; its log says more", "Backend", code="server_error")
+    """The response to a request in which our own code failed."""
+    error = RequestError(500, "the server failed; its log says why", "Backend", code="server_error")
     return error_response(error, request.url.path)
 
 
 class Gate:
-    """The outermost application: counts, logs and names requests, and refuses a foreign Host."""
+    """The outermost application: counts and logs requests, gives them an id, and refuses an unknown Host."""
 
     def __init__(self, app: ASGIApp, service: Service, routes: Collection[str]) -> None:
         self.app, self.service, self.routes = app, service, frozenset(routes)
@@ -70,43 +71,43 @@ class Gate:
         path: str = scope["path"]
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        name = given if _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
 
-        async def named_send(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = [(b"x-request-id", name)]
+                added = [(b"x-request-id", request_id)]
                 if self.service.state == "draining":
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         try:
-            if self._is_foreign(headers.get(b"host", b"").decode("latin-1")):
+            if self._is_unknown_host(headers.get(b"host", b"").decode("latin-1")):
                 error = RequestError(421, "the Host header names another server: start this one with --allow-host NAME")
-                await error_response(error, path)(scope, receive, named_send)
+                await error_response(error, path)(scope, receive, send_with_id)
             else:
-                await self.app(scope, receive, named_send)
-        except Exception:  # answered by `crash_response` unless the answer had begun
-            log.exception("request %s failed", name.decode())
+                await self.app(scope, receive, send_with_id)
+        except Exception:  # `crash_response` answers it, unless the response had begun
+            log.exception("request %s failed", request_id.decode())
         finally:
             seconds = time.perf_counter() - begin
             route = path if path in self.routes else "other"
             self.service.metrics.requests.labels(route, str(status or 499)).inc()
             self.service.metrics.request_seconds.labels(route).observe(seconds)
-            self._log(name.decode(), scope["method"], path, status or 499, seconds)
+            self._log(request_id.decode(), scope["method"], path, status or 499, seconds)
 
-    def _is_foreign(self, host: str) -> bool:
-        """Whether a page of another site reached a server on loopback by a name of its own (DNS rebinding)."""
+    def _is_unknown_host(self, host: str) -> bool:
+        """Whether a server on loopback was called by an unknown name: another site's page can do so (DNS rebinding)."""
         return self.hosts is not None and re.sub(r":\d*$", "", host).lower() not in self.hosts
 
-    def _log(self, name: str, method: str, path: str, status: int, seconds: float) -> None:
+    def _log(self, request_id: str, method: str, path: str, status: int, seconds: float) -> None:
         kind = self.service.settings.log_requests
         if kind == "text":
-            log.warning("%s %s %d %.1f ms %s", method, path, status, seconds * 1e3, name)
+            log.warning("%s %s %d %.1f ms %s", method, path, status, seconds * 1e3, request_id)
         elif kind == "json":
-            facts = {"time": time.time(), "id": name, "method": method, "path": path, "status": status}
+            facts = {"time": time.time(), "id": request_id, "method": method, "path": path, "status": status}
             log.warning("%s", orjson.dumps({**facts, "seconds": round(seconds, 6)}).decode())
 
 
@@ -120,12 +121,12 @@ class Call:
         self._stack = stack
 
     def reserve(self, size: int) -> None:
-        """Reserve memory until the answer is sent."""
-        self._stack.enter_context(self.service.reserve(size, "the answer"))
+        """Reserve memory until the response is sent."""
+        self._stack.enter_context(self.service.reserve(size, "the response"))
 
 
 class Endpoint:
-    """A route with a JSON body: API key, body, handler, errors; a client that goes away stops its work."""
+    """A route with a JSON body: API key, body, handler, errors; work stops if the client disconnects."""
 
     def __init__(self, service: Service, handle: Handler) -> None:
         self.service, self.handle = service, handle
@@ -142,7 +143,7 @@ class Endpoint:
                 body = await self._read(call, receive)
                 watcher.start(task)
                 call.fields = Fields.parse(body)
-                body = b""  # its memory is free while the request waits
+                body = b""  # to free its memory while the request waits
                 response = await self.handle(call)
             except RequestError as error:
                 response = error_response(error, scope["path"])
@@ -178,12 +179,12 @@ class Endpoint:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RequestError(400, "the client went away")
+                        raise RequestError(400, "the client disconnected")
                     part = message.get("body", b"")
                     size += len(part)
                     if size > limit:
                         raise self._too_large(limit)
-                    reserved.close()  # for what has come, since a client may announce more, or nothing
+                    reserved.close()  # reserve only what has arrived: a client may announce any size, or none
                     reserved.enter_context(self.service.reserve(size, "the request"))
                     parts.append(part)
                     if not message.get("more_body", False):
@@ -193,11 +194,11 @@ class Endpoint:
 
     def _too_large(self, limit: int) -> RequestError:
         self.service.metrics.rejected.labels("body").inc()
-        return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several", headers=CLOSE)
+        return RequestError(413, f"a request may have {limit / 1e6:g} MB: send several requests", headers=CLOSE)
 
     async def _discard_body(self, receive: Receive) -> None:
-        """Read and drop a part of the body, because a client that still sends would not see the answer."""
-        left = _MOST_DISCARDED * self.service.settings.body_bytes
+        """Read and drop a part of the body, because a client that is still sending would not see the response."""
+        left = _MAX_DISCARDED * self.service.settings.body_bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while left > 0 and (message := await receive())["type"] == "http.request":
@@ -207,7 +208,7 @@ class Endpoint:
 
 
 CLOSE = {"Connection": "close"}
-"""The rest of the body is not read."""
+"""For errors after which the rest of the body is not read."""
 
 
 def check_key(service: Service, headers: dict[bytes, bytes]) -> None:
@@ -225,7 +226,7 @@ def check_key(service: Service, headers: dict[bytes, bytes]) -> None:
 
 
 class _Watcher:
-    """Cancels a task if its client goes away; short requests are not watched, which would cost more than it saves."""
+    """Cancels a task if its client disconnects; watching short requests would cost more than it saves."""
 
     def __init__(self, receive: Receive) -> None:
         self.gone = False
@@ -234,11 +235,11 @@ class _Watcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, task: asyncio.Task[object]) -> None:
-        """Begin to watch in a moment."""
+        """Begin to watch after a short time."""
         self._timer = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self._begin, task)
 
     def stop(self) -> None:
-        """The request is answered."""
+        """Stop watching: the request is answered."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:

@@ -1,4 +1,4 @@
-"""The uses of a word as the page shows them: groups, sentences, and a map of every layer."""
+"""The occurrences of a word as the page shows them: groups, sentences, and a map of every layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEMO_WORDS = {
     "en": ("bank", "spring", "play", "match", "light", "ring", "letter", "watch", "note", "bat"),
     "zh": ("苹果", "杜鹃", "火", "花", "打", "包"),
 }
-"""The ambiguous words. A model of characters needs them named, because some have two characters."""
+"""The ambiguous words. An index of a model of characters needs their names, because some have two characters."""
 
 
 def demo_language(elmo: Elmo) -> str:
@@ -31,7 +31,7 @@ def demo_language(elmo: Elmo) -> str:
 
 
 def demo_index(elmo: Elmo) -> OccurrenceIndex:
-    """The index of the demo's sentences, which is built once and then in the cache."""
+    """The index of the demo's sentences, which is built once and then cached."""
     from elmokit.analyse.index_cache import find_index
 
     language = demo_language(elmo)
@@ -47,7 +47,7 @@ def layer_of(index: OccurrenceIndex) -> str | int:
 
 def senses_object(found: Senses, index: OccurrenceIndex, occurrences: Sequence[Any]) -> dict[str, Any]:
     """The groups of a word, its sentences, and its points on the map of the index's layer."""
-    places = {row: number for number, row in enumerate(found.rows.tolist())}
+    numbers = {row: number for number, row in enumerate(found.rows.tolist())}
     return {
         "word": found.word,
         "layer": layer_of(index),
@@ -56,17 +56,17 @@ def senses_object(found: Senses, index: OccurrenceIndex, occurrences: Sequence[A
         "labels": found.labels,
         "sentences": [{"tokens": each.tokens, "position": each.position} for each in occurrences],
         "senses": [
-            {"size": sense.size, "typical": sense.typical, "examples": [places[row] for row in sense.rows[:5]]}
+            {"size": sense.size, "typical": sense.typical, "examples": [numbers[row] for row in sense.rows[:5]]}
             for sense in found.senses
         ],
     }
 
 
 def layer_maps(vectors: NDArray[np.float32], found: Senses, start: int) -> dict[str, Any]:
-    """For each layer the points on a map, the share of variance on it, and what puts another vector on it.
+    """For each layer the points on a map, the share of variance that it shows, and the matrix for further vectors.
 
-    Each map is turned and mirrored onto its neighbour, from the index's layer outwards, so that points do not jump
-    when the layer changes. A vector of length 1 with a 1 behind it, times the matrix [D+1, 2], is a point of the map.
+    Each map is rotated and mirrored onto its neighbour, from the index's layer outwards, so that points do not jump
+    when the layer changes. A vector of length 1 with a 1 appended, times the matrix [D+1, 2], is a point of the map.
     """
     from elmokit.analyse.clusters import cluster_plane
 
@@ -75,22 +75,22 @@ def layer_maps(vectors: NDArray[np.float32], found: Senses, start: int) -> dict[
     for layer in (*range(start, layers), *range(start - 1, -1, -1)):
         own = cluster_plane(vectors[layer].astype(np.float64), found.labels)
         before = points.get(layer - 1 if layer > start else layer + 1)
-        points[layer] = own if before is None else _turned(own, before)
+        points[layer] = own if before is None else _aligned(own, before)
     answer: dict[str, Any] = {"points": {}, "variance": {}, "matrices": {}}
     for layer in range(layers):
-        place, values = points[layer], vectors[layer].astype(np.float64)
+        plane, values = points[layer], vectors[layer].astype(np.float64)
         total = float(values.var(axis=0).sum())
-        answer["points"][str(layer)] = np.round(place, 5)
-        answer["variance"][str(layer)] = np.round(place.var(axis=0) / total if total else np.zeros(2), 4)
+        answer["points"][str(layer)] = np.round(plane, 5)
+        answer["variance"][str(layer)] = np.round(plane.var(axis=0) / total if total else np.zeros(2), 4)
         centre = values.mean(axis=0)
-        axes = np.linalg.lstsq(values - centre, place - place.mean(axis=0), rcond=1e-6)[0]
-        matrix = np.vstack([axes, place.mean(axis=0) - centre @ axes]).astype("<f4")
+        axes = np.linalg.lstsq(values - centre, plane - plane.mean(axis=0), rcond=1e-6)[0]
+        matrix = np.vstack([axes, plane.mean(axis=0) - centre @ axes]).astype("<f4")
         answer["matrices"][str(layer)] = b64encode(matrix.tobytes()).decode()
     return answer
 
 
-def _turned(points: Points, onto: Points) -> Points:
-    """Points [N, 2] turned and mirrored so that they are near others, never stretched (orthogonal Procrustes)."""
+def _aligned(points: Points, onto: Points) -> Points:
+    """Points [N, 2] rotated and mirrored to be near others, never stretched (orthogonal Procrustes)."""
     centred = points - points.mean(axis=0)
     u, _, v = np.linalg.svd(centred.T @ (onto - onto.mean(axis=0)))
     return np.asarray(centred @ u @ v)

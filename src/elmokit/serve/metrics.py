@@ -1,4 +1,4 @@
-"""The server's metrics for Prometheus, in a registry of their own, so that a process can have several servers."""
+"""The server's metrics for Prometheus; each server has its own registry, so that a process can have several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Metrics:
             "elmokit_requests", "Requests that were answered.", ["route", "status"], registry=registry
         )
         self.request_seconds = Histogram(
-            "elmokit_request_seconds", "Time from the headers of a request to the end of its answer.",
+            "elmokit_request_seconds", "Time from the headers of a request to the end of its response.",
             ["route"], buckets=SECONDS, registry=registry,
         )  # fmt: skip
         self.texts = Counter("elmokit_texts", "Texts that were computed.", registry=registry)
@@ -38,7 +38,7 @@ class Metrics:
         self.rejected = Counter(
             "elmokit_rejected", "Requests that were refused by a limit.", ["reason"], registry=registry
         )
-        self.dropped = Counter("elmokit_dropped", "Requests whose client had gone.", registry=registry)
+        self.dropped = Counter("elmokit_dropped", "Requests whose client disconnected.", registry=registry)
         self.failed = Counter("elmokit_failed_batches", "Batches whose computation failed.", registry=registry)
         self.queue_seconds = Histogram(
             "elmokit_queue_seconds", "Time of a request in the queue, until its first text is computed.",
@@ -54,14 +54,16 @@ class Metrics:
         self.queue_tokens = Gauge(
             "elmokit_queue_tokens", "Tokens in the queue or being computed, boundaries counted.", registry=registry
         )
-        self.memory = Gauge("elmokit_reserved_bytes", "Memory that requests in work have reserved.", registry=registry)
-        self.ready = Gauge("elmokit_ready", "1 if the server takes work.", registry=registry)
+        self.memory = Gauge("elmokit_reserved_bytes", "Memory reserved by open requests.", registry=registry)
+        self.ready = Gauge("elmokit_ready", "1 if the server accepts requests.", registry=registry)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
 
     def describe(self, elmo: Elmo, model: str, version: str) -> None:
-        """Add what is known once the model is loaded."""
-        info = Gauge("elmokit_build_info", "What is served.", ["version", "model", "dtype"], registry=self.registry)
+        """Add the metrics that need the loaded model."""
+        info = Gauge(
+            "elmokit_build_info", "Version, model and dtype.", ["version", "model", "dtype"], registry=self.registry
+        )
         info.labels(version, model, elmo.dtype).set(1)
         self.registry.register(_TypeCacheCollector(elmo))
 
@@ -72,7 +74,7 @@ class Metrics:
 
 
 class _TypeCacheCollector(Collector):
-    """Reads the model's cache of words when the metrics are asked for."""
+    """Reads the counters of the model's word cache when the metrics are requested."""
 
     def __init__(self, elmo: Elmo) -> None:
         self._cache = elmo.type_cache

@@ -1,4 +1,4 @@
-"""uvicorn with what it lacks: a port that is open while the model loads, a graceful end, limits on slow clients."""
+"""uvicorn with three additions: the port is open while the model loads, a graceful shutdown, limits on slow clients."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from elmokit.serve.service import Service
 HEADER_SECONDS = 15.0
 """A connection that has not sent the headers of a request within this time is closed."""
 WRITE_SECONDS = 60.0
-"""A connection whose client reads nothing of its answer for this time is closed."""
+"""A connection whose client does not read its response for this time is closed."""
 KEEP_ALIVE_SECONDS = 65
 _BACKLOG = 2048
 _HANDSHAKE_SECONDS = 0.2
-"""At the end, connections that have begun get this time to reach the queue of the listening socket."""
+"""At shutdown, connections that have begun get this time to reach the queue of the listening socket."""
 _LAST_SECONDS = 2.0
-"""At the end, connections that have sent nothing or half of a request get this time to send it, and then a refusal."""
+"""At shutdown, connections that have not sent a whole request get this time to send it; then they get an error."""
 _SO_ATTACH_FILTER = 26
 _NO_NEW_CONNECTIONS = (
     (0x30, 0, 0, 13),  # load the flags of the TCP header
@@ -44,7 +44,7 @@ _NO_NEW_CONNECTIONS = (
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal: then finishes accepted requests, refuses new ones and returns; a second signal ends it."""
+    """Serves until a signal, then finishes accepted requests and refuses new ones; a second signal stops it at once."""
 
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="error",  # or every malformed request would write a line
+            log_level="error",  # otherwise every malformed request would write a line
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -63,9 +63,9 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self._silent: dict[Any, float] = {}
-        """Connections without a request, and since when."""
+        """Connections without a request → the time since which this is so."""
         self._stuck: dict[Any, tuple[int, float]] = {}
-        """Connections with an answer to send: its size, and since when that has not changed."""
+        """Connections with unsent data → its size, and the time since which the size has not changed."""
         service.on_failure = self._end
 
     def _end(self) -> None:
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """As uvicorn's, but the signal is not raised again, so that a graceful end has exit status 0."""
+        """As in uvicorn, but the signal is not raised again, so that a graceful shutdown has exit status 0."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
@@ -87,45 +87,45 @@ class Server(uvicorn.Server):
         self.service.begin_drain()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new connections, finish what was accepted, refuse what else is asked, then close the connections."""
+        """Accept no new connections, finish accepted requests, refuse all others, then close the connections."""
         if self.service.state == "draining":
             for listening in sockets or []:
                 await self._stop_listening(listening)
-            await self._until(lambda: not self.service.accepted, self.service.settings.drain)
+            await self._wait_until(lambda: not self.service.accepted, self.service.settings.drain)
             self.service.batcher.close()
-            await self._until(lambda: not self._is_asked(), _LAST_SECONDS)
+            await self._wait_until(lambda: not self._has_open_requests(), _LAST_SECONDS)
         await super().shutdown(sockets)
 
     async def _stop_listening(self, listening: socket.socket) -> None:
-        """Close a listening socket after the last of its connections: closing it would reset those that wait in it.
+        """Close a listening socket when its queue is empty, since closing it resets the connections in the queue.
 
-        The connections wait in the socket's queue until the event loop takes them. On Linux no new ones can begin
-        meanwhile. Elsewhere one that begins in the last moment may be reset.
+        The connections are in the queue until the event loop takes them. On Linux no new ones can begin in that time.
+        Elsewhere a connection that begins in the last moment may be reset.
         """
         if sys.platform == "linux":
             code = b"".join(struct.pack("HBBI", *line) for line in _NO_NEW_CONNECTIONS)
             buffer = ctypes.create_string_buffer(code)
             program = struct.pack("HL", len(_NO_NEW_CONNECTIONS), ctypes.addressof(buffer))
-            with contextlib.suppress(OSError):  # a system without filters
+            with contextlib.suppress(OSError):  # a system without socket filters
                 listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
         await asyncio.sleep(_HANDSHAKE_SECONDS)
-        await self._until(lambda: not _is_readable(listening), _LAST_SECONDS)
+        await self._wait_until(lambda: not _is_readable(listening), _LAST_SECONDS)
         for server in self.servers:
             server.close()
         listening.close()
 
-    async def _until(self, is_done: Callable[[], bool], seconds: float) -> None:
+    async def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Wait for a condition, a time limit or the second signal."""
         end = time.monotonic() + seconds
         while not is_done() and time.monotonic() < end and not self.force_exit:
             await asyncio.sleep(0.02)
 
-    def _is_asked(self) -> bool:
-        """Whether a connection has a request without an answer, or none yet: not so if it is idle after an answer."""
+    def _has_open_requests(self) -> bool:
+        """Whether a connection waits for a response, or has not sent its first request yet."""
         return any(each.timeout_keep_alive_task is None for each in self.server_state.connections)  # type: ignore[union-attr]
 
     async def on_tick(self, counter: int) -> bool:
-        """Once per second, close the connections of clients that send or read nothing."""
+        """Once per second, close the connections of clients that neither send nor read."""
         if counter % 10 == 0:
             self._close_slow_clients(time.monotonic())
         return await super().on_tick(counter)
@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
                 self._stuck[connection] = (unsent, since if size == unsent else now)
                 if now - self._stuck[connection][1] > WRITE_SECONDS:
                     transport.abort()
-            # uvicorn itself closes a connection that is idle between two requests, but not one that sent half of one.
+            # uvicorn itself closes a connection that is idle between two requests, but not after half a request.
             elif (cycle is None or cycle.response_complete) and connection.timeout_keep_alive_task is None:  # type: ignore[union-attr]
                 since = self._silent[connection] = silent.get(connection, now)
                 if now - since > HEADER_SECONDS:
@@ -171,9 +171,9 @@ class _WithLifespan:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address; refused with a sentence if that is not possible."""
+    """A socket that listens on an address; an address that cannot be used is a user's error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers at once (TCP_NODELAY) only on a socket that names its protocol; the default does not.
+    # asyncio sends small responses at once (TCP_NODELAY) only on a socket whose protocol is given explicitly.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
@@ -183,13 +183,15 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ElmoError(
-            f"host {host} and port {port} cannot be used: {error.strerror}: choose another host or port", "host", "port"
+            f"host {host} and port {port} cannot be used ({error.strerror}): choose another host or port",
+            "host",
+            "port",
         ) from error
     return listening
 
 
 def serve(service: Service, listening: socket.socket) -> None:
-    """Serve until a signal; raises what made the model impossible to load."""
+    """Serve until a signal; raises the error if the model cannot be loaded."""
     Server(service).run([listening])
     if service.failure is not None:
         raise service.failure

@@ -1,4 +1,4 @@
-"""The model while it serves: loading, ready or draining; texts → tokens → vectors."""
+"""The served model and its state (loading, ready, draining); texts → tokens → vectors."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 8192
-"""Smaller batches than those of `Elmo.encode` on a CPU: as fast, and a new request waits for less."""
+"""On a CPU the batches are smaller than in `Elmo.encode`: they are as fast, and a new request waits less."""
 _CHARACTERS_PER_TOKEN = 250
 """A longer text than this many characters per allowed token is cut before it is tokenised."""
 _CHARACTERS_AT_ONCE = 20_000
-"""Longer texts are tokenised in another thread, so that other requests do not wait."""
+"""A longer text is tokenised in another thread, so that other requests do not wait."""
 
 
 @dataclass(frozen=True)
 class TokenisedTexts:
-    """The texts of a request as the model reads them."""
+    """The texts of a request as lists of tokens."""
 
     rows: list[list[str]]
     sizes: list[int]
-    """Tokens that the network reads, boundaries counted."""
+    """Tokens of each text that the network reads, including the boundaries."""
     spans: list[list[Token]] | None
-    """The tokens with their offsets, if they were asked for."""
+    """The tokens with their offsets, if requested."""
     characters: int
     cut: int
-    """Texts of which only a part is read."""
+    """Number of texts that were cut."""
     seconds: float
 
     @property
@@ -61,7 +61,7 @@ class Service:
     """One model and its queue."""
 
     def __init__(self, load: Callable[[], Elmo], settings: ServeSettings, name: str) -> None:
-        """`load` is called in the background when the server has started."""
+        """`load` is called in the background after the server has started."""
         self.settings, self.name = settings, settings.served_name or name
         self.metrics = Metrics()
         self.batcher = Batcher(self.metrics, max_queue_tokens=settings.max_queue_tokens, max_wait=settings.max_wait)
@@ -71,12 +71,12 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.created = int(time.time())
         self.accepted = 0
-        """Requests that were accepted and have no answer yet."""
+        """Number of accepted requests that are not answered yet."""
         self.indexes: dict[str, OccurrenceIndex] = {}
         self.searching = asyncio.Lock()
-        """One search of an index at a time, so that they do not take the processor from the model."""
-        self.answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        """The last answers of /senses."""
+        """Allows one search of an index at a time, so that searches leave the processor to the model."""
+        self.cached_senses: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        """The last responses of /senses."""
         self._elmo: Elmo | None = None
         self._reserved = 0
         self._load = load
@@ -90,7 +90,7 @@ class Service:
 
     @property
     def layers(self) -> int:
-        """The number of layers that can be asked for."""
+        """The number of layers that a request can choose from."""
         return self.elmo.config.n_outputs
 
     # Start and end
@@ -147,25 +147,25 @@ class Service:
         self.on_failure()
 
     def begin_drain(self) -> None:
-        """Accept nothing more; what was accepted is finished."""
+        """Refuse new requests from now on; the accepted ones are finished."""
         self.state = "draining"
         self.metrics.ready.set(0)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server takes work and computes it."""
+        """Whether the server accepts requests, and the last batch did not fail."""
         return self.state == "ready" and self.batcher.healthy
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread still loads the model or computes."""
+        """Whether a thread still loads the model or computes vectors."""
         return any(thread is not None and thread.is_alive() for thread in (self._loading, self.batcher.thread))
 
     # Requests
 
     @contextmanager
     def accept(self) -> Iterator[None]:
-        """Refuse a request that comes too early or too late, or count it until it is answered."""
+        """Count a request until it is answered; refused while the model is loaded or the server stops."""
         if self.state != "ready":
             raise not_ready("the server is stopping" if self.state == "draining" else "the model is being loaded")
         self.accepted += 1
@@ -176,7 +176,7 @@ class Service:
 
     @contextmanager
     def reserve(self, size: int, what: str) -> Iterator[None]:
-        """Reserve memory for a request or its answer; refused if one is too large or all together are."""
+        """Reserve memory for a request or its response; refused above a quarter of the limit, or above it in all."""
         limit = self.settings.memory_bytes
         if size > limit // 4:
             self.metrics.rejected.labels("answer_size").inc()
@@ -199,7 +199,7 @@ class Service:
     ) -> TokenisedTexts:
         """Texts → tokens; a text over the limit is cut, or refused without `truncate`.
 
-        `left`: what is cut is the beginning. `most`: the tokens of a text, if fewer than the server's limit.
+        `left`: cut the beginning of a text, not its end. `most`: a limit on the tokens of a text below the server's.
         """
         begin = time.perf_counter()
         elmo, limit = self.elmo, min(most or self.settings.max_input_tokens, self.settings.max_input_tokens)
@@ -215,9 +215,9 @@ class Service:
             if isinstance(shorter, str):
                 split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
                 tokens = await asyncio.to_thread(split, shorter) if length > _CHARACTERS_AT_ONCE else split(shorter)
-                if spans and left and is_cut:  # places in the text as it was given
-                    gone = length - len(shorter)
-                    tokens = [token._replace(start=token.start + gone, end=token.end + gone) for token in tokens]
+                if spans and left and is_cut:  # offsets in the whole text
+                    cut_off = length - len(shorter)
+                    tokens = [token._replace(start=token.start + cut_off, end=token.end + cut_off) for token in tokens]
             else:
                 tokens = _spans_of(shorter) if spans else shorter
             if len(tokens) > limit:
@@ -231,7 +231,7 @@ class Service:
             characters, since = characters + length, since + length
             if since > _CHARACTERS_AT_ONCE:
                 since = 0
-                await asyncio.sleep(0)  # other requests have their turn
+                await asyncio.sleep(0)  # the event loop serves other requests
         pieces = elmo.character_pieces
         sizes = [(len(row) if pieces is None else pieces.count(row)) + BOUNDARIES for row in rows]
         return TokenisedTexts(rows, sizes, found if spans else None, characters, cut, time.perf_counter() - begin)
@@ -244,14 +244,14 @@ class Service:
         pool: Pool | None = None,
         reduce: Callable[[int, Vectors], Any] | None = None,
     ) -> Work:
-        """The vectors of each text; without `pool` those of its tokens."""
+        """One vector per text, or without `pool` one per token."""
         return await self.batcher.encode(
             texts.rows, texts.sizes, layer=self.layer if layer is None else layer, pool=pool, reduce=reduce
         )
 
-    def layer_of(self, fields: Fields, *, several: bool = False, compared: bool = False) -> Layer:
-        """The layer that a request asks for; by default, vectors that are `compared` are those of `Elmo.similarity`."""
-        layer = fields.layer(layers=self.layers, several=several)
+    def layer_of(self, fields: Fields, *, allow_all: bool = False, compared: bool = False) -> Layer:
+        """The layer that a request asks for; if vectors are `compared`, the default is that of `Elmo.similarity`."""
+        layer = fields.layer(layers=self.layers, allow_all=allow_all)
         if layer is not None:
             return cast("Layer", layer)
         return self.elmo.config.context.similarity_layer if compared and self.settings.layer is None else self.layer
@@ -262,7 +262,7 @@ class Service:
 
 
 def _shortened(text: Text, length: int, limit: int, left: bool) -> tuple[Text, bool]:
-    """A text cut to what could be in the limit of tokens, and whether it was cut."""
+    """A string cut to a length that is safe for the token limit, and whether it was cut."""
     if isinstance(text, str):
         most = limit * _CHARACTERS_PER_TOKEN
         if length <= most:
@@ -277,7 +277,7 @@ def _too_long(number: int, limit: int, got: str) -> RequestError:
 
 
 def _spans_of(tokens: Sequence[str]) -> list[Token]:
-    """Tokens that were given as such, with their offsets in the text that spaces between them make."""
+    """Given tokens with their offsets in the text that results from joining them with spaces."""
     from elmokit.text.tokens import Token
 
     found, start = [], 0
@@ -298,7 +298,7 @@ def _first_rate(elmo: Elmo, layer: Layer, batch_tokens: int) -> float:
 
 
 def _open_indexes(elmo: Elmo, settings: ServeSettings) -> dict[str, OccurrenceIndex]:
-    """The indexes by the names of their folders; the one of the demo is built once and then in the cache."""
+    """The indexes by the names of their folders, and the index of the demo."""
     if not settings.index and not settings.demo:
         return {}
     from elmokit.analyse.index_cache import find_index

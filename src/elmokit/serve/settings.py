@@ -1,4 +1,4 @@
-"""The settings of the server: its address, its limits and who may use it."""
+"""The settings of the server: its address, its limits and its access control."""
 
 from __future__ import annotations
 
@@ -15,44 +15,48 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How the server listens, what it accepts and when it refuses."""
+    """The options of `elmo serve`."""
 
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every network of this machine.", metavar="HOST")
-    port: int = option(8080, "Port to listen on; 0 is any free one.", least=0, most=65535, shown="8080")
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 means all networks of this machine.", metavar="HOST")
+    port: int = option(8080, "Port to listen on; 0 means any free port.", least=0, most=65535, shown="8080")
     layer: str | None = option(
         None,
-        "Layer of the vectors if a request names none: mix, top or a number from 0.",
+        "Layer of the vectors if a request names no layer: mix, top or a number from 0.",
         metavar="mix|top|N",
         shown="the model's own choice",
     )
     pool: Literal["mean", "max", "first", "last"] = option(
-        "mean", "How the vectors of a text's tokens become one if a request does not say."
+        "mean", "How the vectors of a text's tokens are pooled if a request does not say."
     )
     served_name: str | None = option(
-        None, "Name of the model in answers.", metavar="NAME", shown="the name of the model or its folder"
+        None, "Name of the model in responses.", metavar="NAME", shown="the name of the model or its folder"
     )
     any_model: bool = option(False, "Accept requests to /v1/embeddings that name another model.")
     max_batch_tokens: int | None = option(
         None, "Number of tokens per batch.", least=1, shown="512 on a CPU, 8,192 on a GPU"
     )
-    max_queue_tokens: int = option(200_000, "Number of tokens in the queue; more are refused with status 429.", least=1)
-    max_texts: int = option(2048, "Number of texts in one request.", least=1)
-    max_input_tokens: int = option(8192, "Number of tokens of one text; longer ones are cut or refused.", least=1)
-    max_body: float = option(8, "Size of a request in megabytes.", least=0.001)
+    max_queue_tokens: int = option(
+        200_000, "Largest number of tokens in the queue; further requests get status 429.", least=1
+    )
+    max_texts: int = option(2048, "Largest number of texts in one request.", least=1)
+    max_input_tokens: int = option(
+        8192, "Largest number of tokens in one text; longer texts are cut or refused.", least=1
+    )
+    max_body: float = option(8, "Largest size of a request in megabytes.", least=0.001)
     max_memory: float = option(
         1024,
-        "Megabytes for all requests and answers in work; more get status 429. One request may take a quarter.",
+        "Megabytes for all open requests and responses; further requests get status 429. One may take a quarter.",
         least=1,
     )
     max_wait: float = option(
-        30, "Seconds after which a request without an answer is refused; a large request has more time.", least=0.1
+        30, "Seconds after which a waiting request is refused; a large request has more time.", least=0.1
     )
     drain: float = option(30, "Seconds to finish accepted requests after SIGTERM.", least=0)
     api_key: str | None = option(
         None, "Key that clients send as Authorization: Bearer KEY.", metavar="KEY", shown="ELMOKIT_API_KEY, or none"
     )
     allow_host: tuple[str, ...] = option(
-        (), "Further host name by which clients may call a server on loopback; may be repeated.", metavar="NAME"
+        (), "Another host name that clients may use for a server on loopback; may be repeated.", metavar="NAME"
     )
     cors: tuple[str, ...] = option(
         (), "Origin of web pages that may use the server; may be repeated.", metavar="ORIGIN"

@@ -1,7 +1,7 @@
-"""`elmo export page`: the sense explorer as a folder of files, which any file server can show.
+"""`elmo export page`: the sense explorer as a folder of files for any file server.
 
-The vectors of the user's own sentences are computed in the browser, by onnxruntime-web with the ONNX file of the model.
-What the maps show was computed before, with elmokit.
+The maps are computed at export. The vectors of the user's own sentences are computed in the browser, by onnxruntime-web
+with the ONNX file of the model.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from elmokit.integrations.onnx_graph import Dtype
 
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""What a page needs of onnxruntime-web's folder `dist`."""
+"""The files of onnxruntime-web's folder `dist` that a page needs."""
 _HERE = Path(__file__).parent
 
 
 def export_page(elmo: Elmo, folder: Path, *, runtime: str, dtype: Dtype = "float16") -> str:
-    """Write the page into a new folder, and return what to tell the user about its model.
+    """Write the page into a new folder, and return a sentence about its size and precision.
 
-    `runtime`: the folder `dist` of the npm package onnxruntime-web, which is copied, or the address of such a folder.
+    `runtime`: the folder `dist` of the npm package onnxruntime-web, which is copied, or the URL of such a folder.
     """
     from elmokit.integrations.onnx_export import export_onnx
 
@@ -41,12 +41,12 @@ def export_page(elmo: Elmo, folder: Path, *, runtime: str, dtype: Dtype = "float
     missing = [] if remote else [name for name in RUNTIME_FILES if not (Path(runtime) / name).is_file()]
     if missing:
         raise ElmoError(
-            f"runtime must be an address or the folder dist of onnxruntime-web, got {runtime} without {missing[0]}: "
+            f"runtime must be a URL or the folder dist of onnxruntime-web, got {runtime} without {missing[0]}: "
             "get it with npm pack onnxruntime-web",
             "runtime",
         )
     if elmo.segment == "jieba":
-        raise ElmoError("a page without a server cannot split text by jieba: export a model with another text policy")
+        raise ElmoError("a page without a server cannot tokenise with jieba: export a model with another text policy")
     check_new_folder(folder)
     with new_folder(folder, "index.html") as target:
         report = export_onnx(elmo, target / "elmo.onnx", dtype=dtype)
@@ -65,7 +65,7 @@ def export_page(elmo: Elmo, folder: Path, *, runtime: str, dtype: Dtype = "float
 
 
 def _write_words(elmo: Elmo, folder: Path, runtime: str) -> None:
-    """The uses of the demo's words, one file per word, and what the page asks for first."""
+    """The occurrences of the demo's words, one file per word, and the file that the page reads first."""
     index = demo_index(elmo)
     words: list[dict[str, Any]] = []
     for word in DEMO_WORDS[demo_language(elmo)]:
@@ -88,7 +88,7 @@ def _write_words(elmo: Elmo, folder: Path, runtime: str) -> None:
 
 
 def _word(elmo: Elmo, index: OccurrenceIndex, word: str) -> dict[str, Any]:
-    """What the server's route /senses answers for all layers, and the vectors of the uses in the index's layer."""
+    """The server's response of /senses for all layers, and the vectors of the occurrences in the index's layer."""
     from elmokit.analyse.index import normalised
     from elmokit.analyse.senses import find_senses
 
@@ -104,7 +104,7 @@ def _word(elmo: Elmo, index: OccurrenceIndex, word: str) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: object) -> None:
-    def plain(each: Any) -> Any:  # noqa: ANN401 - what json calls with anything that it does not know
+    def plain(each: Any) -> Any:  # noqa: ANN401 - json calls it with any value that it does not know
         return each.tolist() if isinstance(each, np.ndarray | np.generic) else list(each)
 
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain)

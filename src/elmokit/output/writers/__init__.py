@@ -1,6 +1,6 @@
-"""The registry of vector files: the writer of an output, and the reader of a file.
+"""The registry of vector formats: the writer of an output, and the reader of a file.
 
-Every format is one module of this package that calls `register_writer`; all are imported when the first one is needed.
+Every format is a module of this package that calls `register_writer`; all are imported when the first one is needed.
 A module outside the package adds a format in the same way:
 
     def write(stored: SentenceVectors, target: Path) -> None:
@@ -31,7 +31,7 @@ from elmokit.output.sentence_vectors import SentenceVectors, Vectors
 Writer = Callable[[SentenceVectors, Path], None]
 Reader = Callable[[Path], Iterator[tuple[list[str], Vectors]]]
 DEFAULT_LAYOUT = "elmokit"
-# What the packages that read these formats raise for files that are cut, damaged or untrue.
+# The errors that the packages for these formats raise for files that are cut short, damaged or false.
 _DAMAGE = (
     OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
     struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
@@ -62,13 +62,15 @@ def register_writer(
 ) -> None:
     """Add a vector format for files with these endings, such as ".npz".
 
-    `write(stored, target)` writes all sentences to a new file. `read(path)` yields (tokens, vectors) per sentence; a
-    file is detected by its first bytes, `magic`, or by its ending if there are none. `layout` distinguishes several
-    writers of the same ending. `check` is called before any work, and raises if a package is missing.
+    `write(stored, target)` writes all sentences to a new file. `read(path)` yields (tokens, vectors) per sentence. A
+    file is detected by its first bytes, `magic`, or by its ending if the format has no `magic`. `layout` distinguishes
+    several writers of one ending. `check` is called before any work, and raises an error if a package is missing.
     """
     _import_formats()
     if not endings or not all(ending.startswith(".") and ending == ending.lower() for ending in endings):
-        raise ElmoError(f"endings must be like .npz, in lower case, got {endings}", "endings")
+        raise ElmoError(
+            f"endings must begin with a period and be in lower case, such as .npz, got {endings}", "endings"
+        )
     for ending in endings:
         if any(ending in known.endings and layout == known.layout for known in _formats):
             raise ElmoError(f"a writer of {ending} is registered: unregister_writer({ending!r}) removes it")
@@ -82,14 +84,14 @@ def unregister_writer(ending: str) -> None:
 
 
 def _import_formats() -> None:
-    """Import the formats of this package and of extensions that are not imported yet, which registers them."""
+    """Import the formats of this package and of extensions that are not imported yet; the import registers them."""
     while _not_imported:
         import_module(f"{__name__}.{_not_imported.pop()}")
     load_extensions()
 
 
 def writer_for(output: Path, layout: str = DEFAULT_LAYOUT) -> Writer:
-    """The writer of a path such as out.h5; an ElmoError for an unknown ending or layout, or a missing package."""
+    """The writer for a path such as out.h5; an ElmoError for an unknown ending or layout, or a missing package."""
     _import_formats()
     ending = output.suffix.lower()
     layouts = {known.layout: known for known in _formats if ending in known.endings}
@@ -98,8 +100,8 @@ def writer_for(output: Path, layout: str = DEFAULT_LAYOUT) -> Writer:
     if layout not in layouts:
         others = [known for known in _formats if known.layout == layout]
         if not others:
-            every = ", ".join(sorted({known.layout for known in _formats}))
-            raise ElmoError(f"layout must be one of {every}, got {layout}", "layout")
+            known_layouts = ", ".join(sorted({known.layout for known in _formats}))
+            raise ElmoError(f"layout must be one of {known_layouts}, got {layout}", "layout")
         raise ElmoError(f"output must end in {_endings(others)} for the layout {layout}, got {output}", "output")
     found = layouts[layout]
     found.check()
@@ -111,10 +113,10 @@ def _endings(formats: Iterable[_VectorFormat]) -> str:
 
 
 def read_vectors(path: str | Path) -> Iterator[tuple[list[str], Vectors]]:
-    """Yield (tokens, vectors) for each sentence of a vector file of any format, reading as it goes.
+    """Yield (tokens, vectors) for each sentence of a vector file of any format; the file is read as a stream.
 
     Vectors are float32 [T, D], [L+1, T, D] with all layers, [D] or [L+1, D] if pooled. A file in the layout of bilm-tf
-    has no tokens: the list is empty then. One in AllenNLP's layout has the tokens of the last of equal sentences only.
+    has no tokens, so the lists are empty. In AllenNLP's layout only the last of equal sentences has its tokens.
 
         for tokens, vectors in read_vectors("out.h5"):
             print(len(tokens), vectors.shape)
@@ -136,7 +138,7 @@ def _reader_of(path: Path, start: bytes) -> Reader:
     by_ending = [known for known in readable if path.suffix.lower() in known.endings and not (known.magic and start)]
     if not (found := by_magic or by_ending):
         raise ElmoError(
-            f"a vector file must be of one of the formats {_endings(readable)}, got {path}, which starts with "
+            f"a vector file must have one of the formats {_endings(readable)}, got {path}, which starts with "
             f"{start[:8]!r}: is this a file of vectors?"
         )
     assert found[0].read is not None

@@ -1,15 +1,15 @@
-"""A table for spreadsheets and R: a row for each token, or for each sentence if the vectors are pooled.
+"""A table for spreadsheets and R: one row per token, or one per sentence if the vectors are pooled.
 
     sentence   the number of the sentence, from 1
-    position   the number of the token in it, from 1; a sentence without tokens has one row, in which it is empty
-    token      the token; pooled `tokens`, all of them with a space between them, and no position
-    layer      only with all layers, which then have a row each: the number of the layer, from 0; their number in the
-               row of a sentence without tokens
+    position   the number of the token in the sentence, from 1; empty in the one row of a sentence without tokens
+    token      the token; if pooled, the column `tokens` instead, with spaces between the tokens, and no position
+    layer      only with all layers, one row per layer: the number of the layer, from 0; in the row of a sentence
+               without tokens, the number of layers
     d1 ... dD  the vector
 
-A token that a spreadsheet would run as a formula, because it begins with = + - @ or a control character, gets an
-apostrophe in front, as does one that begins with apostrophes and then such a character; read_vectors takes it away.
-Lone surrogates become U+FFFD.
+A spreadsheet would run a token that begins with = + - @ or a control character as a formula. Such a token gets an
+apostrophe in front, also if apostrophes come before that character; read_vectors removes the apostrophe. Lone
+surrogates become U+FFFD.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from elmokit.output.sentence_vectors import SentenceVectors, Vectors, shortest_d
 from elmokit.output.writers import register_writer
 
 _FORMULA = re.compile("'*[=+\\-@＝＋－＠\\t\\r\\n]")
-_MOST_COLUMNS = 1 << 20
+_MAX_COLUMNS = 1 << 20
 
 
 def write(stored: SentenceVectors, target: Path) -> None:
     """Write a row for each vector."""
     shape = stored.shape
-    place = ["sentence", "tokens"] if shape.pooled else ["sentence", "position", "token"]
+    names = ["sentence", "tokens"] if shape.pooled else ["sentence", "position", "token"]
     layer = [] if shape.layers is None else ["layer"]
     with target.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([*place, *layer, *(f"d{number}" for number in range(1, shape.dim + 1))])
+        table.writerow([*names, *layer, *(f"d{number}" for number in range(1, shape.dim + 1))])
         for sentence, (_, tokens, rows) in enumerate(stored.items(), 1):
             if shape.pooled:
                 cells: list[list[object]] = [[sentence, _harmless(" ".join(tokens))]]
@@ -52,7 +52,7 @@ def write(stored: SentenceVectors, target: Path) -> None:
 
 
 def _harmless(text: str) -> str:
-    """The text as a spreadsheet shows it and does not run it."""
+    """The text in a form that a spreadsheet shows and does not run."""
     return without_surrogates(f"'{text}" if _FORMULA.match(text) else text)
 
 
@@ -71,10 +71,10 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
 def _read(path: Path, table: Iterator[list[str]]) -> Iterator[tuple[list[str], Vectors]]:
     head = next(table, [])
     pooled, layered = "tokens" in head, "layer" in head
-    named = 2 if pooled else 3
-    start = named + layered
+    n_names = 2 if pooled else 3
+    start = n_names + layered
     expected = ["sentence", "tokens"] if pooled else ["sentence", "position", "token"]
-    if head[:start] != expected + ["layer"] * layered or len(head) > _MOST_COLUMNS:
+    if head[:start] != expected + ["layer"] * layered or len(head) > _MAX_COLUMNS:
         raise ElmoError(f"{path} must have the columns sentence, token and d1 to dD, got {', '.join(head)[:80]}")
     dim, layers = len(head) - start, 0
     for _, rows in groupby(table, key=lambda row: row[0]):
@@ -86,8 +86,8 @@ def _read(path: Path, table: Iterator[list[str]]) -> Iterator[tuple[list[str], V
                 continue
             if len(row) != len(head):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(head)} columns")
-            if not layered or int(row[named]) == 0:
-                cells.append(row[named - 1])
+            if not layered or int(row[n_names]) == 0:
+                cells.append(row[n_names - 1])
             vectors.append(np.array(row[start:], np.float64).astype(np.float32))
         tokens = [cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell for cell in cells]
         layers = len(vectors) // len(tokens) if tokens else layers

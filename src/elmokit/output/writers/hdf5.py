@@ -1,27 +1,27 @@
-"""HDF5 output in four layouts, and reading it back.
+"""HDF5 files of vectors: writers for four layouts, and their reader.
 
 elmokit   one flat array, made for slicing:
             vectors    float32 or float16 [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]
-            offsets    int64 [N+1]; sentence i has the tokens, and unless pooled the vectors, offsets[i]:offsets[i+1]
+            offsets    int64 [N+1]; sentence i has the tokens (and vectors, unless pooled) offsets[i]:offsets[i+1]
             tokens     strings [tokens]
             sentences  strings [N]
           and the attributes format "elmokit-vectors" and version 1.
-          A sentence is one contiguous read; tokens come before layers for that reason.
+          Tokens come before layers, so that a sentence is one contiguous read.
 bilm      a dataset for each sentence, named "0", "1", ...: [L+1, T, D], or [T, D] for one layer.
-allennlp  as bilm, and sentence_to_index [1]: JSON {sentence: "index"}, where the last of equal sentences counts.
-          That one string is built in memory, so in this layout alone memory grows with the text of the input.
-manylangs a dataset for each distinct sentence, named by its tokens with tabs between them, as ELMoForManyLangs writes
-          it: "$period$" for ".", "$backslash$" for "/". A sentence without tokens has no name and is left out.
+allennlp  as bilm, and sentence_to_index [1]: JSON {sentence: "index"}, with the index of the last of equal sentences.
+          This one string is built in memory, so only in this layout memory grows with the text of the input.
+manylangs a dataset for each distinct sentence, named by its tokens with tabs between them, as in ELMoForManyLangs:
+          "$period$" for ".", "$backslash$" for "/". A sentence without tokens has no name and is left out.
 
-All have the attributes pooled, and settings as JSON, which readers of the old layouts ignore.
+All files have the attributes pooled, and settings as JSON, which readers of the old layouts ignore.
 
 HDF5 strings end at NUL and are UTF-8: stored strings have U+2400 for NUL and U+FFFD for lone surrogates. In
 sentence_to_index JSON escapes preserve both, and sentences are stripped of white space at both ends, as AllenNLP did.
 
-A full disk must not corrupt memory: when a write fails, the HDF5 library loses it in silence (h5py can only print what
-goes wrong while an object is closed) or crashes the process on closing the file. So it writes through a file object
-that records the first error, remembers what could not be written, and reports success. check() raises that error
-between two writes. Ctrl-C waits for check() too: it must not interrupt the library.
+When a write fails, as on a full disk, the HDF5 library ignores the error (h5py can only print errors while an object is
+closed) or crashes the process when the file is closed. So it writes through a file object that records the first error,
+stores the data that could not be written, and reports success. check() raises the error between two writes. Ctrl-C also
+waits for check(), because it must not interrupt the library.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "elmokit-vectors", 1
 INDEX = "sentence_to_index"
 SENTENCE_KEYS = "sentence_keys"
-"""The attribute of files whose keys are sentences; those of ELMoForManyLangs itself have no attributes."""
+"""The attribute of files whose keys are sentences; files by ELMoForManyLangs itself have no attributes."""
 _SIGNS = {"$period$": ".", "$backslash$": "/"}
-"""What ELMoForManyLangs writes in a key for a character that HDF5 gives a meaning."""
+"""The replacements in the keys of ELMoForManyLangs for characters that have a meaning in HDF5."""
 BATCH = 1024
 """Sentences written or read together."""
-# Every HDF5 since 1.8 (2008) reads such files, and their groups may have millions of keys.
+# Every HDF5 since 1.8 (2008) reads this version, whose groups may have millions of keys.
 LIBVER = ("v108", "v108")
 
 
 def write_elmokit(stored: SentenceVectors, target: Path) -> None:
-    """Write the flat layout."""
+    """Write one flat array of all vectors."""
     text = h5py.string_dtype("utf-8")
     with create_hdf5(target) as (file, check):
         _describe(file, stored)
@@ -91,16 +91,16 @@ def write_elmokit(stored: SentenceVectors, target: Path) -> None:
 
 def write_bilm(stored: SentenceVectors, target: Path, *, index: bool = False) -> None:
     """Write a dataset for each sentence; with `index` also sentence_to_index."""
-    places: dict[str, str] = {}
+    numbers: dict[str, str] = {}
     with create_hdf5(target) as (file, check):
         _describe(file, stored)
         for number, (sentence, _, rows) in enumerate(stored.items()):
             file.create_dataset(str(number), data=stored.shape.from_rows(rows), dtype=stored.shape.dtype)
             check()
             if index:
-                places[sentence.strip()] = str(number)
+                numbers[sentence.strip()] = str(number)
         if index:
-            listing = json.dumps(places)
+            listing = json.dumps(numbers)
             if len(listing) >= 1 << 32:
                 raise ElmoError(
                     f"the layout allennlp stores all sentences in one HDF5 string of at most 4 GiB, got {len(listing)} "
@@ -126,7 +126,7 @@ def without_nul(text: str) -> str:
 
 def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     """The tokens and vectors of each sentence, from any of the layouts."""
-    # The attribute `format` is not read: it is text of variable length, which HDF5 cannot read safely.
+    # The attribute `format` is not read: it has variable length, which HDF5 cannot read safely.
     with path.open("rb") as raw, h5py.File(path, "r") as file:
         flat = all(has(file, name) for name in ("vectors", "offsets", "tokens"))
         numbered = has(file, "0") or has(file, INDEX) or not len(file)
@@ -159,12 +159,12 @@ def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors
 
 
 def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
-    # The file has sentences, not tokens: the words of one are its tokens, as in AllenNLP, if their number is right.
+    # The file has sentences, not tokens: as in AllenNLP, the words of a sentence are its tokens if their number fits.
     sentences: dict[str, str] = {}
     listing = find(file, INDEX)
     if listing is not None:
         [text] = Strings(listing, raw, f"{file.filename}: {INDEX}").read(0, 1)
-        sentences = {place: sentence for sentence, place in json.loads(text).items()}
+        sentences = {number: sentence for sentence, number in json.loads(text).items()}
     pooled = bool(whole_number(file, "pooled"))
     size = raw.seek(0, 2)
     for number in range(len(file) - (listing is not None)):
@@ -199,7 +199,7 @@ def write_manylangs(stored: SentenceVectors, target: Path) -> None:
 
 def _read_sentence_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
     size, pooled = raw.seek(0, 2), bool(whole_number(file, "pooled"))
-    for key in file:  # in the order of the alphabet, not of the input
+    for key in file:  # in alphabetical order, not in the order of the input
         dataset, name = find(file, key), key
         for written, sign in _SIGNS.items():
             name = name.replace(written, sign)
@@ -243,7 +243,7 @@ class _ErrorCollectingFile(io.FileIO):
         view = memoryview(buffer).cast("B")
         start = self.tell()
         got = super().readinto(view) or 0
-        for offset, data in self._unwritten:  # the library may read what it believes to be on the disk
+        for offset, data in self._unwritten:  # the library may read data that it believes to be on the disk
             low, high = max(start, offset), min(start + len(view), offset + len(data))
             if low < high:
                 view[low - start : high - start] = data[low - offset : high - offset]
@@ -264,7 +264,7 @@ def _held_interrupt() -> Iterator[Callable[[], None]]:
     """Delays SIGINT in the block until the yielded function is called, or the block ends."""
     held: list[tuple[int, FrameType | None]] = []
     handler: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread is interrupted; a SIGINT that is ignored or kills the process runs no Python code.
+    # Only the main thread is interrupted; if SIGINT is ignored or kills the process, there is no Python handler.
     holds = threading.current_thread() is threading.main_thread() and callable(handler)
 
     def raise_held() -> None:
@@ -283,7 +283,7 @@ def _held_interrupt() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """A new HDF5 file, and check(), which raises the error of earlier writes; call it after each batch."""
+    """A new HDF5 file, and check(), which raises the error of an earlier write; call it after each batch."""
     with _held_interrupt() as raise_held, _ErrorCollectingFile(path) as raw:
 
         def check() -> None:

@@ -1,8 +1,9 @@
 """JSON lines: {"index", "dim", "tokens", "vectors": [[...], ...]} for each sentence.
 
-With all layers "layers" [L+1][T][D] replaces "vectors", pooled "vector" [D] or [L+1][D]; "dim" is D, which
-an empty sentence does not show. Numbers are the shortest that give the same float32, or float16, again; NaN is null and
-infinity 1e999, since JSON has neither. Everything beyond ASCII is escaped, which preserves NUL and lone surrogates.
+With all layers "layers" [L+1][T][D] replaces "vectors"; if pooled "vector" [D] or [L+1][D] does. "dim" is D, which an
+empty sentence would not show otherwise. Numbers are the shortest that give the same float32 or float16 again; NaN is
+null and infinity 1e999, since JSON has neither. All other characters than ASCII are escaped, which preserves NUL and
+lone surrogates.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NOT_IN_JSON = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
 
 
 def write(stored: SentenceVectors, target: Path) -> None:
-    """Write a line for each sentence, one vector after the other."""
+    """Write one line per sentence, vector by vector."""
     with target.open("w", encoding="ascii", newline="\n") as file:
         for index, (_, tokens, rows) in enumerate(stored.items()):
             write_sentence(file, index, tokens, stored.shape.from_rows(rows), stored.shape)

@@ -1,7 +1,7 @@
-"""NumPy's .npy: the flat array, and behind it JSON lines: what it is, then the tokens of each sentence.
+"""NumPy's .npy: the flat array, followed by lines of JSON: a header, then the tokens of each sentence.
 
-`np.load(path)` is [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]. It ignores what
-follows the array, so the tokens need no second file that could get lost:
+`np.load(path)` is [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D]. NumPy ignores the
+lines after the array, so the tokens need no second file that could get lost:
 
     with open("out.npy", "rb") as file:
         vectors = np.load(file)
@@ -43,7 +43,7 @@ def write_array(file: IO[bytes], stored: SentenceVectors) -> None:
 
 
 def write_header(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
-    """Write what comes before the numbers of an array."""
+    """Write the header of a .npy array."""
     npy.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
 
 
@@ -64,7 +64,7 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
         head = lines.readline()
         head = json.loads(head) if head else {}
         if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise ElmoError(f"{path} has an array and no tokens behind it: only a file that elmo embed wrote has them")
+            raise ElmoError(f"{path} has an array but no tokens after it: only files by elmo embed have them")
         yield from read_sentences(vectors, lines, flat, dtype, size, pooled=bool(head.get("pooled")))
 
 
@@ -86,7 +86,7 @@ def read_sentences(
     *,
     pooled: bool,
 ) -> Iterator[tuple[list[str], Vectors]]:
-    """The tokens of each line with its rows of the array, of which `left` bytes are left."""
+    """The tokens of each line with its rows of the array; `left` is the size of the array in bytes."""
     shape = VectorShape(pooled, flat[1] if len(flat) == 3 else None, flat[-1])
     row_bytes = math.prod(shape.row) * dtype.itemsize
     for line in lines:

@@ -1,4 +1,4 @@
-"""NumPy's .npz: the flat array as `vectors`, `offsets` [N+1] unless pooled, tokens and settings as JSON text.
+"""NumPy's .npz: the flat array `vectors`, `offsets` [N+1] unless pooled, and tokens and settings as JSON text.
 
 `np.load(path)["vectors"]` is [tokens, D], or [tokens, L+1, D] with all layers; pooled [N, D] or [N, L+1, D].
 Sentence i is `vectors[offsets[i]:offsets[i + 1]]`. `np.load(path)["tokens.jsonl"]` gives the bytes of one line per
@@ -49,7 +49,7 @@ def write(stored: SentenceVectors, target: Path) -> None:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    # A fixed date makes equal contents equal files.
+    # With a fixed date, equal contents give equal files.
     return archive.open(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), "w", force_zip64=True)
 
 

@@ -1,12 +1,13 @@
-"""Parquet: a row for each sentence.
+"""Parquet: one row per sentence.
 
     index      int64
     sentence   string
     tokens     list<string>
-    vectors    list<fixed_size_list<float32>[D]>, pooled fixed_size_list<float32>[D], or with float16;
-               with all layers the columns layer_0 ... layer_L instead, each of that type
+    vectors    list<fixed_size_list<float32>[D]>, or fixed_size_list<float32>[D] if pooled; or the same with float16;
+               with all layers, the columns layer_0 ... layer_L of this type instead
 
-The file's metadata contain `elmokit` as JSON: format, version, pooled, settings. Lone surrogates become U+FFFD.
+The file's metadata contain the key `elmokit` with JSON: format, version, pooled, settings. Lone surrogates become
+U+FFFD.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def write(stored: SentenceVectors, target: Path) -> None:
                 columns.append(values if shape.pooled else pa.ListArray.from_arrays(ends, values, type=column))
             writer.write_table(pa.table(columns, schema=schema), row_group_size=len(group))
             first += len(group)
-            pa.default_memory_pool().release_unused()  # or it grows with the number of groups
+            pa.default_memory_pool().release_unused()  # otherwise it grows with the number of groups
 
 
 def _groups(stored: SentenceVectors) -> Iterator[list[tuple[str, list[str], Vectors]]]:
@@ -134,9 +135,9 @@ def _vector_size(kind: Any, pooled: bool, pa: Any) -> int:  # noqa: ANN401
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Refuse a small file that would unpack to far too much.
+    """Refuse a small file that would unpack to far too much data.
 
-    pyarrow gives these numbers too, but crashes the process if the footer is damaged.
+    The sizes are in the footer, which is read here because pyarrow crashes the process if the footer is damaged.
     """
     with path.open("rb") as file:
         size = file.seek(-8, 2) + 8
@@ -152,9 +153,9 @@ _STRUCT = 12
 
 
 def _thrift(file: BinaryIO, kind: int, depth: int) -> Any:  # noqa: ANN401 - numbers, bytes, lists, and dicts by field
-    """A value of Thrift's compact protocol, in which parquet's footer is written."""
+    """A value in Thrift's compact protocol, the encoding of parquet's footer."""
     if depth > 16:
-        raise ValueError("a footer that is too deep")
+        raise ValueError("a footer that is nested too deeply")
     match kind:
         case 3:
             return _byte(file)

@@ -1,6 +1,6 @@
-"""Text as ELMoForManyLangs writes it: one line per token, the token and its numbers with tabs between them.
+"""Text in the format of ELMoForManyLangs: one line per token, the token and its vector separated by tabs.
 
-An empty line ends a sentence. With all layers the numbers of a token are those of layer 0, then of layer 1 and so on.
+An empty line ends a sentence. With all layers, a line has the vector of layer 0, then of layer 1 and so on.
 A pooled sentence is one line with its tokens joined by spaces. White space inside a token becomes a space.
 """
 

@@ -3,11 +3,11 @@
 let key = sessionStorage.getItem("elmokit-key") ?? "";
 
 export class ApiError extends Error {
-  /** `found` is the body of the answer. */
+  /** `found` is the body of the response. */
   constructor(message, status, found) { super(message); Object.assign(this, { status, found }); }
 }
 
-/** The JSON answer of a route; GET without a body. */
+/** The JSON response of a route; without a body the request is a GET. */
 export async function ask(route, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body) headers["Content-Type"] = "application/json";
@@ -22,7 +22,7 @@ export async function ask(route, body, signal) {
     }
     const found = await answer.json().catch((error) => { if (error instanceof SyntaxError) return {}; throw error; });
     if (answer.ok && Object.keys(found).length) return found;
-    throw new ApiError(found.error?.message ?? found.error ?? `This is not an answer of elmo serve: ${answer.status} ${answer.statusText}`, answer.status, found);
+    throw new ApiError(found.error?.message ?? found.error ?? `The response is not from elmo serve: ${answer.status} ${answer.statusText}`, answer.status, found);
   }
 }
 
@@ -31,7 +31,7 @@ export function setKey(value) {
   sessionStorage.setItem("elmokit-key", value);
 }
 
-/** float32 numbers from base64. */
+/** A base64 text → its float32 values. */
 export function floats(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   return new Float32Array(bytes.buffer);

@@ -1,4 +1,4 @@
-// The page: three views over one server. The address after # says what is shown, so that a link shows the same.
+// The page: three views of one server. The address after # contains the state, so that a link shows the same view.
 
 import { ApiError, allLayers, ask, dot, floats, setKey } from "./api.js";
 import { exportHtml, exportTsv, save } from "./export.js";
@@ -19,7 +19,7 @@ let info = null, found = null, running = null, timer = null;
 const map = new WordMap($("map"), $("labels"), { hover, select, lasso });
 window.elmo = { state, points: () => map.screenPoints(), senses: () => found };
 
-// What several views use
+// Shared by several views
 
 const readsChinese = () => info?.segment === "chars" || info?.segment === "jieba";
 const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
@@ -30,7 +30,7 @@ function message(text) {
   $("message").hidden = !text;
 }
 
-/** Run one request at a time; a newer one ends the one before. */
+/** Run one request at a time; a new request aborts the previous one. */
 async function work(action) {
   running?.abort();
   const own = (running = new AbortController());
@@ -172,7 +172,7 @@ function legend() {
   }));
 }
 
-/** The sentences of the panel: those of a selection, of a group, or all; `order` has numbers and cosines. */
+/** The sentences of the panel: a selection, a group, or all; `order` is a list of [index, cosine]. */
 function list(order = null, title = words("uses")) {
   $("list-title").textContent = title;
   const chosen = order ?? found.sentences.map((_, i) => [i]).filter(([i]) => !map.isFaded(i));
@@ -202,17 +202,17 @@ function hover(i) {
   $("map-now").textContent = found.text[i];
 }
 
-/** The uses nearest to a point of the plane of this layer. */
+/** The uses nearest to a use on the map of this layer, as a list of [index]. */
 function nearestInPlane(i) {
   const [x, y] = found.planes[state.layer][i];
   return found.planes[state.layer].map(([px, py], j) => [j, Math.hypot(px - x, py - y)]).sort((a, b) => a[1] - b[1]).slice(0, NEAREST + 1).map(([j]) => [j]);
 }
 
-/** Neighbours that are on the map, with their cosines: a sentence may have the word twice, and may be there twice. */
+/** The [index, cosine] of neighbours on the map. A sentence may contain the word twice, and may occur twice. */
 function onMap(neighbours) {
-  const key = ({ tokens, position }) => [position, ...tokens].join(" "), places = new Map(found.sentences.map((use) => [key(use), []]));
-  found.sentences.forEach((use, i) => places.get(key(use)).push(i));
-  return neighbours.flatMap((use) => { const i = places.get(key(use))?.shift(); return i === undefined ? [] : [[i, use.similarity]]; });
+  const key = ({ tokens, position }) => [position, ...tokens].join(" "), indices = new Map(found.sentences.map((use) => [key(use), []]));
+  found.sentences.forEach((use, i) => indices.get(key(use)).push(i));
+  return neighbours.flatMap((use) => { const i = indices.get(key(use))?.shift(); return i === undefined ? [] : [[i, use.similarity]]; });
 }
 
 function select(i) {
@@ -228,18 +228,18 @@ function select(i) {
   });
 }
 
-/** What a selection has more often than the rest. */
+/** Show a selection, and the words that are more frequent in it than in the rest. */
 function lasso(chosen) {
   map.show({ matches: chosen?.length ? new Set(chosen) : null });
   if (!chosen?.length) return found && list();
-  const count = (places) => places.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
+  const count = (indices) => indices.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
   const inside = count(chosen), rest = found.sentences.map((_, i) => i).filter((i) => !map.shown.matches.has(i)), outside = count(rest);
   const score = ([word, n]) => n * Math.log(((n + 0.5) / (chosen.length + 1)) / (((outside.get(word) ?? 0) + 0.5) / (rest.length + 1)));
   const apart = [...inside].filter(([word, n]) => n > 1 && /\p{L}/u.test(word) && word !== found.word.toLowerCase()).sort((a, b) => score(b) - score(a)).filter((w) => score(w) > 0).slice(0, APART).map(([word]) => word);
   list(chosen.map((i) => [i]), `${words("selection", chosen.length)}${apart.length ? `. ${words("apart")}${apart.join(", ")}` : ""}`);
 }
 
-/** Put the user's sentence on the map of every layer. */
+/** Show the user's sentence on the map of every layer. */
 async function ownSentence(signal) {
   $("own-result").textContent = "";
   if (!state.own.trim()) return map.setStar(null);
@@ -247,13 +247,13 @@ async function ownSentence(signal) {
     .catch((error) => { if (error.status === 422 || error.status === 400) { map.setStar(null); throw new Error(words("ownMissing", found.word)); } throw error; });
   const [text] = await allLayers([tokens], signal);
   const star = found.planes.map((_, layer) => {
-    const matrix = floats(found.matrices[layer]), vector = text.at(layer, position), place = [0, 0];
-    for (let d = 0; d <= vector.length; d++) for (const a of [0, 1]) place[a] += (d < vector.length ? vector[d] : 1) * matrix[2 * d + a];
-    return place;
+    const matrix = floats(found.matrices[layer]), vector = text.at(layer, position), point = [0, 0];
+    for (let d = 0; d <= vector.length; d++) for (const a of [0, 1]) point[a] += (d < vector.length ? vector[d] : 1) * matrix[2 * d + a];
+    return point;
   });
   map.setStar(star);
-  const [[place, near] = []] = onMap(neighbours); // "Play" is another word than "play"
-  if (near !== undefined) $("own-result").textContent = words("ownGroup", found.names[found.labels[place]] || `${words("group")} ${found.labels[place] + 1}`, near.toFixed(2));
+  const [[nearest, near] = []] = onMap(neighbours); // empty if "Play" has neighbours but only "play" is on the map
+  if (near !== undefined) $("own-result").textContent = words("ownGroup", found.names[found.labels[nearest]] || `${words("group")} ${found.labels[nearest] + 1}`, near.toFixed(2));
 }
 
 $("word-form").onsubmit = (event) => { event.preventDefault(); if ($("word").value.trim()) chooseWord($("word").value.trim()); };

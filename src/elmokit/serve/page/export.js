@@ -18,7 +18,7 @@ export function exportTsv(found, layer, joined) {
   return ["group\tx\ty\tbefore\tword\tafter", ...lines, ""].join("\n");
 }
 
-/** A page of its own: the map, its layers and its sentences. */
+/** One HTML file with the map, its layers and its sentences. */
 export async function exportHtml(found, layer, title) {
   const source = await (await fetch(new URL("map.js", import.meta.url))).text();
   const style = await (await fetch(new URL("style.css", import.meta.url))).text();

@@ -1,5 +1,5 @@
-// The map of a word's uses: one point per use, on a canvas, with group labels on top. It imports nothing, so that the
-// exported HTML file can contain it as it is.
+// The map of a word's uses: one point per use, on a canvas, with group labels on top. This file imports nothing, so that
+// the exported HTML file can contain its text.
 
 export const SHAPES = ["circle", "triangle", "square", "diamond", "down", "cross", "plus", "hexagon"];
 const RADIUS = 5.5;
@@ -7,7 +7,7 @@ const MOVE_MS = 250;
 const GLOW = 34;
 const glowing = new Map();
 
-/** A disc of a colour that fades to its edge. */
+/** A disc in a colour that fades towards its edge. */
 function glow(color) {
   if (!glowing.has(color)) {
     const disc = Object.assign(document.createElement("canvas"), { width: 2 * GLOW, height: 2 * GLOW }), context = disc.getContext("2d");
@@ -45,7 +45,7 @@ function corners(shape, r) {
   }
 }
 
-/** An SVG element's text for a shape, for legends and the SVG export. */
+/** The SVG element of a shape as text, for legends and the SVG export. */
 export function shapeMarkup(shape, x, y, r, fill, extra = "") {
   const outline = corners(shape, r);
   if (!outline) return `<circle cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${r}" fill="${fill}"${extra}/>`;
@@ -62,7 +62,7 @@ function trace(context, shape, x, y, r) {
 }
 
 export class WordMap {
-  /** `on` has hover(i or null), select(i or null) and lasso(list of i). */
+  /** `on` contains the callbacks hover(i or null), select(i or null) and lasso(list of i). */
   constructor(canvas, labels, on) {
     Object.assign(this, { canvas, labelBox: labels, on });
     this.data = null;
@@ -82,7 +82,7 @@ export class WordMap {
     this.star = null;
     this.view = { zoom: 1, x: 0, y: 0 };
     this.shown = { group: null, matches: null, selected: null, hover: null };
-    this.box = [0, 1].map((axis) => { // of all layers, so that their sizes can be compared
+    this.box = [0, 1].map((axis) => { // over all layers, so that all maps have the same scale
       const values = data.points.flat().map((p) => p[axis]), least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
       return { middle: (least + most) / 2, half: Math.max((most - least) / 2, 1e-6) };
     });
@@ -106,8 +106,8 @@ export class WordMap {
     this.still ? step(begin) : (this.frame = requestAnimationFrame(step));
   }
 
-  /** The user's own sentence: its place in every layer, or null. */
-  setStar(places) { this.star = places; this.draw(); }
+  /** Show the user's own sentence: `points` is its point in every layer, or null. */
+  setStar(points) { this.star = points; this.draw(); }
 
   show(change) { Object.assign(this.shown, change); this.draw(); }
 
@@ -121,13 +121,13 @@ export class WordMap {
     this.draw();
   }
 
-  /** A place of the plane in pixels of an area of this size. */
-  place([x, y], width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
+  /** A point of the map in pixels of an area of this size. */
+  toPixels([x, y], width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
     const [bx, by] = this.box, scale = Math.min((width / 2 - 48) / bx.half, (height / 2 - 40) / by.half) * this.view.zoom;
     return [width / 2 + this.view.x + (x - bx.middle) * scale, height / 2 + this.view.y - (y - by.middle) * scale];
   }
 
-  screenPoints() { return this.data ? this.now.map((p) => this.place(p)) : []; }
+  screenPoints() { return this.data ? this.now.map((p) => this.toPixels(p)) : []; }
 
   isFaded(i) {
     const { group, matches } = this.shown;
@@ -153,22 +153,22 @@ export class WordMap {
     context.strokeStyle = colors.line;
     context.lineWidth = 1;
     context.setLineDash([2, 5]);
-    const [x0, y0] = this.place([0, 0], width, height);
+    const [x0, y0] = this.toPixels([0, 0], width, height);
     context.beginPath();
     context.moveTo(0, y0); context.lineTo(width, y0); context.moveTo(x0, 0); context.lineTo(x0, height);
     context.stroke();
     context.setLineDash([]);
-    const places = this.now.map((p) => this.place(p, width, height));
-    const order = places.map((_, i) => i).sort((a, b) => this.isFaded(b) - this.isFaded(a));
+    const pixels = this.now.map((p) => this.toPixels(p, width, height));
+    const order = pixels.map((_, i) => i).sort((a, b) => this.isFaded(b) - this.isFaded(a));
     const glows = colors.groups.map((color) => glow(color));
-    context.globalAlpha = Math.min(0.13, 12 / places.length); // a soft glow shows where uses are dense
+    context.globalAlpha = Math.min(0.13, 12 / pixels.length); // a soft glow shows where uses are dense
     for (const i of order) {
-      if (!this.isFaded(i)) context.drawImage(glows[this.data.labels[i] % 8], places[i][0] - GLOW, places[i][1] - GLOW);
+      if (!this.isFaded(i)) context.drawImage(glows[this.data.labels[i] % 8], pixels[i][0] - GLOW, pixels[i][1] - GLOW);
     }
     for (const i of order) {
       const k = this.data.labels[i] % 8;
       context.globalAlpha = this.isFaded(i) ? 0.13 : 0.85;
-      trace(context, SHAPES[k], ...places[i], RADIUS);
+      trace(context, SHAPES[k], ...pixels[i], RADIUS);
       context.fillStyle = colors.groups[k];
       context.fill();
       context.strokeStyle = colors.card;
@@ -177,15 +177,15 @@ export class WordMap {
     }
     context.globalAlpha = 1;
     for (const i of [this.shown.hover, this.shown.selected]) {
-      if (i === null || !places[i]) continue;
+      if (i === null || !pixels[i]) continue;
       context.strokeStyle = colors.ink;
       context.lineWidth = 2;
       context.beginPath();
-      context.arc(...places[i], RADIUS + 5, 0, 2 * Math.PI);
+      context.arc(...pixels[i], RADIUS + 5, 0, 2 * Math.PI);
       context.stroke();
     }
     if (this.star) {
-      trace(context, "star", ...this.place(this.star[this.layer], width, height), 8);
+      trace(context, "star", ...this.toPixels(this.star[this.layer], width, height), 8);
       context.fillStyle = colors.star;
       context.fill();
       context.strokeStyle = colors.ink;
@@ -202,11 +202,11 @@ export class WordMap {
     }
   }
 
-  /** The centre of each group in pixels, moved apart so that labels do not cover each other. */
-  labelPlaces(width, height, lineHeight = 24) {
+  /** The position of each group's label in pixels, moved apart so that labels do not cover each other. */
+  labelPositions(width, height, lineHeight = 24) {
     if (!this.data) return [];
     const found = this.data.names.map((name, k) => {
-      const own = this.now.filter((_, i) => this.data.labels[i] === k).map((p) => this.place(p, width, height));
+      const own = this.now.filter((_, i) => this.data.labels[i] === k).map((p) => this.toPixels(p, width, height));
       if (!own.length || !name) return null;
       const middle = (axis) => own.map((p) => p[axis]).sort((a, b) => a - b)[own.length >> 1];
       const half = Math.min(name.length * 4 + 8, width / 2 - 4);
@@ -224,7 +224,7 @@ export class WordMap {
 
   placeLabels() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
-    this.labelBox.replaceChildren(...this.labelPlaces(w, h).filter(({ k }) => this.shown.group === null || this.shown.group === k).map(({ k, name, x, y }) => {
+    this.labelBox.replaceChildren(...this.labelPositions(w, h).filter(({ k }) => this.shown.group === null || this.shown.group === k).map(({ k, name, x, y }) => {
       const span = document.createElement("span");
       span.textContent = name;
       span.style.left = `${x}px`;
@@ -243,14 +243,14 @@ export class WordMap {
     return best;
   }
 
-  /** The next use in a direction of the screen from the selected one. */
+  /** The next use in a direction on the screen, starting from the current one. */
   step(dx, dy) {
-    const places = this.screenPoints(), from = this.shown.hover ?? this.shown.selected;
-    if (from === null) return places.length ? 0 : null;
+    const pixels = this.screenPoints(), from = this.shown.hover ?? this.shown.selected;
+    if (from === null) return pixels.length ? 0 : null;
     let best = from, least = Infinity;
-    places.forEach(([x, y], i) => {
-      const ahead = (x - places[from][0]) * dx + (y - places[from][1]) * dy;
-      const aside = Math.abs((x - places[from][0]) * dy) + Math.abs((y - places[from][1]) * dx);
+    pixels.forEach(([x, y], i) => {
+      const ahead = (x - pixels[from][0]) * dx + (y - pixels[from][1]) * dy;
+      const aside = Math.abs((x - pixels[from][0]) * dy) + Math.abs((y - pixels[from][1]) * dx);
       if (i !== from && !this.isFaded(i) && ahead > 0.5 && ahead + 2 * aside < least) { best = i; least = ahead + 2 * aside; }
     });
     return best;
@@ -314,17 +314,17 @@ export class WordMap {
   svg(title, width = 900, height = 640) {
     const colors = this.colors(), safe = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
     const marks = this.now.map((p, i) => {
-      const k = this.data.labels[i] % 8, [x, y] = this.place(p, width, height);
+      const k = this.data.labels[i] % 8, [x, y] = this.toPixels(p, width, height);
       return shapeMarkup(SHAPES[k], x, y, RADIUS, colors.groups[k], ' fill-opacity=".85"');
     });
-    const labels = this.labelPlaces(width, height).map(({ k, name, x, y }) =>
+    const labels = this.labelPositions(width, height).map(({ k, name, x, y }) =>
       `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="middle" font-weight="600" fill="${colors.groups[k % 8]}" stroke="${colors.card}" stroke-width="4" paint-order="stroke">${safe(name)}</text>`);
-    if (this.star) marks.push(shapeMarkup("star", ...this.place(this.star[this.layer], width, height), 8, colors.star));
+    if (this.star) marks.push(shapeMarkup("star", ...this.toPixels(this.star[this.layer], width, height), 8, colors.star));
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif" font-size="14"><title>${safe(title)}</title>` +
       `<rect width="100%" height="100%" fill="${colors.card}"/><text x="20" y="30" font-size="18" fill="${colors.ink}">${safe(title)}</text>${marks.join("")}${labels.join("")}</svg>`;
   }
 
-  /** The map as a canvas of twice the size, with title and labels. */
+  /** The map as a canvas of twice the size, with its title and labels. */
   picture(title, width = 900, height = 640) {
     const canvas = Object.assign(document.createElement("canvas"), { width: width * 2, height: height * 2 });
     const context = canvas.getContext("2d"), colors = this.colors();
@@ -335,7 +335,7 @@ export class WordMap {
     context.fillText(title, 20, 30);
     context.font = "600 14px sans-serif";
     context.textAlign = "center";
-    for (const { k, name, x, y } of this.labelPlaces(width, height)) {
+    for (const { k, name, x, y } of this.labelPositions(width, height)) {
       context.lineWidth = 4;
       context.strokeStyle = colors.card;
       context.strokeText(name, x, y);

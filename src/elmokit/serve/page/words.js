@@ -1,27 +1,27 @@
-// The words of the page in both languages.
+// The texts of the page in English and Chinese.
 
 const WORDS = {
   en: {
     skip: "Skip to the content", title: "sense explorer", views: "Views", senses: "Senses", compare: "Two sentences",
-    substitutes: "Substitutes", dark: "Dark", other: "中文", "senses-title": "What does this word mean, and where?",
+    substitutes: "Substitutes", dark: "Dark", other: "中文", "senses-title": "What does a word mean in each context?",
     word: "Word", index: "Text", groups: "Groups", automatic: "automatic", show: "Show", try: "Words to try",
     empty: "Type a word to see its uses as a map.", layer: "Layer", play: "Play", lasso: "Lasso", reset: "Whole map",
     "map-help": "Arrow keys move from use to use. Enter selects. Escape ends a selection. Plus and minus zoom.",
     export: "Export", own: "Your own sentence with this word", uses: "Uses", filter: "Search in the sentences",
     "compare-title": "How close are the words of two sentences?", first: "First sentence", second: "Second sentence",
     "compare-button": "Compare", "substitutes-title": "Which words would fit here?", sentence: "Sentence", read: "Read",
-    choose: "Choose a word. The model reads the rest of the sentence and says what it expects there.",
+    choose: "Choose a word. The model reads the rest of the sentence and shows the words it expects at this position.",
     layerName: (n, last) => (n === 0 ? "0: no context" : n === last ? `${n}: top` : `${n} of ${last}`),
-    summary: (word, uses, groups) => `${word}: ${uses === 1 ? "1 use" : `${uses.toLocaleString("en")} uses`}, ${groups === 1 ? "one way of use" : `${groups} ways of use`}`,
+    summary: (word, uses, groups) => `${word}: ${uses === 1 ? "1 use" : `${uses.toLocaleString("en")} uses`}, ${groups === 1 ? "1 group" : `${groups} groups`}`,
     sampled: (shown, all) => ` (${shown.toLocaleString("en")} of ${all.toLocaleString("en")} shown)`,
-    axes: (x, y) => `The plane shows ${Math.round(100 * (x + y))} % of the differences between these uses in this layer.`,
-    same: "Layer 0 knows no context: every use of a word has the same vector.",
+    axes: (x, y) => `The map shows ${Math.round(100 * (x + y))} % of the variance of these uses in this layer.`,
+    same: "Layer 0 has no context: every use of a word has the same vector.",
     nearest: "Nearest uses", selection: (n) => `Selection: ${n} ${n === 1 ? "use" : "uses"}`, apart: "More often in the selection: ",
     mapOf: (word) => `Map of the uses of ${word}`, group: "Group", busy: "Reading the sentences …",
     ownGroup: (name, value) => `Nearest group: ${name}. Cosine to the nearest use: ${value}.`,
     ownMissing: (word) => `Write a sentence with “${word}” in it.`,
     noIndex: "This server has no text to explore. Start it with elmo serve --demo, or with --index DIR.",
-    noSoftmax: "This model has no softmax, so it cannot say which words it expects.",
+    noSoftmax: "This model has no softmax, so it cannot predict words.",
     unknown: (word, near) => `“${word}” is not in this text.${near.length ? ` Similar words: ${near.join(", ")}.` : ""}`,
     cosine: (a, b, value) => `${a} and ${b}: ${value}`, cosines: "Cosines",
   },
@@ -46,7 +46,7 @@ const WORDS = {
 
 let language = "en";
 
-/** A text of the page; some are functions of values. */
+/** A text of the page in the current language; some texts are functions of values. */
 export function words(name, ...values) {
   const text = WORDS[language][name] ?? WORDS.en[name];
   return typeof text === "function" ? text(...values) : text;
@@ -54,7 +54,7 @@ export function words(name, ...values) {
 
 export function currentLanguage() { return language; }
 
-/** Write every text of the document in a language. */
+/** Set the language, and write every text of the document in it. */
 export function setLanguage(wanted) {
   language = wanted === "zh" ? "zh" : "en";
   document.documentElement.lang = language;

@@ -1,11 +1,11 @@
-// The answers of `elmo serve` without a server: from the files next to the page, and from the model in the browser.
+// The routes of `elmo serve` without a server: from the files next to the page, and from the model in the browser.
 
 import { OnnxElmo, cosine, dot } from "./elmo.js";
 
 export { dot };
 
 export class ApiError extends Error {
-  /** `found` is the body of the answer. */
+  /** `found` is the body of the response. */
   constructor(message, status, found = {}) { super(message); Object.assign(this, { status, found }); }
 }
 
@@ -18,13 +18,13 @@ function read(name) {
   return files.get(name);
 }
 
-/** The model, loaded at the first sentence. */
+/** The model, loaded when the first sentence needs it. */
 function elmo() {
   model ??= (async () => {
     const { runtime } = await read("data/info.json"), base = new URL(runtime, folder);
     const ort = await import(new URL("ort.wasm.min.mjs", base));
     ort.env.wasm.wasmPaths = base.href;
-    ort.env.wasm.numThreads = 1; // more need headers that a plain file server does not send
+    ort.env.wasm.numThreads = 1; // more threads need headers that a plain file server does not send
     return OnnxElmo.load(ort, new URL("elmo.onnx", folder).href);
   })();
   model.catch(() => { model = null; });
@@ -33,7 +33,7 @@ function elmo() {
 
 export function setKey() {}
 
-/** float32 numbers from base64. */
+/** A base64 text → its float32 values. */
 export function floats(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   return new Float32Array(bytes.buffer);
@@ -54,23 +54,23 @@ const ROUTES = {
   },
 
   async senses({ word }) {
-    const { words } = await read("data/info.json"), place = words.findIndex((each) => each.word === word);
-    if (place < 0) throw new ApiError("the word is not in this page", 404, { words: words.map((each) => each.word) });
-    return read(`data/word-${place}.json`);
+    const { words } = await read("data/info.json"), index = words.findIndex((each) => each.word === word);
+    if (index < 0) throw new ApiError("the word is not in this page", 404, { words: words.map((each) => each.word) });
+    return read(`data/word-${index}.json`);
   },
 
   async neighbours({ inputs, word, position, k }) {
     const own = await elmo(), tokens = typeof inputs === "string" ? joined(own, own.tokenize(inputs), word) : inputs;
-    const place = position ?? tokens.findIndex((token) => token.toLowerCase() === word.toLowerCase());
-    if (place < 0) throw new ApiError("the word must be one of the tokens of the sentence", 422);
-    const uses = await ROUTES.senses({ word: word ?? tokens[place] });
-    const [sentence] = await own.layers([tokens]), vector = sentence.at(uses.vectors.layer, place), numbers = floats(uses.vectors.values);
+    const chosen = position ?? tokens.findIndex((token) => token.toLowerCase() === word.toLowerCase());
+    if (chosen < 0) throw new ApiError("the word must be one of the tokens of the sentence", 422);
+    const uses = await ROUTES.senses({ word: word ?? tokens[chosen] });
+    const [sentence] = await own.layers([tokens]), vector = sentence.at(uses.vectors.layer, chosen), numbers = floats(uses.vectors.values);
     const near = uses.sentences.map((use, i) => ({ ...use, similarity: cosine(vector, numbers.subarray(i * vector.length, (i + 1) * vector.length)) }));
-    return { tokens, position: place, neighbours: near.sort((a, b) => b.similarity - a.similarity).slice(0, k) };
+    return { tokens, position: chosen, neighbours: near.sort((a, b) => b.similarity - a.similarity).slice(0, k) };
   },
 };
 
-/** A word that the model reads as several characters is one token. */
+/** The tokens, with the characters of `word` joined to one token if the model reads it as several. */
 function joined(own, tokens, word) {
   const pieces = own.tokenize(word ?? "").map((token) => token.toLowerCase()), found = [];
   for (let i = 0; i < tokens.length; ) {
@@ -81,7 +81,7 @@ function joined(own, tokens, word) {
   return found;
 }
 
-/** What `elmo serve` would answer on this route. */
+/** The response of `elmo serve` on this route. */
 export async function ask(route, body) {
   if (!(route in ROUTES)) throw new ApiError(`a page without a server has no ${route}`, 404);
   return ROUTES[route](body ?? {});

@@ -1,4 +1,4 @@
-// A model that `elmo export onnx` wrote, in a browser or in node, with onnxruntime-web. The file alone is enough.
+// Runs a model written by `elmo export onnx` in a browser or in node, with onnxruntime-web. It needs only the model file.
 //
 //   import * as ort from "./ort/ort.wasm.min.mjs";
 //   import { OnnxElmo, cosine } from "./elmo.js";
@@ -11,7 +11,7 @@ export const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 export const cosine = (a, b) => dot(a, b) / (Math.sqrt(dot(a, a) * dot(b, b)) || 1);
 
 export class OnnxElmo {
-  /** `ort`: the module of onnxruntime-web; `file`: an address, or the bytes as a Uint8Array. */
+  /** `ort`: the module of onnxruntime-web; `file`: a URL, or the bytes as a Uint8Array. */
   static async load(ort, file, options = {}) {
     let bytes = file;
     if (!(bytes instanceof Uint8Array)) {
@@ -22,7 +22,7 @@ export class OnnxElmo {
     const stored = metadata(bytes)[METADATA];
     if (!stored) throw new Error(`the file has no metadata named ${METADATA}: write it with elmo export onnx`);
     const about = JSON.parse(stored);
-    if (about.version !== VERSION) throw new Error(`the file has version ${about.version}, and this elmo.js reads ${VERSION}: export it again`);
+    if (about.version !== VERSION) throw new Error(`the file has version ${about.version}, and this elmo.js reads version ${VERSION}: export it again`);
     return new OnnxElmo(ort, await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"], ...options }), about);
   }
 
@@ -30,7 +30,7 @@ export class OnnxElmo {
     Object.assign(this, { ort, session, about });
     this.index = about.words && new Map(about.words.map((word, i) => [word, i]));
     const { window: width, n_blocks: blocks } = about.model.transformer ?? {};
-    this.reach = width ? width * blocks : 0; // how far a token sees
+    this.reach = width ? width * blocks : 0; // the number of tokens on each side that a token's vector depends on
     this.whole = new Set([about.begin, about.end, ...(about.specials ?? [])]);
   }
 
@@ -40,7 +40,7 @@ export class OnnxElmo {
     if (segment === "english") return english(text, this.about.english);
     if (segment === "chars") return text.match(characters()) ?? [];
     if (segment === "whitespace") return text.match(NON_SPACE) ?? [];
-    throw new Error(`a string cannot be split by ${segment} here: give a list of tokens`);
+    throw new Error(`a string cannot be tokenised by ${segment} here: give a list of tokens`);
   }
 
   /** Strings or lists of tokens → [{tokens, vectors}]; `layer` is "mix", "top" or a number. */
@@ -62,15 +62,15 @@ export class OnnxElmo {
 
   async sentence(tokens) {
     const { layers, size, begin, end, text } = this.about;
-    // A model of characters reads a word character by character, and the word gets the mean of their vectors.
+    // A model of characters reads a word character by character; the word's vector is the mean of their vectors.
     const pieces = tokens.map((token) => (text.segment === "chars" && !this.whole.has(token) && token.match(characters())) || [token]);
     const read = [begin, ...pieces.flat(), end], starts = [];
-    pieces.reduce((place, each) => { starts.push(place); return place + each.length; }, 1);
+    pieces.reduce((start, each) => { starts.push(start); return start + each.length; }, 1);
     const parts = [];
     for (const [start, stop, first, last] of cuts(read.length, this.reach)) parts.push({ start, first, last, count: stop - start, values: await this.run(read.slice(start, stop)) });
-    const vector = (layer, place) => {
-      const { start, count, values } = parts.find(({ first, last }) => first <= place && place < last);
-      const from = (layer * count + place - start) * size;
+    const vector = (layer, position) => {
+      const { start, count, values } = parts.find(({ first, last }) => first <= position && position < last);
+      const from = (layer * count + position - start) * size;
       return values.subarray(from, from + size);
     };
     const at = (layer, token) => {
@@ -81,7 +81,7 @@ export class OnnxElmo {
     return { tokens, layers, size, at };
   }
 
-  /** Tokens with their boundaries → numbers of all layers, [L+1, T, D]. */
+  /** Tokens with their boundaries → the values of all layers, [L+1, T, D]. */
   async run(tokens) {
     const types = new Map();
     const places = Int32Array.from(tokens, (token) => { if (!types.has(token)) types.set(token, types.size); return types.get(token); });
@@ -106,7 +106,7 @@ export class OnnxElmo {
       if (boundary(token)) return [token === begin ? 257 : 258];
       return [...new TextEncoder().encode(token.replace(/\p{Cs}/gu, ""))].slice(0, longest - 2).map((byte) => byte + 1);
     };
-    // The released models with symbols were trained with the two ends of a word swapped.
+    // The released models with symbols were trained with the two word markers swapped.
     const ends = symbols ? [symbols["<eow>"] + 1, symbols["<bow>"] + 1] : [259, 260];
     const rows = cut.map((token) => [ends[0], ...inner(token), ends[1]]), widest = Math.max(...shape.filters.map(([width]) => width));
     const length = Math.min(longest, Math.max(...rows.map((row) => row.length)) + widest);
@@ -115,7 +115,7 @@ export class OnnxElmo {
     return found;
   }
 
-  /** One vector per token. */
+  /** One vector per token, from the chosen layer or mix. */
   chosen({ tokens, layers, size, at }, layer) {
     if (layer !== "mix") return tokens.map((_, i) => at(layer === "top" ? layers - 1 : layer, i));
     const { weights, gamma, layer_norm: normed } = this.about.mix;
@@ -132,7 +132,7 @@ export class OnnxElmo {
   }
 }
 
-/** [start, stop, first, last]: tokens start to stop are read for the vectors of first to last. */
+/** Parts of a long text, [start, stop, first, last]: tokens start to stop are read to compute the vectors first to last. */
 function cuts(length, reach) {
   if (!reach || length <= 4 * reach) return [[0, length, 0, length]];
   const found = [];
@@ -140,7 +140,7 @@ function cuts(length, reach) {
   return found;
 }
 
-/** The names and texts that an ONNX file has beside its graph (metadata_props, field 14 of a protobuf message). */
+/** The metadata of an ONNX file, names → texts (metadata_props, field 14 of a protobuf message). */
 function metadata(bytes) {
   const found = {}, decode = (part) => new TextDecoder().decode(part);
   for (const [field, part] of fields(bytes)) {
@@ -159,14 +159,14 @@ function* fields(bytes) {
     if (kind === 2) { const size = number(); yield [field, bytes.subarray(at, at + size)]; at += size; }
     else if (kind === 0) number();
     else if (kind === 5 || kind === 1) at += kind === 5 ? 4 : 8;
-    else throw new Error("this is no ONNX file");
+    else throw new Error("this is not an ONNX file");
   }
 }
 
 // Text: the same rules as elmokit.text.english and elmokit.text.graphemes, which explain them
 
 const raw = String.raw;
-const SPACE = raw`\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000`; // what Python takes for white space
+const SPACE = raw`\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000`; // the white space of Python
 const NON_SPACE = new RegExp(`[^${SPACE}]+`, "gv");
 const HAN = raw`々〆〇\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u{20000}-\u{3ffff}`;
 const KANA = raw`\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d\u{1aff0}-\u{1b16f}`;
@@ -176,11 +176,11 @@ const PICTURE = raw`©®‼⁉™ℹ〰〽㊗㊙\u2190-\u21ff\u2300-\u23ff\u2460
 const DRESS = raw`[\ufe0e\ufe0f\u20e3\u{1f3fb}-\u{1f3ff}\u{e0020}-\u{e007f}]*`;
 const EMOJI = raw`[\u{1f1e6}-\u{1f1ff}]{2}|[0-9\#\*]\ufe0f?\u20e3|[${PICTURE}]${DRESS}(?:\u200d[${PICTURE}]${DRESS})*`;
 const JOINERS = raw`\u00ad\u200c\u200d\u2060\uff9e\uff9f`, BASIC = raw`[\u0000-\uffff]`;
-const ENCLOSED = raw`\u2460-\u24ff\u2776-\u2793\u3200-\u33ff`; // numbers in circles: digits to Unicode, symbols to a reader
+const ENCLOSED = raw`\u2460-\u24ff\u2776-\u2793\u3200-\u33ff`; // numbers in circles: Unicode calls them digits, readers see symbols
 const ASTRAL_MARKS = raw`\u{1d165}-\u{1d1ad}\u{e0100}-\u{e01ef}`;
 const ASTRAL_WORDS = raw`\u{10000}-\u{1afef}\u{1b170}-\u{1cfff}\u{1d400}-\u{1d7ff}\u{1df00}-\u{1efff}`;
 const MARKS = raw`[[[\p{M}${JOINERS}]&&${BASIC}]${ASTRAL_MARKS}]`;
-/** The class of letters, digits and marks of every script, less some. */
+/** The class of letters, digits and marks of every script, without some. */
 const letters = (without) => raw`[[[[[\p{L}\p{N}]--[${ENCLOSED}]]&&${BASIC}]${MARKS}${ASTRAL_WORDS}]--[${without}]]`;
 
 let compiled = {};
@@ -232,7 +232,7 @@ const AFTER_INITIAL = new RegExp(raw`(?:^|[^\p{L}\p{N}_\.])[A-Z]\.[${SPACE}]?$`,
 
 const DIGIT = /^[\p{Nd}²³¹⁰-⁹₀-₉①-⑨⑴-⑼]/u;
 
-/** Whether the word before a period is an abbreviation that owns it. */
+/** Whether the word before a period is an abbreviation, so that the period is part of it. */
 function keepsPeriod(text, start, period, sets) {
   const word = text.slice(start, period).split("-").at(-1);
   if (sets.always.has(word)) return true;
