@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from elmokit.corpus.prepared import PreparedCorpus
     from elmokit.formats.checkpoint import Checkpoint
-    from elmokit.pretrain.evaluate import ByPosition, HeldOut, StateUse
+    from elmokit.pretrain.evaluate import ByPosition, HeldOutPerplexity, StateUse
     from elmokit.pretrain.network import LanguageModelNetwork
     from elmokit.pretrain.sentences import TypeTable
     from elmokit.text.policy import CharacterPieces
@@ -125,14 +125,14 @@ class EvalCommand(ModelFileOptions, DeviceOption):
 
     def _measured(
         self, network: LanguageModelNetwork, types: TypeTable
-    ) -> tuple[dict[StateUse, HeldOut], dict[StateUse, ByPosition]]:
+    ) -> tuple[dict[StateUse, HeldOutPerplexity], dict[StateUse, ByPosition]]:
         """The perplexities for each state, and by position if that is asked for."""
         from elmokit.pretrain.evaluate import by_position, evaluate, masked_perplexity
         from elmokit.pretrain.sentences import Sentences
 
         sentences, masks = Sentences(types.corpus), network.bilm.context.predicts_masked
         states: list[StateUse] = ["zero", "carry"] if self.state == "both" else [self.state]
-        results: dict[StateUse, HeldOut] = {}
+        results: dict[StateUse, HeldOutPerplexity] = {}
         positions: dict[StateUse, ByPosition] = {}
         with ProgressDisplay() as display:
             for state in states:
@@ -174,7 +174,7 @@ class EvalCommand(ModelFileOptions, DeviceOption):
             raise ElmoError(f"each output must be a file of its own, got {twice[0]} twice")
 
 
-def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
+def _perplexities(results: Mapping[StateUse, HeldOutPerplexity]) -> list[tuple[str, str]]:
     """The last rows of what is printed; with two states each row has both values."""
     from elmokit.model.language_model import MASKED_SHARE
 
