@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
-from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
+from elmokit.storage.hostile_hdf5 import READ_ERRORS, check_numbers, find, has
 from elmokit.storage.trusted import check_unpacked
 
 _MOST_ITEMS = 10_000
@@ -35,7 +35,7 @@ class Hdf5Tensors:
             file = _open(source, name, stack)
             try:
                 self._collect(file, "")
-            except DAMAGE as error:
+            except READ_ERRORS as error:
                 raise _damaged(self.where, error) from error
             self._stack = stack.pop_all()
 
@@ -73,7 +73,7 @@ class Hdf5Tensors:
             return self._read(self._datasets[name], where)
         except ElmoError:
             raise
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise DamagedFileError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
 
     def _read(self, dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
@@ -90,7 +90,7 @@ def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
         file = _open(source, name, stack)
         try:
             return {key for key in wanted if has(file, key)}
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise _damaged(source.describe(name), error) from error
 
 
@@ -112,7 +112,7 @@ def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 -
     stream = None if path else stack.enter_context(source.open(name))
     try:
         return stack.enter_context(h5py.File(path or stream, "r"))
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         reason = _first_line(error)
         raise DamagedFileError(
             f"{source.describe(name)} is not a complete HDF5 file ({reason}); fetch it again"

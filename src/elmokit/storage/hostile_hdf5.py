@@ -20,7 +20,7 @@ from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.storage.trusted import check_unpacked, most_unpacked
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
+READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
 """What the library and h5py raise on files that are cut, have flipped bits or false sizes."""
 
 _SHUFFLE, _DEFLATE, _CHECKSUM = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
