@@ -93,7 +93,7 @@ def prepare(
         remove_abandoned(target, FOLDER_NAMES)
         try:
             with (
-                atomic_folder(target, corpus_errors, alone=lock.supported) as temporary,
+                atomic_folder(target, corpus_errors, locked=lock.supported) as temporary,
                 CorpusBuilder(temporary, shown=target, max_types=max_types, report=report) as builder,
             ):
                 _build(inputs, options, builder, workers, on_progress)

@@ -111,7 +111,7 @@ class RunFolder:
                     f"another process is training in {self.folder}: wait for it, or choose another output"
                 ) from error
         try:
-            remove_leftovers(self.checkpoints, alone=True)
+            remove_leftovers(self.checkpoints, locked=True)
             yield
         finally:
             if not self.started:  # the request was refused: leave no traces in the user's folder
