@@ -37,7 +37,7 @@ from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import atomic_file
-from elmokit.text.packed import DAMAGE, open_packed
+from elmokit.text.packed import READ_ERRORS, open_decompressed
 
 RULES = ("notice", "not prose", "heading", "script", "held out", "repeated", "near copy")
 _NOTICES = (
@@ -137,7 +137,7 @@ def _digest(units: Sequence[str]) -> int:
 def paragraphs(path: Path) -> Iterator[str]:
     """The lines of a text file, plain or compressed."""
     with ExitStack() as stack:
-        for line in open_packed(path, stack):
+        for line in open_decompressed(path, stack):
             yield line.decode("utf-8", "replace")
 
 
@@ -220,7 +220,7 @@ def main(given: Sequence[str] | None = None) -> int:
             if convert is not None:
                 changed, total = simplify(output, output.with_suffix(".simplified.txt"), convert)
                 print(f"{source.name}: {changed:,} of {total:,} paragraphs also in simplified characters", flush=True)
-    except (ElmoError, *DAMAGE) as error:
+    except (ElmoError, *READ_ERRORS) as error:
         print(f"clean.py: {error}", file=sys.stderr)
         return 2
     return 0

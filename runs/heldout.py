@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import atomic_file
-from elmokit.text.packed import DAMAGE, open_packed
+from elmokit.text.packed import READ_ERRORS, open_decompressed
 
 SHARE = 0.04
 _PACKINGS = (".xz", ".gz", ".bz2", ".zst")
@@ -42,7 +42,7 @@ def cut(source: Path, folder: Path) -> tuple[int, int]:
         tail.open("wb") as after,
         ExitStack() as stack,
     ):
-        for number, line in enumerate(open_packed(source, stack)):
+        for number, line in enumerate(open_decompressed(source, stack)):
             if number != cut_line:
                 (before if number < cut_line else after).write(line)
             lines = number + 1
@@ -53,7 +53,7 @@ def _cut_line(source: Path) -> int:
     """The number of the blank line at which the file is cut, from 0."""
     blanks, size = [], 0
     with ExitStack() as stack:
-        for number, line in enumerate(open_packed(source, stack)):
+        for number, line in enumerate(open_decompressed(source, stack)):
             if size and not line.strip():
                 blanks.append((number, size))
             size += len(line)
@@ -76,7 +76,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
         train, heldout = cut(options.source, options.folder)
-    except (ElmoError, *DAMAGE) as error:
+    except (ElmoError, *READ_ERRORS) as error:
         print(f"heldout.py: {error}", file=sys.stderr)
         return 2
     print(f"{options.source.name}: {train:,} lines to train on, {heldout:,} held out")

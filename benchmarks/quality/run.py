@@ -30,7 +30,7 @@ from results import Journal, machine, render
 from rows import TABLE, Row, read_rows
 
 from elmokit.errors import ElmoError
-from elmokit.formats.bundled import resolved
+from elmokit.formats.bundled import resolve_model
 from elmokit.storage.atomic import write_text
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def units_of(row: Row, inputs: Sequence[Input], seeds: Sequence[int]) -> Iterato
 def key_of(row: Row, setting: Setting) -> str:
     """A digest of all settings on which a score depends besides its task, input and seed."""
     model = setting.models.get(row.language)
-    newest = max((file.stat().st_mtime_ns for file in _files(Path(resolved(model)))), default=0) if model else 0
+    newest = max((file.stat().st_mtime_ns for file in _files(Path(resolve_model(model)))), default=0) if model else 0
     facts = [model, newest, setting.split, setting.limit, str(setting.wordnet), row.options, row.columns]
     facts += [row.kind, row.metric, row.train, row.dev, str(setting.data.resolve())]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -456,7 +456,7 @@ def test_wrong_data_is_reported_in_a_sentence(train, tmp_path, kind, file, more,
         (["--model", "nowhere"], "nowhere does not exist"),
         (["--device", "abacus"], "abacus"),
         (["--output", ""], "--output must not be empty"),
-        (["--output", "{place}"], "is not empty: name a folder that is new"),
+        (["--output", "{place}"], "is not empty: choose a new folder"),
         (["--output", "{place}/classify.tsv"], "is not empty"),
         (["--output", "{place}/classify.tsv/x"], "cannot be written"),
         (["--cache", "{place}/classify.tsv"], "cannot be written (Not a directory)"),
@@ -481,7 +481,7 @@ def test_a_kind_that_there_is_not(call, place):
         "train", "classify", place / "classify.tsv", "--model", place / "classify.tsv", "--output", "x"
     )
     assert status == 2
-    assert "is no part of a model that elmokit knows" in err
+    assert "is not part of a model that elmokit knows" in err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ WORDS = [["the", "bank"]]
 
 
 def test_a_model_on_the_hub(monkeypatch, model_folder):
-    monkeypatch.setattr("elmokit.formats.bundled.fetched", lambda repository: model_folder)
+    monkeypatch.setattr("elmokit.formats.bundled.download", lambda repository: model_folder)
     expected = Elmo.load(model_folder).encode(WORDS, layer=1)[0]
     assert (Embedder("someone/elmo-is").sents2elmo(WORDS, 1)[0] == expected).all()
     model = ElmoModel()

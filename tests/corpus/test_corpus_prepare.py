@@ -93,7 +93,7 @@ def test_types_beyond_the_limit_are_unknown(source, tmp_path):
     assert corpus.counts.tolist() == [1, 0, 3, 3, 2]
     assert corpus.report.unlisted == 2
     assert corpus.report.lines()[-1].startswith("wrote 2 tokens as <UNK>: the list of 5 types was full")
-    with pytest.raises(ElmoError, match="max_types must be at least 3, the special types, got 2"):
+    with pytest.raises(ElmoError, match="max_types must be at least 3, the number of special types, got 2"):
         prepare([str(source)], folder=tmp_path / "other", max_types=2)
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_changes_while_it_is_read(source, cache):
     def change(progress):
         source.write_text("other")
 
-    with pytest.raises(ElmoError, match=r"text\.txt was changed while it was read"):
+    with pytest.raises(ElmoError, match=r"text\.txt changed while it was read"):
         prepare([str(source)], on_progress=change)
     assert list(cache.iterdir()) == []
 

@@ -37,7 +37,7 @@ def test_order_and_limits(corpus, max_size, min_count, words):
 
 
 def test_limits_that_are_refused(corpus):
-    with pytest.raises(ElmoError, match="max_size must be more than 3, the special words that it counts, got 3"):
+    with pytest.raises(ElmoError, match="max_size must be more than 3, the number of special words, got 3"):
         build_vocabulary(corpus, max_size=3, min_count=1)
     with pytest.raises(ElmoError, match="min_count must be at least 1, got 0"):
         build_vocabulary(corpus, max_size=None, min_count=0)

@@ -120,7 +120,7 @@ def test_paths_without_a_model(tmp_path):
     refusal(tmp_path / "gone" / "further.hdf5", "does not exist")
     (tmp_path / "notes.txt").write_text("hello")
     refusal(tmp_path, str(tmp_path), "files: notes.txt")
-    refusal(tmp_path / "notes.txt", f"{tmp_path / 'notes.txt'} is no part of a model")
+    refusal(tmp_path / "notes.txt", f"{tmp_path / 'notes.txt'} is not part of a model")
     refusal(tmp_path / "notes.txt" / "below", "notes.txt/below")
     refusal(tmp_path / ("x" * 5000), "xxx", "File name too long")
     refusal(f"{tmp_path}/a\0b", "does not exist")

@@ -115,7 +115,7 @@ def test_many_sentences_next_to_a_model_are_not_walked(bilm, monkeypatch):
 
 def test_two_models_in_a_folder(bilm):
     write_hdf5(bilm / "second.hdf5", named(make_bilm(seed=1), "hdf5"))
-    with pytest.raises(ElmoError, match=r"several models \(second\.hdf5, weights\.hdf5\): name one"):
+    with pytest.raises(ElmoError, match=r"several models \(second\.hdf5, weights\.hdf5\): give one"):
         detect(bilm)
     assert detect(bilm / "second.hdf5").main == "second.hdf5"
 

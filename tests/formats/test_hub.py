@@ -16,7 +16,7 @@ from elmokit.compat import tfhub
 from elmokit.compat.allennlp import ElmoEmbedder
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats import bundled
-from elmokit.formats.bundled import Repository, fetched, repository_of, resolved
+from elmokit.formats.bundled import Repository, download, repository_of, resolve_model
 from support.model_files import make_bilm, run, write_tensorflow
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -69,9 +69,9 @@ def fake(model_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", found := FakeHub(model_folder))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.chdir(model_folder.parent)
-    fetched.cache_clear()
+    download.cache_clear()
     yield found
-    fetched.cache_clear()
+    download.cache_clear()
 
 
 def refused(model: str) -> str:
@@ -182,7 +182,7 @@ def test_every_command_takes_one(fake, tmp_path, capsys):
 
 
 def test_other_ways_in(fake, model_folder):
-    assert resolved("someone/elmo") == model_folder
+    assert resolve_model("someone/elmo") == model_folder
     expected = Elmo.load(model_folder, device="cpu").encode([["a", "bank"]], output="layers")[0]
     for name in ("someone/elmo", "hf://someone/elmo@v2"):
         assert tfhub.Module(name, device="cpu")(["a bank"]).shape == (1, expected.shape[-1])
@@ -251,12 +251,12 @@ def test_offline_and_not_in_the_cache(fake, monkeypatch):
 def test_without_the_package(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.chdir(tmp_path)
-    fetched.cache_clear()
+    download.cache_clear()
     with pytest.raises(MissingExtraError):
         Elmo.load("someone/elmo")
     assert run("info", "someone/elmo") == 2
     message = capsys.readouterr().err
-    assert message.startswith("elmo: there is nothing at someone/elmo, and")
+    assert message.startswith("elmo: someone/elmo does not exist as a path, and")
     assert message.endswith("needs the package huggingface_hub: pip install 'elmokit[hub]'\n")
 
 
@@ -265,7 +265,7 @@ def test_a_repository_of_another_kind(fake, tmp_path):
     fake.folder.mkdir()
     (fake.folder / "config.json").write_text('{"model_type": "bert"}')
     (fake.folder / "model.safetensors").write_bytes(b"")
-    assert "config.json describes no ELMo model: format must be elmokit, got None" in refused("someone/other")
+    assert "config.json does not describe an ELMo model: format must be elmokit, got None" in refused("someone/other")
 
 
 SCRIPT = """

@@ -216,4 +216,4 @@ def test_what_is_said_about_a_model_stays_with_it(small, tmp_path, capsys):
     assert "Icelandic\n" in capsys.readouterr().out
     values = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps({**values, "about": {"language": 3}}))
-    refusal(small, "about must be an object with words for values, got {'language': 3}")
+    refusal(small, "about must be an object with strings as values, got {'language': 3}")

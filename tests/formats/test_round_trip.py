@@ -211,7 +211,7 @@ def test_an_identity_in_one_layer_stays(tmp_path):
 @pytest.mark.parametrize("variant", MANYLANGS)
 def test_manylangs_to_bilm_is_refused(tmp_path, variant):
     elmo = Elmo.load(write_manylangs(tmp_path / "from", make_manylangs(**MANYLANGS[variant])))
-    with pytest.raises(ElmoError, match=r"encoder\.pkl\) has words or characters of its own kind[^\n]*elmokit$"):
+    with pytest.raises(ElmoError, match=r"encoder\.pkl\) has its own kind of words or characters[^\n]*elmokit$"):
         elmo.save(tmp_path / "to", format="bilm")
     assert not (tmp_path / "to").exists()
 

@@ -15,7 +15,7 @@ import pytest
 
 from elmokit.errors import ElmoError
 from elmokit.output import read_vectors
-from elmokit.storage.hostile_hdf5 import Strings
+from elmokit.storage.hostile_hdf5 import VariableLengthStrings
 from support.output_samples import AWKWARD, embed, numbered_lines
 
 MUCH = 1 << 28
@@ -125,7 +125,7 @@ def test_strings_are_those_that_h5py_reads(tmp_path):
     embed(lines, path)
     for name in ("tokens", "sentences"):
         with h5py.File(path) as file, path.open("rb") as raw:
-            found = Strings(file[name], raw, name)
+            found = VariableLengthStrings(file[name], raw, name)
             assert found.read(0, len(found)) == file[name].asstr()[:].tolist()
             assert found.read(3, 5) == file[name].asstr()[3:5].tolist()
 

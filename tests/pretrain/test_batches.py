@@ -47,8 +47,8 @@ def batches_of(corpus, indexer=None, *, rows=6, shares=((0, 6),), window=5, posi
 
 def assert_same(one, other):
     for (ours, position), (theirs, expected) in zip(one, other, strict=True):
-        assert position.next_place == expected.next_place
-        np.testing.assert_array_equal(position.row_place, expected.row_place)
+        assert position.next_index == expected.next_index
+        np.testing.assert_array_equal(position.row_index, expected.row_index)
         np.testing.assert_array_equal(position.row_offset, expected.row_offset)
         assert len(ours) == len(theirs)
         for left, right in zip(ours, theirs, strict=True):
@@ -87,7 +87,7 @@ def started(monkeypatch):
 )
 def test_the_same_batches_as_here(corpus, indexer, changes):
     batches = batches_of(corpus, indexer, **changes)
-    expected = list(islice(batches.here(), 40))
+    expected = list(islice(batches.tensors(), 40))
     assert len({sum(part.inputs.numel() for part in parts) for parts, _ in expected}) == 1
     assert_same(elsewhere(batches, 40), expected)
 
@@ -95,7 +95,7 @@ def test_the_same_batches_as_here(corpus, indexer, changes):
 @needs_process
 def test_later_batches_may_be_larger(corpus):
     batches = batches_of(corpus, window=20)
-    expected = list(islice(batches.here(), 20))
+    expected = list(islice(batches.tensors(), 20))
     sizes = [parts[0].characters.numel() for parts, _ in expected]
     assert max(sizes) > 4 * sizes[0]
     assert_same(elsewhere(batches, 20), expected)
@@ -114,7 +114,7 @@ def test_a_batch_stays_as_it_was_while_others_are_made(corpus):
         first = next(found)
         for _ in range(3 * module.AHEAD):
             next(found)
-        assert_same([first], islice(batches_of(corpus).here(), 1))
+        assert_same([first], islice(batches_of(corpus).tensors(), 1))
 
 
 @needs_process
@@ -319,7 +319,7 @@ def test_a_gpu_is_served_by_a_process_and_a_cpu_by_a_thread(corpus, monkeypatch)
 def test_a_thread_gives_the_same_batches(corpus):
     batches = batches_of(corpus)
     with closing(batches_ahead(batches, torch.device("cpu"))) as found:
-        assert_same(list(islice(found, 12)), islice(batches.here(), 12))
+        assert_same(list(islice(found, 12)), islice(batches.tensors(), 12))
 
 
 def threads():

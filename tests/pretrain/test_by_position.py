@@ -76,7 +76,7 @@ def read_on(network, model, stretch):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_carried_it_is_a_text_read_on(tmp_path, monkeypatch, rows):
     model, sentences, network, table, reading = evaluation_parts(tmp_path, LENGTHS["in every bin"])
-    monkeypatch.setattr(evaluating, "LEAST_STRETCH", 1)
+    monkeypatch.setattr(evaluating, "MIN_ROW_PREDICTIONS", 1)
     monkeypatch.setattr(evaluating, "ROWS", rows)
     found = by_position(network, table, reading, state="carry")
     stretches = [sentences] if rows == 1 else stretches_of(sentences, rows)

@@ -236,7 +236,7 @@ def test_after_a_truncated_checkpoint_the_run_continues_from_the_one_before(fold
     assert str(path) in sentence
     assert "step 1" in sentence
     (folder.checkpoints / "step-0000000001.safetensors").write_bytes(b"")
-    refusal(folder.latest, str(path), "no other checkpoint is whole")
+    refusal(folder.latest, str(path), "no other checkpoint is intact")
 
 
 def test_one_flipped_bit_anywhere_is_detected(folder):

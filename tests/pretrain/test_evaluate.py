@@ -7,7 +7,7 @@ import torch
 from elmokit import Elmo
 from elmokit.pretrain import evaluate as evaluating
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.evaluate import evaluate, held_out, sentence_losses
+from elmokit.pretrain.evaluate import evaluate, perplexities, sentence_losses
 from elmokit.pretrain.sentences import Sentences
 from support.tiny_models import tiny_config, word_config
 from support.training_models import evaluation_parts
@@ -116,7 +116,7 @@ def test_a_carried_state_goes_from_sentence_to_sentence(tmp_path):
 def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch, state, count):
     """Each process scores its part of the text; together they give what one process gives."""
     _, _, network, table, reading = evaluation_parts(tmp_path, [3, 1, 30, 4, 9, 2] * 60)
-    monkeypatch.setattr(evaluating, "LEAST_STRETCH", 700)
+    monkeypatch.setattr(evaluating, "MIN_ROW_PREDICTIONS", 700)
     expected = evaluate(network, table, reading, state=state)
     tables = []
 
@@ -131,7 +131,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch, state, c
     for rank in range(count):
         evaluate(network, table, reading, state=state, processes=Part(rank, count))
     *losses, predictions = sum(tables).sum(dim=0).tolist()
-    found = held_out(losses, int(predictions))
+    found = perplexities(losses, int(predictions))
     assert found.predictions == expected.predictions == reading.n_predictions
     if state == "zero":
         assert found == expected

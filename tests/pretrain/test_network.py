@@ -97,10 +97,10 @@ def test_windows_give_each_sentence_the_probabilities_of_elmo(tmp_path, config):
     with torch.no_grad():
         for windows in windows_of(corpus, rows=3, window=4):
             _, each, state = network(window_batch(table, windows), state)
-            real = torch.from_numpy(windows.place != NO_TARGET)
+            real = torch.from_numpy(windows.sentence != NO_TARGET)
             assert (each[:, ~real] == 0).all()
             for direction in range(config.n_directions):
-                sums[direction].index_add_(0, torch.from_numpy(windows.place)[real], each[direction][real].double())
+                sums[direction].index_add_(0, torch.from_numpy(windows.sentence)[real], each[direction][real].double())
     for number, log_probs in enumerate(Elmo(model).log_probs(sentences)):
         assert sums[0, number].item() == pytest.approx(-log_probs.forward.sum(), rel=1e-4)
         if config.bidirectional:

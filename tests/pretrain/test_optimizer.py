@@ -196,7 +196,7 @@ def test_slots_that_do_not_fit_are_named():
     parameters = weights()
     optimizers = make_optimizers(ADAGRAD, named(parameters))
     slots = slots_of(optimizers, named(parameters))
-    with pytest.raises(ElmoError, match=r"sum for part\.0 is missing or of another shape"):
+    with pytest.raises(ElmoError, match=r"sum for part\.0 is missing or has another shape"):
         restore_slots(optimizers, named(parameters), {**slots, "part.0.sum": torch.ones(2, 2)})
     with pytest.raises(ElmoError, match=r"step for part\.1 is missing"):
         restore_slots(optimizers, named(parameters), {"part.1.sum": slots["part.1.sum"]})

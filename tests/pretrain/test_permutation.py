@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmokit.pretrain.sentences import mixed, permuted, uniform
+from elmokit.pretrain.sentences import hashed, permuted, uniform
 
 
 def order(count, epoch=0, seed=1):
@@ -68,4 +68,4 @@ def test_numbers_stay_as_they_are():
     assert order(10).tolist() == [6, 1, 3, 9, 4, 8, 2, 7, 0, 5]
     assert order(10, epoch=3, seed=7).tolist() == [9, 5, 4, 1, 6, 7, 0, 3, 2, 8]
     values = np.array([0, 1, 2**63], np.uint64)
-    assert mixed(values, 5).tolist() == [7020995479949754436, 18180438093026040609, 6206614558328833784]
+    assert hashed(values, 5).tolist() == [7020995479949754436, 18180438093026040609, 6206614558328833784]

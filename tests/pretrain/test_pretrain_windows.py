@@ -12,7 +12,7 @@ from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences, uniform
 from elmokit.pretrain.windows import NO_TARGET, WindowPosition, WindowReader
 from support.training_models import corpus_of
 
-FIELDS = ("inputs", "targets", "keep", "place")
+FIELDS = ("inputs", "targets", "keep", "sentence")
 
 
 def numbered(lengths):
@@ -132,7 +132,7 @@ def test_a_reading_to_the_end_has_every_token_once_in_each_direction(corpus, row
     for windows in all_windows(WindowReader(sentences, rows=rows, window=window, endless=False)):
         ended = windows.targets == NO_TARGET
         np.testing.assert_array_equal(ended[0], ended[1])
-        np.testing.assert_array_equal(ended[0], windows.place == NO_TARGET)
+        np.testing.assert_array_equal(ended[0], windows.sentence == NO_TARGET)
         n_real += int((~ended[0]).sum())
         for direction in (0, 1):
             targets[direction] += windows.targets[direction][~ended[direction]].tolist()
@@ -143,7 +143,7 @@ def test_a_reading_to_the_end_has_every_token_once_in_each_direction(corpus, row
 
 def test_both_directions_stand_in_the_same_sentence(corpus):
     for windows in all_windows(WindowReader(Sentences(corpus), rows=3, window=5, endless=False)):
-        for place, forward, backward in zip(*(a.ravel() for a in (windows.place, *windows.inputs)), strict=True):
+        for place, forward, backward in zip(*(a.ravel() for a in (windows.sentence, *windows.inputs)), strict=True):
             for token, boundary in ((forward, BEGIN_TYPE), (backward, END_TYPE)):
                 if place != NO_TARGET and token != boundary:
                     assert corpus.type_text(int(token)).startswith(f"{place}.")
@@ -160,7 +160,7 @@ def test_a_reading_goes_on_from_any_position(corpus, endless, shuffle):
     whole = all_windows(reader(), limit=40)
     positions = [WindowPosition.start(3), *(plan.position for plan in islice(reader().plans(), 40))]
     for step, at in enumerate(positions):
-        later = reader(WindowPosition(at.next_place, at.row_place.copy(), at.row_offset.copy()))
+        later = reader(WindowPosition(at.next_index, at.row_index.copy(), at.row_offset.copy()))
         for ours, expected in zip(all_windows(later, limit=4), whole[step : step + 4], strict=False):
             assert_equal(ours, expected)
     if not endless:
@@ -178,7 +178,7 @@ def test_which_sentences_start_from_zero_depends_on_their_place_and_the_seed(cor
         ):
             first = windows.inputs[0] == BEGIN_TYPE
             assert (windows.keep[~first] == 1).all()
-            found |= dict(zip(windows.place[first].tolist(), windows.keep[first].tolist(), strict=True))
+            found |= dict(zip(windows.sentence[first].tolist(), windows.keep[first].tolist(), strict=True))
         return found
 
     one, other = starts(2, 7, seed=5), starts(4, 3, seed=5)

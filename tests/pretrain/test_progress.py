@@ -33,8 +33,8 @@ def run(tmp_path, clock):
         def advance(step, **numbers):
             clock.now = float(step - since)
             if numbers:
-                recorder.measured({"step": step, "tokens": 500 * step, "seconds": float(step), **numbers})
-            recorder.advanced(at(step), step / total)
+                recorder.record_training({"step": step, "tokens": 500 * step, "seconds": float(step), **numbers})
+            recorder.show_progress(at(step), step / total)
 
         return recorder, advance, stream
 
@@ -80,7 +80,7 @@ def test_a_held_out_perplexity_is_a_line_and_stays_in_those_after_it(run):
     recorder, advance, stream = run()
     with recorder:
         advance(3)
-        recorder.held_out(
+        recorder.record_held_out(
             {"step": 3, "tokens": 1500, "seconds": 3.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0}, best=True
         )
         advance(20)
@@ -93,7 +93,7 @@ def test_the_last_amount_is_one_line(run):
     with recorder:
         advance(3)
         advance(20)
-        recorder.held_out(
+        recorder.record_held_out(
             {"step": 20, "tokens": 10_000, "seconds": 20.0, "heldout_perplexity": 80.0, "heldout_forward": 80.0},
             best=True,
         )
@@ -103,8 +103,8 @@ def test_the_last_amount_is_one_line(run):
 
 def test_without_a_folder_nothing_is_shown_and_nothing_written(capsys):
     with RunRecorder() as recorder:
-        recorder.measured({"step": 1, "tokens": 1, "seconds": 1.0, **NUMBERS})
-        recorder.advanced(at(1), 0.5)
+        recorder.record_training({"step": 1, "tokens": 1, "seconds": 1.0, **NUMBERS})
+        recorder.show_progress(at(1), 0.5)
         recorder.note(1, "n")
     assert capsys.readouterr().err == ""
 

@@ -156,7 +156,7 @@ def test_a_run_that_goes_astray_returns_to_its_best(elmo, text, tmp_path, monkey
         if next(calls) == 2:  # as if the third value were far worse, and the loss had risen too
             training.progress.loss += 10
             with monkeypatch.context() as patch:
-                patch.setattr(SegmentObjective, "merit", lambda *_: 1e6)
+                patch.setattr(SegmentObjective, "selection_perplexity", lambda *_: 1e6)
                 return plain(training)
         return plain(training)
 

@@ -15,7 +15,15 @@ from elmokit.config import CharacterConfig, ElmoConfig, TransformerConfig
 from elmokit.errors import ElmoError
 from elmokit.ops.attention import Segments
 from elmokit.pretrain.batches import batches_from_process
-from elmokit.pretrain.segments import BACKWARD, FORWARD, MASKED, Pace, SegmentBatches, SegmentPosition, SegmentReader
+from elmokit.pretrain.segments import (
+    BACKWARD,
+    FORWARD,
+    MASKED,
+    SegmentBatches,
+    SegmentPosition,
+    SegmentReader,
+    UpdateSchedule,
+)
 from elmokit.pretrain.sentences import BEGIN_TYPE, END_TYPE, Sentences
 from support.tiny_models import tiny_checkpoint
 from support.training_models import corpus_of, network_of, random_sentences, table_of
@@ -24,7 +32,7 @@ CONFIG = ElmoConfig(
     TransformerConfig(size=16, n_blocks=2, n_heads=2, inner_size=24, window=5, softmax_size=8, every=1),
     CharacterConfig(filters=((1, 4), (2, 8)), embedding_size=4, n_highway=1),
 )
-PACE = Pace(total=4000, update=200, grow=0.5)
+SCHEDULE = UpdateSchedule(total=4000, update=200, grow=0.5)
 
 
 @pytest.fixture
@@ -35,10 +43,10 @@ def corpus(tmp_path):
     return corpus_of([[f"w{next(words)}" for _ in range(length)] for length in lengths], tmp_path)
 
 
-def reader_of(corpus, pace=PACE, **changes) -> SegmentReader:
+def reader_of(corpus, schedule=SCHEDULE, **changes) -> SegmentReader:
     sentences = changes.pop("sentences", None) or Sentences(corpus, None, True, 3)
     options = {"longest": 50, "join": 0.5, "mask": (0.3, 0.15), "causal": (0.6, 0.1), "seed": 5}
-    return SegmentReader(sentences, pace, **{**options, **changes})
+    return SegmentReader(sentences, schedule, **{**options, **changes})
 
 
 def batches_of(corpus, **changes) -> SegmentBatches:
@@ -52,17 +60,17 @@ def batches_of(corpus, **changes) -> SegmentBatches:
 @pytest.mark.parametrize("grow", [0.0, 0.3, 0.5, 1.0])
 def test_updates_are_counted_beforehand(grow):
     for steps in (*range(1, 40), 997):
-        pace = Pace.for_steps(steps, 64, grow)
+        schedule = UpdateSchedule.for_steps(steps, 64, grow)
         tokens = taken = 0
         sizes = []
-        while pace.done(tokens) < 1:
-            sizes.append(pace.size(tokens))
+        while schedule.done(tokens) < 1:
+            sizes.append(schedule.size(tokens))
             tokens, taken = tokens + sizes[-1], taken + 1
-        assert taken == steps == pace.n_steps()
+        assert taken == steps == schedule.n_steps()
         assert sorted(sizes) == sizes
         assert set(sizes) <= {64, 128}
-    pace = Pace(10_000, 64, 0.5)
-    assert pace.n_steps(5000) == 5000 / 128 + 0.9375
+    schedule = UpdateSchedule(10_000, 64, 0.5)
+    assert schedule.n_steps(5000) == 5000 / 128 + 0.9375
 
 
 @pytest.mark.parametrize("held_out", [None, (10, 0)], ids=["all", "some held out"])
@@ -106,26 +114,26 @@ def test_single_sentences(corpus):
 def test_an_update_has_about_its_size(corpus):
     reader = reader_of(corpus)
     sizes = []
-    for plan in takewhile(lambda plan: PACE.done(plan.before.tokens) < 1, reader.plans()):
+    for plan in takewhile(lambda plan: SCHEDULE.done(plan.before.tokens) < 1, reader.plans()):
         size = int((plan.words + 2).sum())
-        assert plan.after.tokens - plan.before.tokens == PACE.size(plan.before.tokens)
-        assert abs(size - PACE.size(plan.before.tokens)) <= 25
+        assert plan.after.tokens - plan.before.tokens == SCHEDULE.size(plan.before.tokens)
+        assert abs(size - SCHEDULE.size(plan.before.tokens)) <= 25
         sizes.append(size)
-    assert len(sizes) == PACE.n_steps()
-    assert abs(sum(sizes) - PACE.total) < 0.02 * PACE.total, "larger ones and smaller ones balance"
-    tiny = reader_of(corpus, Pace(100, 1, 1.0))
+    assert len(sizes) == SCHEDULE.n_steps()
+    assert abs(sum(sizes) - SCHEDULE.total) < 0.02 * SCHEDULE.total, "larger ones and smaller ones balance"
+    tiny = reader_of(corpus, UpdateSchedule(100, 1, 1.0))
     assert len(next(tiny.plans()).words) == 1
 
 
 def test_what_is_predicted(corpus):
-    pace = Pace(400_000, 40_000, 1.0)
+    schedule = UpdateSchedule(400_000, 40_000, 1.0)
     for position, mask, causal in ((0, 0.3, 0.6), (360_000, 0.165, 0.15)):
-        reader = reader_of(corpus, pace, position=SegmentPosition(0, position))
+        reader = reader_of(corpus, schedule, position=SegmentPosition(0, position))
         found = reader.fill(next(reader.plans()))
         lengths = np.diff(found.starts)
-        way = np.repeat(found.ways, lengths)
+        way = np.repeat(found.modes, lengths)
         boundary = (found.types == BEGIN_TYPE) | (found.types == END_TYPE)
-        by_way = np.bincount(found.ways, minlength=3) / len(found.ways)
+        by_way = np.bincount(found.modes, minlength=3) / len(found.modes)
         assert by_way == pytest.approx([1 - causal, causal / 2, causal / 2], abs=0.05)
         masked, forward, backward = found.rows
         assert len(masked) / ((way == MASKED) & ~boundary).sum() == pytest.approx(mask, abs=0.01)
@@ -150,20 +158,20 @@ def test_what_is_predicted(corpus):
 
 def found_lasts(passage) -> list[int]:
     """The last token of each segment that is read forward."""
-    return [stop - 1 for stop, way in zip(passage.starts[1:].tolist(), passage.ways, strict=True) if way == FORWARD]
+    return [stop - 1 for stop, way in zip(passage.starts[1:].tolist(), passage.modes, strict=True) if way == FORWARD]
 
 
 def test_another_pass_predicts_other_words(corpus):
-    pace = Pace(1e9, 5000, 1.0)
-    reader = reader_of(corpus, pace, join=0.0, causal=(0, 0))
+    schedule = UpdateSchedule(1e9, 5000, 1.0)
+    reader = reader_of(corpus, schedule, join=0.0, causal=(0, 0))
     first, again = (next(reader.plans()) for _ in range(2))
-    np.testing.assert_array_equal(first.places, again.places)
+    np.testing.assert_array_equal(first.indices, again.indices)
     seen = [set() for _ in range(2)]
     for plan in reader.plans():
         if len(seen[1]) >= 500:
             break
         passage = reader.fill(plan)
-        here = plan.places[np.searchsorted(passage.starts, passage.rows[0], side="right") - 1] // corpus.n_sentences
+        here = plan.indices[np.searchsorted(passage.starts, passage.rows[0], side="right") - 1] // corpus.n_sentences
         for part in range(2):
             seen[part] |= set(passage.targets[0][here == part].tolist())
     shared = len(seen[0] & seen[1]) / len(seen[0] | seen[1])
@@ -188,7 +196,7 @@ def test_reading_continues_from_any_position(corpus):
 def test_another_process_makes_the_same_batches(corpus):
     batches = batches_of(corpus, parts=2, attention_window=5)
     made = batches_from_process(batches, pinned=False)
-    for (ours, position), (theirs, expected) in zip(islice(made, 15), batches.here(), strict=False):
+    for (ours, position), (theirs, expected) in zip(islice(made, 15), batches.tensors(), strict=False):
         assert position == expected
         for one, other in zip(ours, theirs, strict=True):
             for name, value in vars(one).items():
@@ -197,9 +205,9 @@ def test_another_process_makes_the_same_batches(corpus):
 
 
 def test_processes_share_the_segments_of_one(corpus):
-    pace = replace(PACE, grow=1.0)
-    alone = batches_of(corpus, pace=pace)
-    shared = [batches_of(corpus, pace=pace, parts=4, rank=rank, processes=2) for rank in range(2)]
+    schedule = replace(SCHEDULE, grow=1.0)
+    alone = batches_of(corpus, schedule=schedule)
+    shared = [batches_of(corpus, schedule=schedule, parts=4, rank=rank, processes=2) for rank in range(2)]
     for ((whole,), _), *ranks in islice(zip(*(each.arrays() for each in (alone, *shared)), strict=True), 14):
         dealt = [part for pair in zip(ranks[0][0], ranks[1][0], strict=True) for part in pair]
         assert len(dealt) == 4
@@ -215,13 +223,13 @@ def test_processes_share_the_segments_of_one(corpus):
 
 
 def test_an_update_that_has_grown_has_twice_as_many_parts(corpus):
-    counts = [len(parts) for parts, _ in islice(batches_of(corpus, parts=2).arrays(), PACE.n_steps())]
+    counts = [len(parts) for parts, _ in islice(batches_of(corpus, parts=2).arrays(), SCHEDULE.n_steps())]
     assert counts == [2] * 10 + [4] * 5
 
 
 def test_a_part_without_a_segment_predicts_nothing(corpus):
-    batches = batches_of(corpus, pace=Pace(1000, 40, 1.0), parts=20)
-    parts, _ = next(batches.here())
+    batches = batches_of(corpus, schedule=UpdateSchedule(1000, 40, 1.0), parts=20)
+    parts, _ = next(batches.tensors())
     empty = [part for part in parts if not sum(part.counts())]
     assert len(empty) > 5
     network = network_of(tiny_checkpoint(CONFIG, head=True))
@@ -251,7 +259,7 @@ def plain_losses(network, arrays) -> list[torch.Tensor]:
         a, b = F.rms_norm(x, x.shape[-1:]).chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
-    for (start, stop), way in zip(pairwise(arrays["starts"].tolist()), arrays["ways"].tolist(), strict=True):
+    for (start, stop), way in zip(pairwise(arrays["starts"].tolist()), arrays["modes"].tolist(), strict=True):
         x = types[torch.from_numpy(arrays["inputs"][start:stop])]
         hidden = torch.from_numpy(arrays["hidden"][start:stop])
         x = norm(torch.where(hidden.unsqueeze(1), context.masked, x))
@@ -289,13 +297,13 @@ def gradients(network, loss) -> list[torch.Tensor]:
 def test_the_loss_and_its_gradient_are_those_of_the_equations(tmp_path, parts):
     corpus = corpus_of(random_sentences([3, 9, 1, 14, 6, 2] * 4), tmp_path)
     network = network_of(tiny_checkpoint(CONFIG, head=True)).double()
-    given = {"pace": Pace(4000, 600, 1.0), "causal": (0.6, 0.6)}
+    given = {"schedule": UpdateSchedule(4000, 600, 1.0), "causal": (0.6, 0.6)}
     ((whole,), _) = next(batches_of(corpus, **given).arrays())
     losses = plain_losses(network, whole)
     assert all(len(part) > 5 for part in losses)
-    tokens = np.bincount(whole["ways"], np.diff(whole["starts"]), 3) / whole["starts"][-1]
+    tokens = np.bincount(whole["modes"], np.diff(whole["starts"]), 3) / whole["starts"][-1]
     expected = sum(share * part.mean() for share, part in zip(tokens, losses, strict=True))
-    dealt, _ = next(batches_of(corpus, parts=parts, **given).here())
+    dealt, _ = next(batches_of(corpus, parts=parts, **given).tensors())
     found = [network(batch, None, None, torch.float64) for batch in dealt]
     loss = sum(each[0] for each in found) / parts
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
@@ -308,10 +316,10 @@ def test_the_loss_and_its_gradient_are_those_of_the_equations(tmp_path, parts):
 def test_batches_for_a_gpu_have_one_size_and_say_what_each_token_sees(corpus):
     plain, padded = batches_of(corpus, parts=2), batches_of(corpus, parts=2, attention_window=5)
     sizes = set()
-    for (ours, _), (theirs, _) in islice(zip(padded.here(), plain.here(), strict=True), 12):
+    for (ours, _), (theirs, _) in islice(zip(padded.tensors(), plain.tensors(), strict=True), 12):
         for one, other in zip(ours, theirs, strict=True):
             sizes.add(len(one.inputs))
-            segments = Segments(one.starts.tolist(), one.ways.tolist())
+            segments = Segments(one.starts.tolist(), one.modes.tolist())
             assert torch.equal(one.reach, segments.reach(5))
             assert torch.equal(one.rows, other.rows)
             assert one.counts() == other.counts()

@@ -140,7 +140,7 @@ def test_two_threads_may_make_batches_at_once(tmp_path):
     """As a run does, whose next windows are made while those of its held-out sentences are."""
     corpus = corpus_of(random_sentences([9] * 60, seed=1), tmp_path)
     table, alone = byte_table(corpus), byte_table(corpus)
-    table._slot = table._slot.view(Slow)
+    table._scratch = table._scratch.view(Slow)
     many = list(windows_of(corpus, rows=5, window=20))
     expected = [window_batch(alone, windows) for windows in many]
 

@@ -22,9 +22,9 @@ def read(corpus, *, rows, window, chosen=None, **arguments):
     found = []
     for plan in reader.plans():
         windows = reader.fill(plan, range(rows))
-        assert windows.place.shape == (window, rows)
+        assert windows.sentence.shape == (window, rows)
         found.append(windows)
-    place, keep = (np.concatenate([getattr(w, name) for w in found]) for name in ("place", "keep"))
+    place, keep = (np.concatenate([getattr(w, name) for w in found]) for name in ("sentence", "keep"))
     inputs, targets = (np.concatenate([getattr(w, name) for w in found], axis=1) for name in ("inputs", "targets"))
     there = [place[:, row] != NO_TARGET for row in range(rows)]
     for row, column in enumerate(there):

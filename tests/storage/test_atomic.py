@@ -154,7 +154,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     folder = tmp_path / "corpus"
     for name in ("one", "two"):
         (tmp_path / ".corpus.1.ab.tmp").mkdir()
-        with atomic_folder(folder, disk_errors, alone=True) as temporary:
+        with atomic_folder(folder, disk_errors, locked=True) as temporary:
             (temporary / name).touch()
         assert names(folder) == [name]
     with pytest.raises(ZeroDivisionError):

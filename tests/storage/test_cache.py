@@ -33,12 +33,12 @@ def test_leftovers_go_where_nobody_can_be_writing_them(tmp_path, name):
     stored = ["file.tmp", ".hidden", ".other.1.ab.tmp"] if name else ["file.tmp", ".hidden"]
     for other in stored:
         (tmp_path / other).touch()
-    remove_leftovers(tmp_path, name, alone=False)
+    remove_leftovers(tmp_path, name, locked=False)
     assert len(names(tmp_path)) == len(stored) + 2, "they may be of a process that is alive"
     os.utime(tmp_path / f".{name or 'x'}.2.cd.tmp", (0, 0))
-    remove_leftovers(tmp_path, name, alone=False)
+    remove_leftovers(tmp_path, name, locked=False)
     assert len(names(tmp_path)) == len(stored) + 1
-    remove_leftovers(tmp_path, name, alone=True)
+    remove_leftovers(tmp_path, name, locked=True)
     assert names(tmp_path) == sorted(stored)
 
 
@@ -46,7 +46,7 @@ def test_a_link_is_removed_and_not_followed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").touch()
     (tmp_path / ".x.1.ab.tmp").symlink_to(tmp_path / "mine")
-    remove_leftovers(tmp_path, alone=True)
+    remove_leftovers(tmp_path, locked=True)
     assert names(tmp_path) == ["mine"]
     assert names(tmp_path / "mine") == ["thesis"]
 
@@ -70,7 +70,7 @@ def test_the_oldest_are_removed_first(tmp_path):
     assert names(tmp_path) == ["a", "b", "c", "d"]
     remove_oldest(paths, 25)
     assert names(tmp_path) == ["b", "d"]
-    remove_oldest(paths, 0, but={paths[1]})
+    remove_oldest(paths, 0, keep={paths[1]})
     assert names(tmp_path) == ["b"]
 
 

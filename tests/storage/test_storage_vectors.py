@@ -18,7 +18,7 @@ from elmokit.errors import ElmoError
 from elmokit.storage import locks, vectors
 from elmokit.storage.atomic import write_tensors
 from elmokit.storage.cache import key_of
-from elmokit.storage.vectors import Place, RecentVectors, StoredLayers, VectorBlock, VectorStore
+from elmokit.storage.vectors import RecentVectors, StoredLayers, VectorBlock, VectorSpan, VectorStore
 from support.vector_samples import SHAPE, block_of, check, layers_of, length, store
 
 
@@ -267,7 +267,7 @@ def test_memory_is_bounded_and_the_longest_unused_go_first():
 def test_joined_blocks_have_the_sentences_of_all():
     blocks = [block_of([1, 2]), block_of([0]), block_of([7, 3])]
     joined = VectorBlock.joined(blocks)
-    assert joined.is_whole(*SHAPE)
+    assert joined.is_valid(*SHAPE)
     numbers = (1, 2, 0, 7, 3)
-    places = [Place(joined, end - length(n), end) for n, end in zip(numbers, joined.ends.tolist(), strict=True)]
+    places = [VectorSpan(joined, end - length(n), end) for n, end in zip(numbers, joined.ends.tolist(), strict=True)]
     check(StoredLayers(places, layers=3, width=4, words=True), numbers)

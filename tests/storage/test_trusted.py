@@ -13,9 +13,9 @@ from elmokit.storage.trusted import (
     WorkFolder,
     follow_links,
     hidden_file,
-    no_link,
     open_file,
     open_folder,
+    open_no_follow,
 )
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
@@ -189,7 +189,7 @@ def test_a_hidden_file_leaves_nothing(tmp_path):
 def test_an_opener_that_follows_no_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="link"):
-        no_link(tmp_path / "link", os.O_RDWR | os.O_CREAT)
+        open_no_follow(tmp_path / "link", os.O_RDWR | os.O_CREAT)
     assert not (tmp_path / "target").exists()
 
 

@@ -17,7 +17,7 @@ import torch
 
 from elmokit.pretrain import loop
 from elmokit.pretrain.checkpoints import RunFolder, Snapshot
-from elmokit.pretrain.evaluate import HeldOut, evaluate
+from elmokit.pretrain.evaluate import HeldOutPerplexity, evaluate
 from elmokit.pretrain.loop import Training
 
 SHAPE = ("--cell-size", "24", "--output-size", "12", "--filters", "1:4,2:8", "--character-size", "4")
@@ -69,8 +69,8 @@ def stop_at(monkeypatch, *steps: int) -> None:
     def stop_requested(training: Training) -> bool:
         if left and training.progress.step >= left[0]:
             del left[0]
-            training.stopping.signal = 15
-        return bool(training.stopping.signal)
+            training.stop_signals.signal = 15
+        return bool(training.stop_signals.signal)
 
     monkeypatch.setattr(Training, "_stop_requested", stop_requested)
 
@@ -80,7 +80,7 @@ def best_at(monkeypatch, step: int) -> None:
     plain = Training._evaluate
 
     def evaluate_at(training: Training) -> bool:
-        def spoiled(*arguments: Any, **named: Any) -> HeldOut:
+        def spoiled(*arguments: Any, **named: Any) -> HeldOutPerplexity:
             result = evaluate(*arguments, **named)
             return result if training.progress.step == step else replace(result, mean=1e6 * result.mean)
 

@@ -141,9 +141,9 @@ def test_a_folder_that_is_not_empty_is_left_alone(model, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("full", "file", "dangling"):
-        with pytest.raises(ElmoError, match=f"{name} is not empty: name a folder that is new"):
+        with pytest.raises(ElmoError, match=f"{name} is not empty: choose a new folder"):
             save(model, tmp_path / name)
-        with pytest.raises(ElmoError, match=f"{name} is not empty: name a folder that is new"):
+        with pytest.raises(ElmoError, match=f"{name} is not empty: choose a new folder"):
             check_new_folder(tmp_path / name)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     with pytest.raises(ElmoError, match="cannot be written: "):

@@ -428,14 +428,14 @@ class InputSentences(Iterator[str]):
 
     def count_lines(self) -> int | None:
         """The number of lines if it is known or can be counted quickly, otherwise None."""
-        from elmokit.text.packed import PACKED_ENDINGS
+        from elmokit.text.packed import COMPRESSED_ENDINGS
 
         path = Path(self._path or "-")
         if self._given:
             return len(self._given)
         if self.input_format.startswith("conll") or self._path in (None, "-"):
             return None
-        if not path.is_file() or path.suffix in PACKED_ENDINGS:
+        if not path.is_file() or path.suffix in COMPRESSED_ENDINGS:
             return None
         count, last = 0, b"\n"
         with path.open("rb") as file:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from elmokit.corpus.prepared import PreparedCorpus
     from elmokit.formats.checkpoint import Checkpoint
-    from elmokit.pretrain.evaluate import ByPosition, HeldOut, StateUse
+    from elmokit.pretrain.evaluate import ByPosition, HeldOutPerplexity, StateUse
     from elmokit.pretrain.network import LanguageModelNetwork
     from elmokit.pretrain.sentences import TypeTable
     from elmokit.text.policy import CharacterPieces
@@ -126,14 +126,14 @@ class EvalCommand(ModelFileOptions, DeviceOption):
 
     def _measure(
         self, network: LanguageModelNetwork, types: TypeTable
-    ) -> tuple[dict[StateUse, HeldOut], dict[StateUse, ByPosition]]:
+    ) -> tuple[dict[StateUse, HeldOutPerplexity], dict[StateUse, ByPosition]]:
         """The perplexities for each state and, with --by-position, by position."""
         from elmokit.pretrain.evaluate import by_position, evaluate, masked_perplexity
         from elmokit.pretrain.sentences import Sentences
 
         sentences, masks = Sentences(types.corpus), network.bilm.context.predicts_masked
         states: list[StateUse] = ["zero", "carry"] if self.state == "both" else [self.state]
-        results: dict[StateUse, HeldOut] = {}
+        results: dict[StateUse, HeldOutPerplexity] = {}
         positions: dict[StateUse, ByPosition] = {}
         with ProgressDisplay() as display:
             for state in states:
@@ -175,7 +175,7 @@ class EvalCommand(ModelFileOptions, DeviceOption):
             raise ElmoError(f"each output must be a file of its own, got {twice[0]} twice")
 
 
-def _perplexities(results: Mapping[StateUse, HeldOut]) -> list[tuple[str, str]]:
+def _perplexities(results: Mapping[StateUse, HeldOutPerplexity]) -> list[tuple[str, str]]:
     """The rows with the perplexities; with two states each row has both values."""
     from elmokit.model.language_model import MASKED_SHARE
 

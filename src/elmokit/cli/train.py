@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from elmokit.cli.registry import command, command_line, options_of
 from elmokit.cli.shared import CORPUS_HELP, DeviceOption, say
-from elmokit.formats.bundled import resolved
+from elmokit.formats.bundled import resolve_model
 from elmokit.options import REQUIRED, argument, option, shown_value
 from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe
 
@@ -79,5 +79,5 @@ class TrainCommand(DeviceOption):
         from elmokit.pretrain.run import run_training
 
         given = {item.name: getattr(self, item.name) for item in fields(self)}
-        given["init"] = None if self.init is None else Path(resolved(self.init))
+        given["init"] = None if self.init is None else Path(resolve_model(self.init))
         return run_training(TrainRequest(**given, command=command_line()), say)

@@ -1,4 +1,4 @@
-"""Sentences → type ids, in this process or in worker processes; the results are in the order of the text."""
+"""From sentences to type ids, in this process or in worker processes; the results are in the order of the text."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from elmokit.text.tokens import WordSplitter, speed_up_jieba, word_splitter
 
 _PURPOSE_AND_ADVICE = ("a worker process that prepares the corpus", "try again with workers=1")
 _CHUNK_BYTES, _CHUNK_UNITS = 1 << 19, 1 << 15
-"""The largest number of bytes, and of lines or paragraphs, that a worker process gets at once."""
+"""Largest number of bytes, and of lines or paragraphs, in one chunk for a worker process."""
 
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """Sentences as ids into their own list of types."""
+    """Sentences as type ids, with the list of their types."""
 
     types: list[str]
     """Distinct tokens in the order of first appearance."""
     counts: NDArray[np.int64]
-    """How often each type occurs."""
+    """Number of occurrences of each type."""
     ids: NDArray[np.uint32]
     """The tokens of all sentences, one sentence after the other, as indices into `types`."""
     lengths: NDArray[np.int64]
@@ -41,7 +41,7 @@ class EncodedSentences:
 
 
 def chunks_of(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """Units in lists that are large enough to send to another process."""
+    """Group units into chunks that are large enough to send to another process."""
     chunk: list[Unit] = []
     size = 0
     for unit in units:
@@ -55,35 +55,35 @@ def chunks_of(units: Iterable[Unit]) -> Iterator[list[Unit]]:
 
 
 def encode_units(units: Iterable[Unit], options: ReadingOptions, split_words: WordSplitter) -> EncodedSentences:
-    """The sentences of some lines or paragraphs as ids."""
+    """Encode the sentences of some lines or paragraphs."""
     report = Report()
     found = (tokens for unit in units for tokens in sentences_of(unit, options, split_words, report))
     return encode_sentences(found, report)
 
 
 def encode_sentences(sentences: Iterable[Sequence[str]], report: Report) -> EncodedSentences:
-    """Sentences of tokens as ids; the result contains the report, which counts them."""
-    places: defaultdict[str, int] = defaultdict()
-    places.default_factory = places.__len__  # a new type gets the next id
+    """Encode sentences of tokens; the result contains the report, which the caller fills while it yields them."""
+    type_ids: defaultdict[str, int] = defaultdict()
+    type_ids.default_factory = type_ids.__len__  # a new type gets the next id
     ids, lengths = array("I"), array("q")
     for tokens in sentences:
-        ids.extend(map(places.__getitem__, tokens))
+        ids.extend(map(type_ids.__getitem__, tokens))
         lengths.append(len(tokens))
-    places.default_factory = None  # a reference cycle, which would leave the types of many chunks in memory
+    type_ids.default_factory = None  # breaks a reference cycle that would keep the types of many chunks in memory
     flat = np.array(ids, dtype=np.uint32)
-    counts = np.bincount(flat, minlength=len(places)).astype(np.int64)
-    return EncodedSentences(list(places), counts, flat, np.array(lengths, dtype=np.int64), report)
+    counts = np.bincount(flat, minlength=len(type_ids)).astype(np.int64)
+    return EncodedSentences(list(type_ids), counts, flat, np.array(lengths, dtype=np.int64), report)
 
 
 def encode_all(chunks: Iterable[list[Unit]], options: ReadingOptions, workers: int) -> Generator[EncodedSentences]:
-    """Encode chunks and give the results in order; with one worker, in this process."""
+    """Encode chunks and yield the results in order; one worker means this process."""
     if workers < 1:
         raise ElmoError(f"workers must be at least 1, got {workers}", "workers")
-    if workers == 1 or not sys.executable:  # unknown where another program embeds Python
+    if workers == 1 or not sys.executable:  # sys.executable is empty if another program embeds Python
         split_words = word_splitter(options.segment)
         yield from (encode_units(chunk, options, split_words) for chunk in chunks)
         return
-    waiting: deque[WorkerProcess] = deque()  # each with one chunk, in the order of the chunks
+    waiting: deque[WorkerProcess] = deque()  # each encodes one chunk; in the order of the chunks
     with ExitStack() as stack:
         for chunk in chunks:
             result = None
@@ -103,7 +103,7 @@ def encode_all(chunks: Iterable[list[Unit]], options: ReadingOptions, workers: i
 
 
 def serve() -> None:
-    """Run as a worker process: for each chunk, send the encoded sentences or the error."""
+    """The main function of a worker process: for each chunk, send the encoded sentences or an error."""
     parent = ParentProcess()
     try:
         options: ReadingOptions = pickle.load(parent.messages)

@@ -1,15 +1,15 @@
-"""The lines of a text file, plain or packed, or of standard input, one at a time.
+"""The lines of a text file, plain or compressed, or of standard input, one at a time.
 
-Only "\\n" ends a line, and one "\\r" before it is dropped, so a line here is a line for grep and wc. A sentence may
+Only "\\n" ends a line, and one "\\r" before it is dropped, so lines are the same as for grep and wc. A sentence may
 also be given as words, in the input formats of ELMoForManyLangs' command:
 
 | format | a sentence |
 | --- | --- |
 | `lines` | a line of text, which the model's text policy splits into words |
-| `tab` | a line of words with tabs between them |
-| `conll` | lines of columns (CoNLL-U, CoNLL-X), the second of which is the word; an empty line ends it |
-| `conll_char` | the same, and every character is a word |
-| `conll_char_vi` | the same, and words are split at spaces, as Vietnamese syllables |
+| `tab` | a line of words separated by tabs |
+| `conll` | lines of columns (CoNLL-U, CoNLL-X), the second is the word; an empty line ends the sentence |
+| `conll_char` | as `conll`, and every character is a word |
+| `conll_char_vi` | as `conll`, and words are split at spaces, into Vietnamese syllables |
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import IO, Literal
 
 from elmokit.errors import ElmoError
 from elmokit.storage import Closing
-from elmokit.text.packed import BOM, DAMAGE, name_of, open_packed, read_line
+from elmokit.text.packed import BOM, READ_ERRORS, name_of, open_decompressed, read_line
 
 
 class InputLines(Closing, Iterator[str]):
-    """The lines of a file, or of standard input for "-", read as they are asked for; bad bytes become U+FFFD.
+    """Iterates over the lines of a file, or of standard input for "-"; bytes that are not UTF-8 become U+FFFD.
 
     with InputLines("corpus.txt.gz") as lines:
         for line in lines: ...
@@ -34,14 +34,14 @@ class InputLines(Closing, Iterator[str]):
     """
 
     def __init__(self, source: str | Path, on_bytes: Callable[[int], None] | None = None) -> None:
-        """`on_bytes` is called with the number of packed bytes of each read."""
+        """`on_bytes` is called with the number of compressed bytes of each read."""
         self.bad_lines = 0
-        """Lines by now that were not UTF-8."""
+        """Number of lines so far that were not UTF-8."""
         self.first_bad_line: int | None = None
-        """The number of the first of them, from 1."""
+        """The line number of the first of them, from 1."""
         self._open = ExitStack()
         try:
-            self._lines = self._decoded(open_packed(source, self._open, on_bytes), name_of(source))
+            self._lines = self._decoded(open_decompressed(source, self._open, on_bytes), name_of(source))
         except BaseException:
             self._open.close()
             raise
@@ -64,12 +64,12 @@ class InputLines(Closing, Iterator[str]):
 
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of an open file as bytes, each with its number from 1, without the line end and the byte order mark."""
+    """Line numbers, from 1, and lines of an open file, without line ends and byte order mark."""
     number = 0
     while True:
         try:
             line = read_line(file, name, number + 1)
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise ElmoError(
                 f"the input {name} is damaged after line {number} ({error}): get it again, or cut it there"
             ) from error
@@ -85,12 +85,12 @@ SentenceFormat = Literal["lines", "tab", "conll", "conll_char", "conll_char_vi"]
 
 
 def sentence_lines(lines: Iterable[str], kind: SentenceFormat) -> Iterable[str]:
-    """One line per sentence: for `conll` and its variants its words with tabs between them, otherwise as it is."""
+    """One line per sentence: `conll` and its variants become words separated by tabs, other lines are unchanged."""
     return _conll_sentences(lines, kind) if kind.startswith("conll") else lines
 
 
 def given_words(line: str) -> list[str]:
-    """The words of a line with tabs between them."""
+    """The words of a line in which tabs separate them."""
     return line.split("\t") if line else []
 
 
@@ -105,7 +105,7 @@ def _conll_sentences(lines: Iterable[str], kind: SentenceFormat) -> Iterator[str
             columns = line.split("\t")
             if len(columns) < 2:
                 raise ElmoError(
-                    f"a word in input_format {kind} needs two columns with a tab between them, got line {number}: "
+                    f"a word in input_format {kind} needs two columns separated by a tab, got line {number}: "
                     f"{line[:60]!r}",
                     "input_format",
                 )

@@ -1,6 +1,6 @@
-"""Sources → a prepared corpus: found in the cache, or built there once for all processes that ask for it.
+"""From sources to a prepared corpus: found in the cache, or built there once for all processes that request it.
 
-Prepared corpora share a folder. Each has a subfolder there, named after its fingerprint.
+The cache folder has a subfolder for each prepared corpus, named after its fingerprint.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from elmokit.text.tokens import SegmenterName
 
 log = logging.getLogger(__name__)
 FOLDER_NAMES = "[0-9a-f]" * 32
-"""A pattern that matches the names of prepared corpora in the shared folder, and nothing else there."""
+"""A pattern that matches the names of prepared corpora in the cache folder and nothing else."""
 _BUSY = "another process is preparing this corpus"
 _WORTH_WORKERS = 2_000_000
-"""Bytes on disk; for less text, starting worker processes takes longer than they save."""
+"""Bytes on disk: for less text, starting worker processes takes longer than they save."""
 _MOST_WORKERS = 32
-"""The one process that reads cannot supply more."""
+"""The single process that reads the text cannot keep more workers busy."""
 
 
 def prepare(
@@ -60,13 +60,13 @@ def prepare(
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> PreparedCorpus:
-    """The prepared corpus of some text files; one that was prepared before is opened at once.
+    """The prepared corpus of some text files; a corpus that was prepared before is opened at once.
 
     `folder` contains prepared corpora, each in a subfolder; the default is corpora/ in the cache folder (ELMOKIT_CACHE,
-    or ~/.cache/elmokit). `workers` is the number of processes, by default one per processor; the result does not depend
-    on it, except that words added to jieba in this process are known to it alone: use workers=1 if they matter. If the
-    only source is the folder of a prepared corpus, or a folder with one of these and nothing else, it is opened as it
-    is and the other arguments are ignored.
+    or ~/.cache/elmokit). `workers` is the number of processes, by default one per core. The result does not depend on
+    it, with one exception: words added to jieba are known only in this process, so use workers=1 if they matter. If the
+    only source is the folder of a prepared corpus, or a folder that contains only such a folder, it is opened and the
+    other arguments are ignored.
 
         corpus = prepare(["texts/", "more.txt.xz"], segment="english", split="line")
         print(*corpus.report.lines(), sep="\\n")
@@ -83,7 +83,7 @@ def prepare(
         raise ElmoError("a corpus from standard input needs a folder to be prepared in: give folder", "folder")
     shared = (cache_folder() / "corpora" if folder is None else Path(folder)).expanduser().resolve()
     target = shared / (fingerprint or secrets.token_hex(16))
-    with corpus_errors(target):  # the cache may be another user's, who lets nobody look into it
+    with corpus_errors(target):  # the cache may be another user's and not readable
         corpus = _open_complete(target, fingerprint)
     if corpus:
         return corpus
@@ -93,7 +93,7 @@ def prepare(
         remove_abandoned(target, FOLDER_NAMES)
         try:
             with (
-                atomic_folder(target, corpus_errors, alone=lock.supported) as temporary,
+                atomic_folder(target, corpus_errors, locked=lock.supported) as temporary,
                 CorpusBuilder(temporary, shown=target, max_types=max_types, report=report) as builder,
             ):
                 _build(inputs, options, builder, workers, on_progress)
@@ -112,7 +112,7 @@ def prepare(
 
 
 def find_prepared(sources: Sequence[str]) -> Path | None:
-    """The prepared corpus that a single source names: its own folder, or a folder that contains only it."""
+    """The folder of the prepared corpus that a single source names, directly or as its only contents."""
     if len(sources) != 1 or sources[0] == STANDARD_INPUT:
         return None
     if is_prepared(sources[0]):
@@ -151,7 +151,7 @@ def _build(
     chunks = chunks_of(read_units(inputs, paragraphs=options.paragraphs, on_bytes=count_bytes))
     if on_progress is not None:
         on_progress(Progress(0, total, 0, 0))
-    # Closed at once, not when an error's traceback is collected: this stops the worker processes.
+    # Closing stops the worker processes at once, not when the traceback of an error is garbage-collected.
     with closing(encode_all(chunks, options, workers)) as parts:
         for part in parts:
             builder.add(part)
@@ -166,12 +166,12 @@ def _open_complete(folder: Path, fingerprint: str | None) -> PreparedCorpus | No
     try:
         corpus = PreparedCorpus.open(folder)
     except ElmoError:
-        return None  # damaged, or of another version: it is built again
+        return None  # damaged or of another version: build it again
     return corpus if corpus.fingerprint == fingerprint else None
 
 
 def _name_after_content(target: Path) -> Path:
-    """Rename a corpus from standard input after its content; if that folder is there already, it stays."""
+    """Rename the folder of a corpus from standard input after its content, unless that folder exists already."""
     description = read_description(target)
     named = target.with_name(name_of([description[name] for name in ("version", "content", "settings", "report")]))
     with folder_lock(named, _BUSY, corpus_errors), corpus_errors(named):
@@ -195,30 +195,30 @@ def _refuse_empty(sources: Sequence[str], report: Report) -> None:
 def _refuse_changed(inputs: Sequence[Input]) -> None:
     for each in inputs:
         if each.name != STANDARD_INPUT and not each.is_unchanged():
-            raise ElmoError(f"{each.name} was changed while it was read: try again when nothing writes to it")
+            raise ElmoError(f"{each.name} changed while it was read: try again when no program writes to it")
 
 
 def _fingerprint(inputs: Sequence[Input], settings: Mapping[str, Any]) -> str | None:
-    """A hash of the files and the settings; None for standard input, which has to be read first."""
+    """A hash of the files and the settings; None for standard input, whose content is not known yet."""
     if any(each.name == STANDARD_INPUT for each in inputs):
         return None
     return name_of({"version": VERSION, "files": [each.identity for each in inputs], "settings": settings})
 
 
 def _origin(sources: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """A hash of the names of the sources and the settings: it stays the same when the files change."""
+    """A hash of the sources' names and the settings, which stays the same when the files change."""
     named = [source if source == STANDARD_INPUT else os.path.realpath(Path(source).expanduser()) for source in sources]
     return name_of({"sources": named, "settings": settings})
 
 
 def _earlier_versions(folder: Path, origin: str, sources: Sequence[str]) -> str | None:
-    """A message about other corpora of the same origin in the folder of a new one; None if there are none.
+    """A message about older corpora of the same origin next to a new one; None if there are none.
 
-    They are not removed: a run that began with one may have to be resumed, and only the user knows that.
+    They are not removed: a run that began with one may be resumed later, and only the user knows that.
     """
     earlier, size = [], 0
     for other in sorted(folder.parent.glob(FOLDER_NAMES)):
-        with suppress(OSError, ValueError, AttributeError):  # another program's folder, or one removed just now
+        with suppress(OSError, ValueError, AttributeError):  # another program's folder, or one that was just removed
             if other != folder and json.loads((other / DESCRIPTION).read_bytes()).get("origin") == origin:
                 size += sum(file.stat().st_size for file in other.iterdir())
                 earlier.append(other.name)

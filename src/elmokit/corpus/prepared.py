@@ -1,8 +1,8 @@
-"""The files of a prepared corpus: how they are written and opened again, memory-mapped; and its vocabulary.
+"""The files of a prepared corpus: writing them, opening them memory-mapped, and building a vocabulary from them.
 
 tokens.bin      uint32 [N]   type ids, one sentence after the other
 ends.bin        int64 [S]    the end of each sentence in tokens.bin
-counts.bin      int64 [V]    how often each type occurs
+counts.bin      int64 [V]    number of occurrences of each type
 types.bin       bytes        UTF-8 of all types, one after the other
 type_ends.bin   int64 [V]    the end of each type in types.bin
 corpus.json     everything else; written last, so a folder that has it is complete
@@ -33,7 +33,7 @@ from elmokit.text.vocab import BEGIN, END, SKIPPED_LINE, UNKNOWN, Vocabulary
 
 FORMAT = "elmokit-corpus"
 VERSION = 1
-"""Increases when the files change, or when a splitter or tokenizer gives other sentences for the same text."""
+"""Increases when the file format changes, or when a splitter or tokeniser gives other sentences for the same text."""
 SPECIALS = (BEGIN, END, UNKNOWN)
 _TYPES_AT_ONCE = 1 << 16
 _ADVICE = "remove the folder and prepare the corpus again"
@@ -42,7 +42,7 @@ _UNKNOWN_ID = SPECIALS.index(UNKNOWN)
 
 @dataclass(frozen=True, eq=False)
 class PreparedCorpus:
-    """S sentences with N tokens and V types: `<S>`, `</S>`, `<UNK>`, then by first appearance."""
+    """S sentences with N tokens and V types: `<S>`, `</S>`, `<UNK>`, then the others by first appearance."""
 
     folder: Path
     report: Report
@@ -51,13 +51,13 @@ class PreparedCorpus:
     fingerprint: str
     """A hash of the sources (paths, sizes, times) and the settings; without files, equal to `content`."""
     content: str
-    """A hash of the sentences: equal for equal sentences, wherever they came from."""
+    """A hash of the sentences, which is equal for equal sentences from any source."""
     tokens: NDArray[np.uint32]
     """[N] type ids, one sentence after the other."""
     ends: NDArray[np.int64]
     """[S] the end of each sentence in `tokens`."""
     counts: NDArray[np.int64]
-    """[V] how often each type occurs."""
+    """[V] number of occurrences of each type."""
     type_bytes: NDArray[np.uint8]
     """UTF-8 of all types, one after the other."""
     type_ends: NDArray[np.int64]
@@ -102,14 +102,14 @@ class PreparedCorpus:
             raise ElmoError(f"{self.folder / 'types.bin'} is damaged ({error}): prepare the corpus again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process maps the files itself."""
+        """Pickle only the folder and content hash: another process maps the files itself."""
         return PreparedCorpus.open, (self.folder, self.content)
 
     @classmethod
     def open(cls, folder: Path, content: str | None = None) -> PreparedCorpus:
-        """Open the folder that `prepare` or `from_sentences` made; its files are mapped, not read.
+        """Open a folder that `prepare` or `from_sentences` made; its files are memory-mapped.
 
-        With `content`, it must have these sentences.
+        With `content`, the corpus must have this hash.
         """
         folder = Path(folder)
         description = read_description(folder)
@@ -139,7 +139,7 @@ class PreparedCorpus:
 
     @classmethod
     def from_sentences(cls, sentences: Iterable[Sequence[str]], folder: Path) -> PreparedCorpus:
-        """Write sentences that are in memory to a folder and open it; empty sentences are left out.
+        """Write sentences from memory to a folder and open it; empty sentences are left out.
 
         corpus = PreparedCorpus.from_sentences([["a", "river", "bank"]], Path("corpus"))
         """
@@ -165,12 +165,12 @@ class PreparedCorpus:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The contents of corpus.json; it must be that of a prepared corpus of this version."""
+    """The contents of corpus.json, which must describe a prepared corpus of this version."""
     return atomic.read_description(folder / DESCRIPTION, FORMAT, VERSION, "a prepared corpus", _ADVICE)
 
 
 def corpus_errors(folder: Path) -> AbstractContextManager[None]:
-    """Explain errors of the disk while a prepared corpus is written."""
+    """Turn disk errors while a prepared corpus is written into an ElmoError."""
     return disk_errors(
         f"the prepared corpus {folder}", "name another folder", if_full="free some, or name another folder"
     )
@@ -179,12 +179,12 @@ def corpus_errors(folder: Path) -> AbstractContextManager[None]:
 class CorpusBuilder(Closing):
     """Appends encoded sentences to the files of a new folder; only the list of types is in memory.
 
-    Messages about the disk name `shown`, the folder that the new one will replace. `report` counts what is added.
+    Error messages name `shown`, the final path of the folder. `report` counts the sentences that are added.
     """
 
     def __init__(self, folder: Path, *, shown: Path, max_types: int = 1 << 32, report: Report | None = None) -> None:
         if max_types < len(SPECIALS):
-            rule = f"at least {len(SPECIALS)}, the special types"
+            rule = f"at least {len(SPECIALS)}, the number of special types"
             raise ElmoError(f"max_types must be {rule}, got {max_types}", "max_types")
         self._folder, self._shown, self._max_types = folder, shown, max_types
         self.report = report or Report()
@@ -194,7 +194,7 @@ class CorpusBuilder(Closing):
         self._files: dict[str, _AppendedFile] = {}
 
     def add(self, part: EncodedSentences) -> None:
-        """Append sentences."""
+        """Append encoded sentences."""
         ids = self._type_ids(part)
         if len(self._types) > len(self._counts):
             self._counts = np.concatenate([self._counts, np.zeros(len(self._types), dtype=np.int64)])
@@ -206,7 +206,7 @@ class CorpusBuilder(Closing):
         self.report.add(part.report)
 
     def _type_ids(self, part: EncodedSentences) -> NDArray[np.uint32]:
-        """The id in the whole corpus of each type of the part."""
+        """The ids in the whole corpus of the types of a part."""
         known, limit = self._types, self._max_types
         ids = np.empty(len(part.types), dtype="<u4")
         for number, word in enumerate(part.types):
@@ -223,9 +223,9 @@ class CorpusBuilder(Closing):
     def finish(self, settings: dict[str, Any], fingerprint: str | None, origin: str | None = None) -> None:
         """Write the types and counts, flush all files to the disk, then write corpus.json.
 
-        The arguments become the entries of the same names there; fingerprint and origin: prepare.py.
+        The arguments become entries of corpus.json with the same names; prepare.py defines fingerprint and origin.
         """
-        # A corpus without sentences has all files, too.
+        # A corpus without sentences has all files too.
         self.report.types = len(self._types)
         self._append("tokens.bin", np.empty(0, dtype="<u4"))
         self._append("ends.bin", np.empty(0, dtype="<i8"))
@@ -286,7 +286,7 @@ class CorpusBuilder(Closing):
 
 
 class _AppendedFile(OffsetFile):
-    """A file without a buffer that is appended to, and a digest of its contents."""
+    """An unbuffered file for appending, with a digest of its contents."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -299,13 +299,13 @@ class _AppendedFile(OffsetFile):
 
 
 def build_vocabulary(corpus: PreparedCorpus, *, max_size: int | None = None, min_count: int = 1) -> Vocabulary:
-    """`<S>`, `</S>`, `<UNK>`, then the other types, most frequent first, equal counts in the order of first appearance.
+    """A vocabulary of `<S>`, `</S>`, `<UNK>` and the types by falling frequency; ties by first appearance.
 
-    max_size includes the special words. Words that occur fewer than min_count times are left out, and the few that
+    `max_size` includes the special words. Words that occur fewer than `min_count` times are left out, and the few that
     vocab.txt cannot store.
     """
     if max_size is not None and max_size <= len(SPECIALS):
-        rule = f"more than {len(SPECIALS)}, the special words that it counts"
+        rule = f"more than {len(SPECIALS)}, the number of special words"
         raise ElmoError(f"max_size must be {rule}, got {max_size}", "max_size")
     if min_count < 1:
         raise ElmoError(f"min_count must be at least 1, got {min_count}", "min_count")
@@ -318,18 +318,18 @@ def build_vocabulary(corpus: PreparedCorpus, *, max_size: int | None = None, min
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
-    """Write vocab.txt as bilm-tf reads it, atomically."""
+    """Write a vocab.txt that bilm-tf can read, atomically."""
     vocabulary.require_specials()
     write_text(path, vocabulary.to_text())
 
 
 def coverage(corpus: PreparedCorpus, vocabulary: Vocabulary) -> float:
-    """The fraction of the corpus's tokens that are in the vocabulary; a token `<UNK>` does not count."""
+    """The share of the corpus's tokens that are in the vocabulary; `<UNK>` counts as missing."""
     inside = np.fromiter((text in vocabulary for text in corpus.type_texts()), np.bool_, corpus.n_types)
     inside[SPECIALS.index(UNKNOWN)] = False
     return float(corpus.counts[inside].sum() / max(1, corpus.n_tokens))
 
 
 def _can_be_stored(word: str) -> bool:
-    """Whether the word is the same after vocab.txt is read, which strips lines and skips one word."""
+    """Whether vocab.txt can store the word: reading it strips lines and skips one word."""
     return word == word.strip() and word not in ("", SKIPPED_LINE) and "\n" not in word

@@ -1,7 +1,7 @@
-"""Sources → text files → sentences of tokens, with a count of what was skipped.
+"""From sources to text files to sentences of tokens, with counts of the skipped text.
 
-Sources are files, folders, patterns and standard input; their order is fixed. At most one line or
-paragraph of a file is in memory.
+Sources are files, folders, patterns and standard input; files are read in a fixed order. At most one line or
+paragraph is in memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Literal, NamedTuple, get_args
 
 from elmokit.corpus.report import Report
 from elmokit.errors import ElmoError, MissingExtraError
-from elmokit.text.packed import BOM, DAMAGE, PACKED_ENDINGS, name_of, open_packed
+from elmokit.text.packed import BOM, COMPRESSED_ENDINGS, READ_ERRORS, name_of, open_decompressed
 from elmokit.text.splitting import split_sentences
 from elmokit.text.tokens import SegmenterName, WordSplitter, name_in_files, word_splitter
 
 STANDARD_INPUT = "-"
 DESCRIPTION = "corpus.json"
 """The file that marks the folder of a prepared corpus."""
-_SNIFFED = 8192
-_SHOWN = 40
+_HEAD_BYTES = 8192
+"""Number of bytes by which a text file is recognised."""
+_SHOWN_CHARACTERS = 40
 _ADVICE = "a corpus is files, folders, patterns in quotes, or - for standard input"
 
 
@@ -36,7 +37,7 @@ class Input:
     """One file of a corpus, or standard input."""
 
     name: str
-    """The path, relative if the source was, or "-"."""
+    """The path, relative if the source is relative, or "-"."""
     size: int
     """Bytes on disk; 0 for standard input."""
     changed: int
@@ -44,11 +45,11 @@ class Input:
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """Real path, size and modification time: if they are equal, the file is taken to be the same."""
+        """Real path, size and modification time; two files with equal values are taken for the same."""
         return os.path.realpath(self.name), self.size, self.changed
 
     def is_unchanged(self) -> bool:
-        """Whether size and modification time are those of when the file was found."""
+        """Whether the size and modification time are still the same as when the file was found."""
         try:
             now = Path(self.name).stat()
         except OSError:
@@ -57,9 +58,9 @@ class Input:
 
 
 def find_inputs(sources: Sequence[str], report: Report) -> list[Input]:
-    """The files that the sources name, each once, those of folders and patterns sorted by name.
+    """The files that the sources name, each once; the files of folders and patterns are sorted by name.
 
-    The report counts what was left out.
+    The report counts files and folders that are left out.
     """
     if isinstance(sources, str) or not sources:
         raise ElmoError(f"a list of sources is needed, got {sources!r}: {_ADVICE}")
@@ -89,7 +90,7 @@ def is_prepared(folder: str | Path) -> bool:
 
 
 class _FileSearch:
-    """The files found by now, and the identities of files and folders that were seen."""
+    """The files found so far, and the identities of files and folders that were seen."""
 
     def __init__(self, report: Report) -> None:
         self.inputs: list[Input] = []
@@ -113,10 +114,10 @@ class _FileSearch:
         try:
             path = Path(source).expanduser()
             is_folder, is_there = path.is_dir(), path.exists() or path.is_symlink()
-        # A name that is too long, one with NUL, or one of an unknown user.
+        # The name is too long, contains NUL, or is of an unknown user.
         except (OSError, ValueError, RuntimeError) as error:
-            shown = source if len(source) <= _SHOWN else source[:_SHOWN] + "…"
-            raise ElmoError(f"the corpus {shown!r} cannot be looked for ({error.args[-1]}): {_ADVICE}") from error
+            shown = source if len(source) <= _SHOWN_CHARACTERS else source[:_SHOWN_CHARACTERS] + "…"
+            raise ElmoError(f"the corpus {shown!r} cannot be found ({error.args[-1]}): {_ADVICE}") from error
         if is_folder:
             self._add_folder(path)
         elif is_there:
@@ -133,7 +134,7 @@ class _FileSearch:
         for path in found:
             if not path.is_dir():
                 self._add_file(path, named=False)
-            elif "**" not in pattern.parts:  # such a pattern has matched the files below a folder already
+            elif "**" not in pattern.parts:  # `**` has already matched the files below a folder
                 self._add_folder(path)
 
     def _add_folder(self, folder: Path) -> None:
@@ -182,7 +183,7 @@ class _FileSearch:
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
-    """The paths that a pattern matches: `**` is any number of folders, hidden names need a pattern with a dot."""
+    """The paths that match a pattern: `**` is any number of folders; hidden names must match a part with a dot."""
     dotted = [part for part in pattern.parts if part.startswith(".")]
     relative = str(pattern.relative_to(pattern.anchor))
     relative += "/*" if pattern.name == "**" else ""
@@ -196,7 +197,7 @@ def _matches(pattern: Path) -> Iterator[Path]:
 
 
 def _check_readable(path: Path) -> None:
-    """Refuse a file that cannot be opened now, and not after hours spent on the files before it."""
+    """Refuse an unreadable file at once, not after hours of reading the files before it."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -204,20 +205,20 @@ def _check_readable(path: Path) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the first bytes of a file, unpacked if it is packed, look like text."""
+    """Whether the first bytes of a file, decompressed if necessary, look like text."""
     try:
         with ExitStack() as stack:
-            head = open_packed(path, stack).read(_SNIFFED)
+            head = open_decompressed(path, stack).read(_HEAD_BYTES)
     except MissingExtraError:
         raise
-    except (ElmoError, *DAMAGE):
-        # Another kind of file is not text; a damaged packed file is added, since reading it reports the damage.
-        return path.name.endswith(PACKED_ENDINGS)
+    except (ElmoError, *READ_ERRORS):
+        # A damaged compressed file is added, because reading it reports the damage; other such files are not text.
+        return path.name.endswith(COMPRESSED_ENDINGS)
     return not head.startswith(b"%PDF-") and not _is_binary(head)
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether bytes have more than a few NULs, or NULs and no UTF-8; one NUL costs its line, not the file."""
+    """Whether bytes have many NULs, or NULs and invalid UTF-8; a few NULs only cost their lines, not the file."""
     zeros = head.count(b"\0")
     if zeros * 20 > len(head):
         return True
@@ -233,26 +234,26 @@ def _unreadable(path: Path, error: OSError) -> ElmoError:
 
 
 SplitMode = Literal["none", "line", "paragraph"]
-"""none: a line is a sentence. line, paragraph: a line, or the lines between blank lines, is split into sentences."""
+"""none: a line is a sentence. line, paragraph: lines, or paragraphs between blank lines, are split into sentences."""
 
 LARGEST_UNIT = 1 << 24
-"""A line, or a paragraph, of more bytes is skipped: a file without line ends must not fill the memory."""
+"""A line or paragraph of more bytes is skipped, so that a file without line ends does not fill the memory."""
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How text becomes sentences of tokens."""
+    """The options that turn text into sentences of tokens."""
 
     segment: SegmenterName = "none"
-    """How a sentence becomes tokens."""
+    """How a sentence is split into tokens."""
     split: SplitMode = "none"
-    """How lines become sentences."""
+    """How text is split into sentences."""
     max_tokens: int = 1000
     """Longer sentences are skipped."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segment", name_in_files(self.segment))
-        word_splitter(self.segment)("")  # a missing package is reported before anything is read
+        word_splitter(self.segment)("")  # report a missing package before any text is read
         if self.split not in get_args(SplitMode):
             raise ElmoError(f"split must be one of {', '.join(get_args(SplitMode))}, got {self.split!r}", "split")
         if self.max_tokens < 1:
@@ -260,27 +261,29 @@ class ReadingOptions:
 
     @property
     def paragraphs(self) -> bool:
-        """Whether a unit of text is a paragraph, not a line."""
+        """Whether units are paragraphs, not lines."""
         return self.split == "paragraph"
 
 
 class Unit(NamedTuple):
-    """A line of an input, or a paragraph with a blank line after it."""
+    """A unit of text: a line, or a paragraph with the blank line after it."""
 
     name: str
+    """The name of the file."""
     line: int
     """The number of its first line, from 1."""
     data: bytes | None
     """None if it is too large."""
     size: int
-    """The number of its bytes."""
+    """Number of bytes."""
     lines: int
+    """Number of lines."""
 
 
 def read_units(
     inputs: Sequence[Input], *, paragraphs: bool, on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[Unit]:
-    """The lines or paragraphs of all inputs; on_bytes is called with the bytes that each read took from the disk."""
+    """The lines or paragraphs of all inputs; `on_bytes` is called with the size of each read from the disk."""
     for source in inputs:
         name, line = name_of(source.name), 1
         for data, size, lines in _units_of(source.name, paragraphs, on_bytes):
@@ -291,7 +294,7 @@ def read_units(
 def _units_of(
     source: str, paragraphs: bool, on_bytes: Callable[[int], None] | None
 ) -> Iterator[tuple[bytes | None, int, int]]:
-    """Of each unit: its bytes, or None if it is too large, without white space after it; their number; its lines."""
+    """Each unit's bytes (None if too large, not counting trailing white space), its size and its number of lines."""
     unit: list[bytes] = []
     size = text = lines = 0
     for line, length in _lines_read(source, on_bytes):
@@ -313,10 +316,10 @@ def _units_of(
 
 
 def _lines_read(source: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[bytes, int]]:
-    """Each line with its end, and the number of its bytes; of a line that is too large only the start is read."""
+    """Each line with its line end, and its number of bytes; of a line that is too large only the start is returned."""
     lines = 0
     with ExitStack() as stack:
-        file = open_packed(source, stack, on_bytes)
+        file = open_decompressed(source, stack, on_bytes)
         while True:
             try:
                 line = part = file.readline(LARGEST_UNIT + 1)
@@ -324,7 +327,7 @@ def _lines_read(source: str, on_bytes: Callable[[int], None] | None) -> Iterator
                 while len(part) > LARGEST_UNIT and not part.endswith(b"\n"):
                     part = file.readline(LARGEST_UNIT + 1)
                     length += len(part)
-            except DAMAGE as error:
+            except READ_ERRORS as error:
                 raise ElmoError(
                     f"{name_of(source)} of the corpus is damaged after line {lines:,} ({error}): get it again, "
                     "or leave it out"
@@ -338,31 +341,31 @@ def _lines_read(source: str, on_bytes: Callable[[int], None] | None) -> Iterator
 
 
 def sentences_of(unit: Unit, options: ReadingOptions, split_words: WordSplitter, report: Report) -> Iterator[list[str]]:
-    """The sentences of a line or paragraph; the report counts them and what was skipped."""
+    """The sentences of a line or paragraph; the report counts them and the skipped text."""
     report.bytes += unit.size
     report.n_lines += unit.lines
-    place = f"{unit.name}:{unit.line}"
+    location = f"{unit.name}:{unit.line}"
     if unit.data is None:
-        report.skip("too_large", place)
+        report.skip("too_large", location)
         return
     data = unit.data.rstrip() if options.paragraphs else unit.data.removesuffix(b"\n")
     if b"\0" in data:
-        report.skip("nul", place)
+        report.skip("nul", location)
         return
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        report.skip("not_utf8", place)
+        report.skip("not_utf8", location)
         return
-    has_tokens = not data and options.paragraphs  # only white space between paragraphs
+    has_tokens = not data and options.paragraphs  # blank lines between paragraphs are not counted as empty
     for sentence in (text,) if options.split == "none" else split_sentences(text):
         tokens = split_words(sentence)
         has_tokens = has_tokens or bool(tokens)
         if len(tokens) > options.max_tokens:
-            report.skip("too_long", place)
+            report.skip("too_long", location)
         elif tokens:
             report.sentences += 1
             report.tokens += len(tokens)
             yield tokens
     if not has_tokens:
-        report.skip("empty", place)
+        report.skip("empty", location)

@@ -1,7 +1,7 @@
 """A second Python process that runs one function and exchanges pickled messages with this one.
 
-Unlike a process of `multiprocessing`, it never imports the caller's main module, so a script without a main guard can
-use it, and torch is not imported. Its input ends when the parent process dies, and then it exits.
+Unlike a process of `multiprocessing`, it never imports the caller's main module: a script needs no main guard, and
+torch is not imported. When the parent process dies, the worker's input ends and it exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def available_cores() -> int:
 
 
 class WorkerProcess:
-    """A process that runs `serve` of a module; `purpose` and `advice` are for messages about it."""
+    """A process that runs the function `serve` of a module; `purpose` and `advice` are for error messages."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WorkerProcess:
         environment: Mapping[str, str] = {},
     ) -> None:
         self._purpose, self._advice = purpose, advice
-        # It must import the same modules as this process, from the same places.
+        # The process must import the same modules as this one, from the same paths.
         paths = [path for path in sys.path if isinstance(path, str)]
         code = f"import sys; sys.path[:] = {paths!r}; from {module} import serve; serve()"
         try:
@@ -46,20 +46,20 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 pass_fds=descriptors,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C reaches the parent only, which then stops this process
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops this process
             )
         except OSError as error:
             raise ElmoError(f"{purpose} cannot be started ({error.strerror or error}): {advice}") from error
 
     def send(self, message: bytes) -> None:
-        """Send bytes, which the process reads from its standard input."""
+        """Write bytes to the standard input of the process."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # the process has ended; `receive` reports that
             self.process.stdin.write(message)
             self.process.stdin.flush()
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the process sends
-        """Wait for its next message; an exception that it sends is raised here."""
+        """Wait for the next message of the process; an exception that it sends is raised here."""
         assert self.process.stdout is not None
         try:
             message = pickle.load(self.process.stdout)
@@ -83,12 +83,12 @@ class WorkerProcess:
 
 
 class ParentProcess:
-    """In a worker process: the messages from its parent, and the way back."""
+    """The connection of a worker process to its parent."""
 
     def __init__(self) -> None:
         self.messages: IO[bytes] = sys.stdin.buffer
         self._results = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what a package prints goes to standard error
+        os.dup2(2, 1)  # prints of imported packages go to standard error
 
     def send(self, message: object) -> None:
         """Send a message; an exception is sent with its traceback."""
@@ -98,7 +98,7 @@ class ParentProcess:
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """The error itself if it can be sent, otherwise its text."""
+    """The pickled error or, if it cannot be pickled, a RuntimeError with its text."""
     where = "".join(traceback.format_exception(error))
     if not isinstance(error, ElmoError):
         error.add_note(f"in a worker process:\n{where}")

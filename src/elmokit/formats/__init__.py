@@ -1,4 +1,4 @@
-"""Every format in which a model is stored, in one registry: detected from its files, read into one form, written back.
+"""The registry of model formats: each detects its files, reads them into a `Checkpoint`, and may write one.
 
 from elmokit.formats import Format, register_format
 """

@@ -1,13 +1,13 @@
-"""bilm-tf's models, which AllenNLP and NLPL use too: options.json with weights.hdf5, read and written.
+"""The format of bilm-tf, AllenNLP and NLPL: options.json with weights.hdf5, read and written.
 
 | file | contents |
 | --- | --- |
 | options.json, or the partner of …_weights.hdf5 | the shape of the network (bilm_options.py) |
-| weights.hdf5, or any other .hdf5 or .h5 file | the weights by the names in the table at the end of this module |
+| weights.hdf5, or any other .hdf5 or .h5 file | the weights, with the names in the table at the end of this module |
 | vocab.txt | one word per line, in the order of the word table and the softmax |
 
-tensorflow.py reads the same weights from a training checkpoint with `read_weights`. The forget bias of 1 is in no file
-of this family: `LstmConfig.forget_bias` adds it.
+tensorflow.py reads the same weights from a training checkpoint with `read_weights`. No file of these formats
+contains the forget bias of 1: `LstmConfig.forget_bias` adds it.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ Family = Literal["hdf5", "tensorflow"]
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 _CELL_GROUPS = ("RNN_0", "rnn")
-"""The groups of an HDF5 file that contain LSTM cells: of two directions, of one."""
+"""The groups of an HDF5 file that contain LSTM cells: with two directions, with one."""
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """The HDF5 file with the weights: the one that is named, or the only one in the folder that contains LSTM cells."""
+    """The HDF5 file with the weights: the given one, or the only one in the folder that contains LSTM cells."""
     files = hdf5_files(source, name)
     models = [file for file in files if names_at_top(source, file, _CELL_GROUPS)]
     if len(models) > 1:
         raise ElmoError(
-            f"{source.describe(models[0])} is one of several models ({', '.join(models)}): name one of the files"
+            f"{source.describe(models[0])} is one of several models ({', '.join(models)}): give one of the files"
         )
-    # A file of anything else is read as well, for an error that says what it lacks.
+    # Any other HDF5 file is accepted too: reading it raises an error that says what it lacks.
     return next((file for file in models or files if not is_embedding_table(source, file)), None)
 
 
 def hdf5_files(source: Source, name: str | None) -> list[str]:
-    """The HDF5 files of a folder, or the one that is named."""
+    """The HDF5 files of a folder, or the given one."""
     if name is not None:
         path = source.path(name)
-        there = path is None or path.is_file()
-        return [name] if there and (_is_hdf5_name(name) or _is_hdf5(source, name)) else []
+        exists = path is None or path.is_file()
+        return [name] if exists and (_is_hdf5_name(name) or _is_hdf5(source, name)) else []
     named = [name for name in source.names() if _is_hdf5_name(name)]
     files = [name for name in named if _is_hdf5(source, name)]
     if named and not files:
@@ -73,7 +73,7 @@ def hdf5_files(source: Source, name: str | None) -> list[str]:
 
 
 def is_embedding_table(source: Source, name: str) -> bool:
-    """Whether an HDF5 file has an embedding for each word and no network."""
+    """Whether an HDF5 file contains an embedding of each word and no network."""
     return names_at_top(source, name, ("embedding", *_CELL_GROUPS)) == {"embedding"}
 
 
@@ -92,7 +92,7 @@ def read(files: ModelFiles) -> Checkpoint:
 
 
 def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
-    """The options file of a weights file: the one that was named, its released-style partner, or options.json."""
+    """The options file of a weights file: the given one, the partner with a similar name, or options.json."""
     if files.options is not None:
         return files.options
     names = files.source.names()
@@ -101,13 +101,13 @@ def options_name(files: ModelFiles, weights: str) -> tuple[Source, str]:
         if name in names:
             return files.source, name
     raise ElmoError(
-        f"{files.source.describe(weights)} needs its options.json: put it in the same folder, or name it with options",
+        f"{files.source.describe(weights)} needs its options.json: put it in the same folder, or give it as options",
         "options",
     )
 
 
 class _Tensors(Protocol):
-    """Named arrays in a file, read one at a time."""
+    """The named arrays of a file, which are read one at a time."""
 
     def names(self) -> list[str]: ...
 
@@ -117,7 +117,7 @@ class _Tensors(Protocol):
 
 
 class WeightsFile:
-    """The weights of either family, with the file's name for messages."""
+    """The weights in a file of either family (HDF5 or TensorFlow); `where` names the file in messages."""
 
     def __init__(self, tensors: _Tensors, family: Family, where: str) -> None:
         self.tensors, self.family, self.where = tensors, family, where
@@ -125,26 +125,26 @@ class WeightsFile:
         self.scope = _scope(family)
 
     def read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The array, after a check of its shape."""
+        """Read an array after a check of its shape."""
         got = self.tensors.shape(name)
         if name.endswith("char_embed") and got == (shape[0] + 1, *shape[1:]):
-            return self.tensors.read(name)[1:]  # a file that has a row for padding too
+            return self.tensors.read(name)[1:]  # some files also have a row for padding
         check_shape(got, shape, name, self.where)
         return self.tensors.read(name)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape, or None if the file has no such array."""
+        """The shape of an array, or None if the file does not contain it."""
         return self.tensors.shape(name) if name in self.names else None
 
     def is_forward_only(self) -> bool:
-        """Whether the cells have the names of a model of one direction."""
+        """Whether the cells have the names of a model with one direction."""
         return any(name.startswith(f"{self.scope}rnn/") for name in self.names)
 
 
 def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source, str]) -> Checkpoint:
-    """A model from a weights file of either family and its options, with softmax and Adagrad state where it has them.
+    """Read a model from a weights file of either family and its options, with softmax and Adagrad state if present.
 
-    With `files.int8` each matrix is quantised as it is read.
+    With `files.int8` each matrix is quantised when it is read.
     """
     options, options_where = read_json(*options_at), options_at[0].describe(options_at[1])
     table = file.shape(f"{file.scope}embedding")
@@ -158,19 +158,20 @@ def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source,
     matrices = int8_names(config) if files.int8 else set()
     weights: dict[str, Tensor] = {}
     slots: dict[str, NDArray[Any]] = {}
-    for row in rows(config, file.family):
-        found = next((name for name in row.theirs if name in file.names), None)
+    for mapping in weight_mappings(config, file.family):
+        found = next((name for name in mapping.file_names if name in file.names), None)
         if found is None:
             raise ElmoError(
-                f"{file.where} lacks {row.theirs[0]}, which {options_where} asks for: they do not belong together"
+                f"{file.where} lacks {mapping.file_names[0]}, which {options_where} requires: they do not belong "
+                "together"
             )
-        parts = as_tensors(dict(zip(row.ours, row.read(file.read(found, row.shape)), strict=True)))
+        parts = as_tensors(dict(zip(mapping.parameters, mapping.read(file.read(found, mapping.shape)), strict=True)))
         weights |= quantised(parts, matrices)
         if f"{found}/Adagrad" in file.names and not files.int8:
-            slot = row.read(file.read(f"{found}/Adagrad", row.shape))
-            if row.ours[0].endswith(("embedding.weight", "words.weight")):
-                slot[0][0] = 1.0  # the padding row has no gradient; Adagrad needs any positive number
-            slots.update(zip(row.ours, slot, strict=True))
+            slot = mapping.read(file.read(f"{found}/Adagrad", mapping.shape))
+            if mapping.parameters[0].endswith(("embedding.weight", "words.weight")):
+                slot[0][0] = 1.0  # the padding row has no gradient, but Adagrad needs a positive number
+            slots.update(zip(mapping.parameters, slot, strict=True))
     _refuse_more_weights(file, config, options_where)
     head, head_slots = _read_head(file, config, shared_with=weights if options.get("share_embedding_softmax") else {})
     optimizer = {} if files.int8 else as_tensors(slots | head_slots)
@@ -188,9 +189,9 @@ def read_weights(files: ModelFiles, file: WeightsFile, options_at: tuple[Source,
 
 
 def _projections(file: WeightsFile) -> tuple[bool, bool]:
-    """Whether there are projections (of a token, of a cell) that change something.
+    """Whether tokens, and cells, have projections other than the identity.
 
-    bilm-tf leaves out those that change no size. AllenNLP requires them, so `write` adds identity matrices.
+    bilm-tf leaves out projections that keep the size. AllenNLP requires them, so `write` adds identity matrices.
     """
     token = [name for name in file.names if name.startswith(f"{file.scope}CNN_proj/") and not _is_slot(name)]
     cell = [name for name in file.names if name.endswith(("/W_P_0", "/projection/kernel"))]
@@ -198,7 +199,7 @@ def _projections(file: WeightsFile) -> tuple[bool, bool]:
 
 
 def _is_identity(file: WeightsFile, name: str) -> bool:
-    """Whether a product with this matrix, or a sum with this bias, changes nothing."""
+    """Whether an array is an identity matrix or a zero bias."""
     match file.tensors.shape(name):
         case (size,):
             return size > 0 and not file.tensors.read(name).any()
@@ -212,8 +213,8 @@ def _is_slot(name: str) -> bool:
 
 
 def _refuse_more_weights(file: WeightsFile, config: ElmoConfig, options_where: str) -> None:
-    """Refuse a file with layers, highways or filters that the options do not describe."""
-    known = {name for row in rows(config, file.family) for name in row.theirs}
+    """Raise an error if the file has layers, highways or filters that the options do not describe."""
+    known = {name for mapping in weight_mappings(config, file.family) for name in mapping.file_names}
     for name in sorted(file.names - known):
         local = name.removeprefix(file.scope)
         identity = local.startswith("CNN_proj/") or local.endswith(("/W_P_0", "/projection/kernel"))
@@ -226,7 +227,7 @@ def _refuse_more_weights(file: WeightsFile, config: ElmoConfig, options_where: s
 def _read_head(
     file: WeightsFile, config: ElmoConfig, shared_with: Mapping[str, Tensor]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """The softmax and its slots if the file has them; a shared softmax takes its weights from the word table."""
+    """The softmax and its Adagrad state, if present; a shared softmax takes its weights from the word table."""
     shapes = {"bias": file.shape(f"{file.scope}softmax/b"), "weight": file.shape(f"{file.scope}softmax/W")}
     table = shared_with.get("token_encoder.words.weight")
     if not shapes["bias"] or not (shapes["weight"] or table is not None):
@@ -235,11 +236,11 @@ def _read_head(
     head: dict[str, NDArray[Any]] = {}
     slots: dict[str, NDArray[Any]] = {}
     for part, name, shape in (("bias", "b", (n_words,)), ("weight", "W", (n_words, config.lstm.output_size))):
-        theirs = f"{file.scope}softmax/{name}"
-        if theirs in file.names:
-            head[part] = file.read(theirs, shape)
-        if f"{theirs}/Adagrad" in file.names:
-            slots[f"head.{part}"] = file.read(f"{theirs}/Adagrad", shape)
+        file_name = f"{file.scope}softmax/{name}"
+        if file_name in file.names:
+            head[part] = file.read(file_name, shape)
+        if f"{file_name}/Adagrad" in file.names:
+            slots[f"head.{part}"] = file.read(f"{file_name}/Adagrad", shape)
     if "weight" not in head and table is not None:
         check_shape(
             tuple(table[1:].shape), (n_words, config.lstm.output_size), "embedding (shared by the softmax)", file.where
@@ -249,7 +250,7 @@ def _read_head(
 
 
 def _read_vocabulary(files: ModelFiles, *, needed: bool) -> Vocabulary | None:
-    """The vocabulary that was given, or the one in the folder of the weights."""
+    """The given vocabulary, or the one in the folder of the weights."""
     if files.vocab is not None or "vocab.txt" not in files.source.names():
         return files.vocab
     try:
@@ -265,18 +266,21 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     config = checkpoint.config
     if not _can_be_stored(config):
         raise ElmoError(
-            f"{checkpoint.where} has words or characters of its own kind, and the bilm format stores UTF-8 bytes or a "
-            "plain word table only: choose the format elmokit"
+            f"{checkpoint.where} has its own kind of words or characters, and the bilm format stores only UTF-8 bytes "
+            "or a plain word table: choose the format elmokit"
         )
-    _warn_of_losses(checkpoint, folder)
+    _warn_about_losses(checkpoint, folder)
     checkpoint = checkpoint.in_floats()
     weights = {name: value.float().cpu().numpy() for name, value in checkpoint.weights.items()}
     if config.lstm.forget_bias != 1:
         _take_out_forget_bias(weights, 1 - config.lstm.forget_bias)
-    arrays = {row.theirs[0]: row.write(tuple(weights[name] for name in row.ours)) for row in rows(config, "hdf5")}
+    arrays = {
+        mapping.file_names[0]: mapping.write(tuple(weights[name] for name in mapping.parameters))
+        for mapping in weight_mappings(config, "hdf5")
+    }
     arrays |= _identities(config)
     if checkpoint.head:
-        # Older readers look datasets up by name and ignore these two; `read` restores the language model.
+        # Older readers ignore these two datasets; `read` restores the language model from them.
         arrays["softmax/W"] = checkpoint.head["weight"].float().cpu().numpy()
         arrays["softmax/b"] = checkpoint.head["bias"].float().cpu().numpy()
     with update_folder(folder, last="options.json", optional=("vocab.txt",)) as staging:
@@ -292,9 +296,9 @@ def _can_be_stored(config: ElmoConfig) -> bool:
     return config.words is not None and config.words.max_characters is None and not config.token_projection
 
 
-def _warn_of_losses(checkpoint: Checkpoint, folder: Path) -> None:
+def _warn_about_losses(checkpoint: Checkpoint, folder: Path) -> None:
     if any(bool(mix["weights"].any()) or float(mix["gamma"]) != 1 for mix in checkpoint.mixes):
-        log.warning("the bilm format stores no mixes: the trained ones of this model are not in %s", folder)
+        log.warning("the bilm format stores no mixes: the trained mixes of this model are not in %s", folder)
     segment = checkpoint.text.get("segment", "none")
     if segment not in ("none", "whitespace"):
         log.warning("the bilm format does not store how text becomes tokens: load it with segment=%r", segment)
@@ -308,7 +312,7 @@ def _take_out_forget_bias(weights: dict[str, NDArray[Any]], amount: float) -> No
 
 
 def _identities(config: ElmoConfig) -> dict[str, NDArray[Any]]:
-    """Projections that bilm-tf leaves out and AllenNLP requires, as products that change nothing."""
+    """The projections that bilm-tf leaves out and AllenNLP requires, as identity matrices."""
     arrays: dict[str, NDArray[Any]] = {}
     size = config.lstm.output_size
     identity = np.eye(size, dtype=np.float32)
@@ -322,7 +326,7 @@ def _identities(config: ElmoConfig) -> dict[str, NDArray[Any]]:
 
 
 def _second_names(config: ElmoConfig) -> dict[str, str]:
-    """A one-layer model under bilm-tf's name and under the one that AllenNLP reads."""
+    """Second names of the groups of a one-layer model: AllenNLP reads other names than bilm-tf writes."""
     if config.lstm.n_layers != 1 or not config.bidirectional:
         return {}
     links = {}
@@ -332,23 +336,23 @@ def _second_names(config: ElmoConfig) -> dict[str, str]:
     return links
 
 
-# The table: the name and shape of each array in the file, and how it becomes our parameters and back.
+# The table: the name and shape of each array in the file, and its conversion to and from parameters of BiLM.
 
 
 @dataclass(frozen=True)
-class Row:
-    """One array of the file."""
+class WeightMapping:
+    """An array in the file and its parameters of BiLM."""
 
-    theirs: tuple[str, ...]
-    """Its name; if older tools disagree, all of its names."""
+    file_names: tuple[str, ...]
+    """The array's name; several if older tools disagree."""
     shape: tuple[int, ...]
-    ours: tuple[str, ...]
-    """The parameters of BiLM that it contains."""
+    parameters: tuple[str, ...]
+    """The names of the parameters of BiLM that the array contains."""
     read: Callable[[Array], tuple[Array, ...]]
     write: Callable[[tuple[Array, ...]], Array]
 
 
-# {d} direction, {l} layer. The second form of each pair is that of a one-layer model.
+# {d}: direction, {l}: layer. The second name of each pair is for a one-layer model.
 _CELLS: dict[tuple[Family, bool], tuple[str, str]] = {
     ("hdf5", True): ("RNN_{d}/RNN/MultiRNNCell/Cell{l}/LSTMCell/", "RNN_{d}/RNN/LSTMCell/"),
     ("hdf5", False): ("rnn/MultiRNNCell/Cell{l}/LSTMCell/", "rnn/LSTMCell/"),
@@ -359,12 +363,12 @@ _LEAVES = {("hdf5", True): ("W_0", "B", "W_P_0")}
 _OTHER_LEAVES = ("kernel", "bias", "projection/kernel")
 
 
-def rows(config: ElmoConfig, family: Family) -> Iterator[Row]:
-    """Every array of a model of this shape, without the softmax."""
+def weight_mappings(config: ElmoConfig, family: Family) -> Iterator[WeightMapping]:
+    """The arrays of a model with this configuration, without the softmax."""
     scope = _scope(family)
     if config.words is not None:
         shape = (config.words.n_words, config.words.embedding_size)
-        yield _row(f"{scope}embedding", shape, "token_encoder.words.weight", _PADDING_ROW)
+        yield _mapping(f"{scope}embedding", shape, "token_encoder.words.weight", _PADDING_ROW)
     if config.characters is not None:
         yield from _character_rows(config, scope)
     if config.characters is not None and config.token_projection:
@@ -380,42 +384,42 @@ def _scope(family: Family) -> str:
     return "lm/" if family == "tensorflow" else ""
 
 
-def _character_rows(config: ElmoConfig, scope: str) -> Iterator[Row]:
+def _character_rows(config: ElmoConfig, scope: str) -> Iterator[WeightMapping]:
     characters = config.characters
     assert characters is not None
     shape = (characters.n_characters - 1, characters.embedding_size)
     cnn = "token_encoder.char_cnn."
-    yield _row(f"{scope}char_embed", shape, cnn + "embedding.weight", _PADDING_ROW)
+    yield _mapping(f"{scope}char_embed", shape, cnn + "embedding.weight", _PADDING_ROW)
     for number, (width, count) in enumerate(characters.filters):
         shape4 = (1, width, characters.embedding_size, count)
-        ours = f"{cnn}convolutions.{number}"
-        yield _row(f"{scope}CNN/W_cnn_{number}", shape4, ours + ".weight", _CONVOLUTION)
-        yield _row(f"{scope}CNN/b_cnn_{number}", (count,), ours + ".bias", _SAME)
+        parameter = f"{cnn}convolutions.{number}"
+        yield _mapping(f"{scope}CNN/W_cnn_{number}", shape4, parameter + ".weight", _CONVOLUTION)
+        yield _mapping(f"{scope}CNN/b_cnn_{number}", (count,), parameter + ".bias", _SAME)
     size = characters.n_filters
     for number in range(characters.n_highway):
         yield from _linear(f"{scope}CNN_high_{number}/", "carry", f"{cnn}highways.{number}.gate", size, size)
         yield from _linear(f"{scope}CNN_high_{number}/", "transform", f"{cnn}highways.{number}.transform", size, size)
 
 
-def _cell_rows(config: ElmoConfig, family: Family, direction: int, layer: int) -> Iterator[Row]:
+def _cell_rows(config: ElmoConfig, family: Family, direction: int, layer: int) -> Iterator[WeightMapping]:
     lstm = config.lstm
     kernel, bias, projection = zip(*_cell_names(config, family, direction, layer), strict=True)
-    ours = f"{('forward', 'backward')[direction]}_lstm.layers.{layer}."
+    parameter = f"{('forward', 'backward')[direction]}_lstm.layers.{layer}."
     size = lstm.output_size
-    yield Row(
+    yield WeightMapping(
         kernel,
         (2 * size, 4 * lstm.cell_size),
-        (ours + "input_weight", ours + "recurrent_weight"),
+        (parameter + "input_weight", parameter + "recurrent_weight"),
         lambda w: (_swap_gates(w[:size]).T.copy(), _swap_gates(w[size:]).T.copy()),
         lambda parts: _swap_gates(np.concatenate([parts[0].T, parts[1].T])),
     )
-    yield _row(bias, (4 * lstm.cell_size,), ours + "bias", _GATES)
+    yield _mapping(bias, (4 * lstm.cell_size,), parameter + "bias", _GATES)
     if lstm.projection:
-        yield _row(projection, (lstm.cell_size, size), ours + "projection_weight", _TRANSPOSED)
+        yield _mapping(projection, (lstm.cell_size, size), parameter + "projection_weight", _TRANSPOSED)
 
 
 def _cell_names(config: ElmoConfig, family: Family, direction: int, layer: int) -> list[tuple[str, str, str]]:
-    """The names of a cell's kernel, bias and projection; a cell of a one-layer model has two sets of names."""
+    """The names of a cell's kernel, bias and projection; the cell of a one-layer model has two sets of names."""
     kind = family, config.bidirectional
     leaves = _LEAVES.get(kind, _OTHER_LEAVES)
     stacked, single = _CELLS[kind]
@@ -423,30 +427,32 @@ def _cell_names(config: ElmoConfig, family: Family, direction: int, layer: int) 
     return [tuple(prefix.format(d=direction, l=layer) + leaf for leaf in leaves) for prefix in prefixes]  # type: ignore[misc]
 
 
-def _linear(scope: str, leaf: str, ours: str, size_in: int, size_out: int) -> Iterator[Row]:
-    yield _row(f"{scope}W_{leaf}", (size_in, size_out), ours + ".weight", _TRANSPOSED)
-    yield _row(f"{scope}b_{leaf}", (size_out,), ours + ".bias", _SAME)
+def _linear(scope: str, leaf: str, parameter: str, size_in: int, size_out: int) -> Iterator[WeightMapping]:
+    yield _mapping(f"{scope}W_{leaf}", (size_in, size_out), parameter + ".weight", _TRANSPOSED)
+    yield _mapping(f"{scope}b_{leaf}", (size_out,), parameter + ".bias", _SAME)
 
 
-def _row(theirs: str | tuple[str, ...], shape: tuple[int, ...], ours: str, both: _BothWays) -> Row:
-    read, write = both
-    names = (theirs,) if isinstance(theirs, str) else theirs
-    return Row(names, shape, (ours,), lambda value: (read(value),), lambda parts: write(parts[0]))
+def _mapping(
+    file_name: str | tuple[str, ...], shape: tuple[int, ...], parameter: str, conversion: _Conversion
+) -> WeightMapping:
+    read, write = conversion
+    names = (file_name,) if isinstance(file_name, str) else file_name
+    return WeightMapping(names, shape, (parameter,), lambda value: (read(value),), lambda parts: write(parts[0]))
 
 
 def _swap_gates(value: Array) -> Array:
-    """Gates along the last axis: their input, candidate, forget, output ↔ our input, forget, candidate, output."""
+    """Reorder gates on the last axis: input, candidate, forget, output (file) ↔ input, forget, candidate, output."""
     i, j, f, o = np.split(value, 4, axis=-1)
     return np.concatenate([i, f, j, o], axis=-1)
 
 
-_BothWays = tuple[Callable[[Array], Array], Callable[[Array], Array]]
-"""How an array of the file becomes a parameter of ours, and back."""
-_SAME: _BothWays = (lambda value: value, lambda value: value)
-_GATES: _BothWays = (_swap_gates, _swap_gates)
-_TRANSPOSED: _BothWays = (lambda value: np.ascontiguousarray(value.T), lambda value: np.ascontiguousarray(value.T))
-_PADDING_ROW: _BothWays = (lambda rows: np.concatenate([np.zeros_like(rows[:1]), rows]), lambda rows: rows[1:])
-_CONVOLUTION: _BothWays = (
+_Conversion = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+"""The functions from an array of the file to a parameter of BiLM, and back."""
+_SAME: _Conversion = (lambda value: value, lambda value: value)
+_GATES: _Conversion = (_swap_gates, _swap_gates)
+_TRANSPOSED: _Conversion = (lambda value: np.ascontiguousarray(value.T), lambda value: np.ascontiguousarray(value.T))
+_PADDING_ROW: _Conversion = (lambda rows: np.concatenate([np.zeros_like(rows[:1]), rows]), lambda rows: rows[1:])
+_CONVOLUTION: _Conversion = (
     lambda value: np.ascontiguousarray(value[0].transpose(2, 1, 0)),
     lambda value: np.ascontiguousarray(value.transpose(2, 1, 0)[None]),
 )

@@ -23,7 +23,7 @@ def _get(options: Mapping[str, Any], key: str, kind: type, where: str) -> Any:  
 
 
 def read_clip(lstm: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - checked by LstmConfig
-    """A bound, or None for no bound, which the older systems also write as 0."""
+    """A clipping limit, or None for no limit, which older systems also write as 0."""
     return None if lstm.get(key) in (None, 0) else lstm[key]
 
 
@@ -32,8 +32,8 @@ def read_options(
 ) -> ElmoConfig:
     """The configuration that options.json describes.
 
-    `bidirectional`, `n_words` (rows of `embedding` in a token model) and `projections` (of a token, of a cell, even
-    where they change no size) come from the weights, since options.json does not state them.
+    options.json does not state the other arguments, which come from the weights: `bidirectional`, `n_words` (rows of
+    `embedding` in a token model) and `projections` (whether tokens, and cells, are projected even to the same size).
     """
     lstm = _get(options, "lstm", Mapping, where)
     cell, output = _get(options, "lstm.dim", int, where), _get(options, "lstm.projection_dim", int, where)
@@ -78,7 +78,7 @@ def _read_characters(options: Mapping[str, Any], where: str) -> CharacterConfig:
 
 
 def write_options(config: ElmoConfig) -> dict[str, Any]:
-    """options.json for inference with the older systems, with all keys that AllenNLP requires."""
+    """An options.json for inference with older systems, with all keys that AllenNLP requires."""
     lstm = config.lstm
     options: dict[str, Any] = {
         "lstm": {

@@ -1,4 +1,4 @@
-"""A model by its name: those that come with the package, and those on the Hugging Face Hub, downloaded once."""
+"""Models by name: those in the package, and those on the Hugging Face Hub, which are downloaded once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.registry import find, formats
 
 DEFAULT = "en"
-"""What `Elmo.load()` opens."""
+"""The name of the model that `Elmo.load()` opens."""
 FOLDER = Path(__file__).parent.parent / "models"
-# Names that many users know; some of these are large downloads.
+# Names of well-known models of other kinds; some of them are large downloads.
 _TRANSFORMERS = re.compile(r"[a-z]*bert|gpt-?\d|t5-|electra|xlnet|xlm-|all-mini|all-mpnet|llama")
 
 
@@ -25,15 +25,15 @@ def bundled_models() -> list[str]:
 
 
 def name_of(where: str) -> str:
-    """The name of the bundled model whose files are at `where`; any other path as it is."""
+    """The name of the bundled model whose files are at `where`; any other path is returned unchanged."""
     path = Path(where)
     return path.relative_to(FOLDER).parts[0] if FOLDER in path.parents else where
 
 
-def resolved(path: str | Path) -> str | Path:
-    """The folder of a model that is given by its name: a bundled one, or owner/name on the Hub.
+def resolve_model(path: str | Path) -> str | Path:
+    """The folder of a model that is given by its name: a bundled model, or owner/name on the Hub.
 
-    Anything that exists as a path is that path; anything else is returned as it is.
+    An existing path and any other string are returned unchanged.
     """
     if not isinstance(path, str | os.PathLike):
         raise ElmoError(f"a model is given by its path or its name, got {path!r}: is a variable unset?")
@@ -45,16 +45,16 @@ def resolved(path: str | Path) -> str | Path:
         ready = "zh (Chinese)" if "chinese" in name else f"{DEFAULT} (English)"
         raise ElmoError(f"{path} is a model of another kind, and elmokit reads ELMo models: {ready} is in the package")
     repository = repository_of(path)
-    if repository is None or (not path.startswith(SCHEME) and _is_beginning(path)):
+    if repository is None or (not path.startswith(SCHEME) and _is_prefix(path)):
         return path
-    return fetched(repository)
+    return download(repository)
 
 
-def _is_beginning(path: str) -> bool:
-    """Whether a path that does not exist is the common beginning of a model's files."""
+def _is_prefix(path: str) -> bool:
+    """Whether a path that does not exist is the common prefix of a model's files."""
     try:
         return find(Path(path)) is not None
-    except ElmoError:  # the files are there and damaged
+    except ElmoError:  # the files exist and are damaged
         return True
     except OSError:
         return False
@@ -63,7 +63,7 @@ def _is_beginning(path: str) -> bool:
 def _exists(path: str) -> bool:
     try:
         return Path(path).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, an unknown user: the loader reports it
+    except (OSError, ValueError, RuntimeError):  # too long, with NUL, or of an unknown user: the loader reports it
         return False
 
 
@@ -73,7 +73,7 @@ SCHEME = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?")
 _OTHER_ENDINGS = {".zip", ".gz", ".meta"}
-"""Endings of files that are not fetched and may be given as a path."""
+"""Suffixes of files that are not downloaded but may be given as a path."""
 _OFFLINE = ("1", "ON", "YES", "TRUE")
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,14 @@ class Repository:
     name: str
     """owner/name."""
     revision: str | None = None
-    """A branch, a tag or a commit; None is the main branch."""
+    """A branch, tag or commit; None: the main branch."""
 
     def __str__(self) -> str:
         return self.name if self.revision is None else f"{self.name}@{self.revision}"
 
 
 def repository_of(path: str) -> Repository | None:
-    """The repository that owner/name, owner/name@revision or hf://owner/name names; None if it is another path.
+    """The repository of owner/name, owner/name@revision or hf://owner/name; None for any other path.
 
     >>> repository_of("someone/elmo-is@v2")
     Repository(name='someone/elmo-is', revision='v2')
@@ -110,19 +110,19 @@ def repository_of(path: str) -> Repository | None:
 
 
 def _is_file_name(path: str) -> bool:
-    """Whether a path that does not exist ends in the suffix of a model's file."""
+    """Whether a path that does not exist ends with the suffix of a model file."""
     ending = Path(path).suffix.lower()
     return bool(ending) and ending in {*_OTHER_ENDINGS, *(Path(pattern).suffix for pattern in file_patterns())}
 
 
 def file_patterns() -> list[str]:
-    """The files of a repository that are downloaded: those that a format reads."""
+    """Patterns of the files of a repository to download: those that any format reads."""
     return sorted({pattern for format in formats() for pattern in format.files})
 
 
-@cache  # a process uses the same files until it ends, and asks the Hub once
-def fetched(repository: Repository) -> Path:
-    """The folder of a model in the Hub's cache, downloaded if it is not there or not the newest.
+@cache  # a process asks the Hub once and uses the same files until it ends
+def download(repository: Repository) -> Path:
+    """The folder of a model in the Hub's cache, downloaded if it is missing or outdated.
 
     huggingface_hub reads HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. If the Hub cannot be reached, the copy in
     the cache is used.
@@ -130,7 +130,7 @@ def fetched(repository: Repository) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        what = f"there is nothing at {repository}, and a model of that name on the Hugging Face Hub"
+        what = f"{repository} does not exist as a path, and a model of that name on the Hugging Face Hub"
         raise MissingExtraError("huggingface_hub", "hub", what) from error
     fetch = partial(
         snapshot_download,
@@ -153,8 +153,8 @@ def fetched(repository: Repository) -> Path:
 
 
 def _refuse(repository: Repository, error: Exception) -> None:
-    """Raise an ElmoError if the Hub itself refused."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}  # they have moved between the package's modules
+    """Raise an ElmoError if the Hub itself refused the request."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: the classes have moved between modules
     if "GatedRepoError" in kinds:
         raise ElmoError(
             f"{repository} is a gated model on the Hugging Face Hub: accept its terms at "
@@ -162,7 +162,7 @@ def _refuse(repository: Repository, error: Exception) -> None:
         ) from error
     if "RevisionNotFoundError" in kinds:
         raise ElmoError(
-            f"{repository.name} on the Hugging Face Hub has no revision {repository.revision or 'main'}: name one that "
+            f"{repository.name} on the Hugging Face Hub has no revision {repository.revision or 'main'}: give one that "
             "its page lists"
         ) from error
     if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
@@ -185,7 +185,7 @@ def _unreachable(repository: Repository, error: Exception) -> ElmoError:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of the error at the bottom, which the package wraps in advice."""
-    while isinstance(below := error.__cause__ or error.__context__, Exception):
-        error = below
+    """The first line of the original error, which the package wraps in other errors with advice."""
+    while isinstance(cause := error.__cause__ or error.__context__, Exception):
+        error = cause
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""README.md of a saved model: what it is and how to open it."""
+"""The model card of a saved model: README.md with its facts, an example and notes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_card(checkpoint: Checkpoint) -> str:
         "",
     ]
     if notes := checkpoint.notes.strip("\n"):
-        # A mark within the notes would end them early the next time.
+        # A marker inside the notes would end them too early when they are read.
         for mark in (_NOTES_BEGIN, _NOTES_END):
             notes = notes.replace(mark, "")
         lines += [_NOTES_BEGIN, "", notes, "", _NOTES_END, ""]
@@ -36,16 +36,16 @@ def model_card(checkpoint: Checkpoint) -> str:
 
 
 def notes_in(card: str) -> str:
-    """The notes of a model card, empty where it has none."""
+    """The notes in a model card; empty if it has none."""
     _, begun, rest = card.replace("\r\n", "\n").partition(_NOTES_BEGIN)
     notes, ended, _ = rest.partition(_NOTES_END)
     return notes.strip("\n") if begun and ended else ""
 
 
 def training_section(facts: Mapping[str, str]) -> str:
-    """How a model was trained, as Markdown for `Checkpoint.notes`.
+    """The facts about a model's training as Markdown, for `Checkpoint.notes`.
 
-    A fact is one line, or a list below its name if it has several lines; `command` is a block to copy.
+    A fact is one line, or a list below its name if it has several lines; `command` becomes a code block.
 
     >>> print(training_section({"data": "news.txt, 1,000 sentences", "command": "elmo train news.txt --output m"}))
     ## Training
@@ -69,7 +69,7 @@ def training_section(facts: Mapping[str, str]) -> str:
 
 
 def earlier_section(notes: str) -> str:
-    """The notes of the model that a training started from, one heading lower; empty where it has none.
+    """The notes of the model that a run started from, with headings one level lower; empty if it has none.
 
     >>> print(earlier_section("## Licence\\n\\nApache-2.0"))
     <BLANKLINE>
@@ -101,7 +101,7 @@ def earlier_section(notes: str) -> str:
 
 
 def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """The facts about a model that `elmo info` and the model card show, as names and values."""
+    """The names and values of the facts that `elmo info` and the model card show."""
     config = checkpoint.config
     parameters = sum(
         value.numel() for name, value in checkpoint.weights.items() if not name.endswith((SCALES, COLUMNS))
@@ -130,6 +130,6 @@ def describe(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 
 def _example(checkpoint: Checkpoint) -> str:
-    """A sentence that the model can read."""
+    """A sentence in a language that the model probably knows."""
     chinese = checkpoint.text.get("segment") in ("chars", "jieba")
     return "他在银行存钱。" if chinese else "The bank raised interest rates"

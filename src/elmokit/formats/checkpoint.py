@@ -1,4 +1,4 @@
-"""What every reader returns and every writer takes: a model whose weights have our names."""
+"""`Checkpoint`: the model in memory that every format reads and writes, and checks of its tensors."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass
 class Checkpoint:
-    """A model as it is read from files and written to files."""
+    """A model that was read from files or is written to files."""
 
     config: ElmoConfig
-    """The network's shape."""
+    """The configuration of the network."""
     weights: dict[str, Tensor]
-    """BiLM's weights by our names."""
+    """The weights by their names in BiLM."""
     kind: str
-    """The format it was read from."""
+    """The name of the format that it was read from."""
     where: str
-    """The file or folder it was read from."""
+    """The file or folder that it was read from."""
     vocab: Vocabulary | None = None
     """The words of the word table and of the softmax."""
     symbols: SymbolTable | None = None
-    """The code points of a model with an alphabet of its own."""
+    """The code points of a model with its own alphabet."""
     head: dict[str, Tensor] = field(default_factory=dict)
-    """The softmax: `weight` [V, P], or `weight.values` and `weight.scales` for int8, and `bias` [V]; or empty."""
+    """The softmax: `weight` [V, P], or `weight.values` and `weight.scales` in int8; `bias` [V]. Empty without one."""
     mixes: list[dict[str, Any]] = field(default_factory=list)
-    """`weights`, `gamma` and `layer_norm` of saved mixes."""
+    """`weights`, `gamma` and `layer_norm` of each saved mix."""
     text: dict[str, str] = field(default_factory=dict)
-    """How its training text was read (`segment`, `split`), if that is known."""
+    """The options of its training text (`segment`, `split`), if known."""
     about: dict[str, str] = field(default_factory=dict)
-    """What `elmo models` shows: `language` and `description`, if someone wrote them."""
+    """The facts that `elmo models` shows, if present: `language` and `description`."""
     optimizer: dict[str, Tensor] = field(default_factory=dict)
-    """Adagrad accumulators by our names (`head.weight`, `head.bias` for the softmax's) and `step`, to resume from."""
+    """Adagrad's state to resume from: sums by names of weights (`head.weight`, `head.bias` for the softmax), `step`."""
     notes: str = ""
-    """Markdown for the model card, such as how the model was trained; it is saved with the model."""
+    """Markdown for the model card, such as facts about the training; it is saved with the model."""
 
     @property
     def int8(self) -> bool:
-        """Whether the matrices are int8: `name.values`, `name.scales` and perhaps `name.columns` in place of `name`."""
+        """Whether the matrices are int8: `name.values`, `name.scales` and perhaps `name.columns` instead of `name`."""
         return any(name.endswith(VALUES) for name in self.weights)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Checkpoint:
         self.use_vocabulary(self.vocab)
 
     def _expected_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of BiLM's parameters, found without memory for them."""
+        """The shapes of BiLM's parameters, computed without memory for them."""
         try:
             network = self._shell()
             return {name: tuple(value.shape) for name, value in network.state_dict().items()}
@@ -92,7 +92,7 @@ class Checkpoint:
             raise ElmoError(f"{self.where}: its config.json describes a network larger than any memory") from error
 
     def _shell(self) -> BiLM:
-        """The network without memory; older int8 files have no factors of columns."""
+        """The network on the meta device; older int8 files have no factors of columns."""
         factors = any(name.endswith(COLUMNS) for name in self.weights)
         return BiLM.shell(self.config, int8=self.int8, factors=factors)
 
@@ -110,7 +110,7 @@ class Checkpoint:
                 )
 
     def use_vocabulary(self, vocab: Vocabulary | None) -> None:
-        """Set the vocabulary, if it fits the word table and the softmax."""
+        """Set the vocabulary, which must fit the word table and the softmax."""
         self.vocab = vocab
         if vocab is not None and (self.config.words is not None or self.head):
             try:
@@ -127,21 +127,21 @@ class Checkpoint:
                 )
 
     def in_int8(self) -> Checkpoint:
-        """The same model with its matrices rounded to int8; such a model is not trained any more."""
+        """The same model with its matrices quantised to int8, which cannot be trained further."""
         if self.int8:
             return self
         names, factors = int8_names(self.config), int8_names(self.config, COLUMNS)
         return replace(self, weights=quantised(self.weights, names, factors), optimizer={})
 
     def in_floats(self, *, softmax: bool = True) -> Checkpoint:
-        """The same model in floats, for what cannot use int8; without `softmax`, the softmax is not changed."""
+        """The same model with float matrices, for code without int8; `softmax=False` keeps the softmax."""
         if not (self.int8 or (softmax and self.softmax_int8)):
             return self
         return replace(self, weights=dense(self.weights), head=dense(self.head) if softmax else self.head)
 
     @property
     def softmax_int8(self) -> bool:
-        """Whether there is a softmax, and it is int8."""
+        """Whether the model has an int8 softmax."""
         return f"weight{VALUES}" in self.head
 
     def network(self, *, trainable: bool = False) -> BiLM:
@@ -151,16 +151,16 @@ class Checkpoint:
         return network
 
     def indexer(self) -> Indexer:
-        """What turns tokens into this model's ids."""
+        """The indexer that turns tokens into this model's ids."""
         return indexer_of(self.config, self.vocab, self.symbols, self.where)
 
     def character_pieces(self, text: Mapping[str, str]) -> CharacterPieces | None:
-        """How tokens are split into characters, if `text` says that the model's training text was."""
+        """The splitter of tokens into characters, if `text` says that the training text was split so."""
         return pieces_of(text.get("segment"), self.indexer(), self.vocab)
 
 
 def check_plain(value: Tensor, name: str, where: str) -> None:
-    """Refuse a tensor that no model has: whole numbers, complex, packed, sparse, or without its own memory."""
+    """Refuse a tensor that no model has: integers, complex, quantised, sparse, or without its own memory."""
     plain = value.layout is torch.strided and not value.is_nested and not value.is_meta and value.dtype in _FLOATS
     if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ElmoError(f"{where}: {name} must be a plain tensor of floats, all of them in the file, got {value.dtype}")
@@ -170,7 +170,7 @@ def check_finite(value: Tensor, name: str, where: str) -> None:
     """Refuse NaN and infinity, which would turn every vector into NaN."""
     if not value.is_floating_point() or not value.numel():
         return
-    # Forty times faster than isfinite over all values: a NaN makes both extremes NaN.
+    # Forty times faster than isfinite on all values: a NaN makes both extremes NaN.
     if not all(isfinite(extreme.item()) for extreme in torch.aminmax(value)):
         count = int((~torch.isfinite(value)).sum())
         raise DamagedFileError(
@@ -188,22 +188,22 @@ def check_shape(got: tuple[int, ...], expected: tuple[int, ...], name: str, wher
 
 
 def as_tensors(weights: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Numpy arrays as float32 tensors that own contiguous memory."""
-    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, and is refused as such
+    """Convert NumPy arrays to contiguous float32 tensors."""
+    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused later
         return {
             name: torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for name, value in weights.items()
         }
 
 
 FINGERPRINT_VERSION = 2
-"""Goes up when the same model gives other vectors than before."""
+"""Increases when the same model gives different vectors than before."""
 
 
 class Fingerprint:
-    """A digest of everything that decides a model's vectors; computed once, and again when the model has changed.
+    """A hash of everything that determines a model's vectors, computed once and again after the model has changed.
 
-    The text policy is not in it, because stored vectors are found by their tokens, nor is the softmax, which no vector
-    depends on.
+    It does not include the text policy, because stored vectors are found by their tokens, nor the softmax, because no
+    vector depends on it.
     """
 
     def __init__(self, config: ElmoConfig, vocab: Vocabulary | None, symbols: SymbolTable | None) -> None:
@@ -211,9 +211,9 @@ class Fingerprint:
         self._known: dict[frozenset[str], tuple[object, str]] = {}
 
     def __call__(self, tensors: Mapping[str, Tensor], **options: object) -> str:
-        """32 letters and digits for the network's tensors and for options that decide its vectors too."""
-        # A model may be trained or moved between two calls. Sums take a tenth of the digest's time and see what torch
-        # does not count, changes through `.data`.
+        """32 hexadecimal digits for the network's tensors and other options that determine its vectors."""
+        # A model may be trained or moved between two calls. Sums take a tenth of the hash's time and detect changes
+        # through `.data`, which torch does not count.
         state = options, [(value.dtype, version(value), _sum(value)) for value in tensors.values()]
         names = frozenset(tensors)
         if names not in self._known or self._known[names][0] != state:
@@ -227,7 +227,7 @@ class Fingerprint:
         if self._symbols is not None:
             facts["symbols"] = dict(self._symbols.ids)
         parts = {f"{name} {value.dtype} {tuple(value.shape)} ": value for name, value in tensors.items()}
-        return _hexdigest(hashlib.sha256(), facts, parts)  # which processors compute at twice the speed of blake2b
+        return _hexdigest(hashlib.sha256(), facts, parts)  # hardware support makes it twice as fast as blake2b
 
 
 def _hexdigest(digest: hashlib._Hash, facts: object, tensors: Mapping[str, Tensor]) -> str:
@@ -239,7 +239,7 @@ def _hexdigest(digest: hashlib._Hash, facts: object, tensors: Mapping[str, Tenso
 
 
 def _sum(value: Tensor) -> int:
-    """The sum of a tensor's bytes in groups of eight, which a change of any number changes."""
+    """The sum of a tensor's bytes in groups of eight; it changes if any one number changes."""
     data = _bytes(value)
     if data.storage_offset() % 8:  # as in a slice of another tensor
         data = data.clone()

@@ -1,4 +1,4 @@
-"""weights.hdf5 as named arrays, read with checks and written completely or not at all."""
+"""Reads weights.hdf5 as named arrays, with checks, and writes it completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.formats.source import Source
 from elmokit.storage.atomic import atomic_file
-from elmokit.storage.hostile_hdf5 import DAMAGE, check_numbers, find, has
-from elmokit.storage.trusted import check_unpacked
+from elmokit.storage.hostile_hdf5 import READ_ERRORS, check_numbers, find, has
+from elmokit.storage.trusted import check_decompressed_size
 
 _MOST_ITEMS = 10_000
-"""Groups and datasets of a model; groups that contain each other could unfold without end."""
+"""Largest number of groups and datasets: groups that contain each other could be walked without end."""
 
 
 class Hdf5Tensors:
-    """The float datasets of an HDF5 file by their full names."""
+    """The datasets of an HDF5 file, by their full names."""
 
     def __init__(self, source: Source, name: str) -> None:
         self.where = source.describe(name)
@@ -35,12 +35,12 @@ class Hdf5Tensors:
             file = _open(source, name, stack)
             try:
                 self._collect(file, "")
-            except DAMAGE as error:
+            except READ_ERRORS as error:
                 raise _damaged(self.where, error) from error
             self._stack = stack.pop_all()
 
     def _collect(self, group: Any, prefix: str) -> None:  # noqa: ANN401 - h5py has no types
-        # By hand, not by visititems: that shows a dataset with two names under one of them only.
+        # Not visititems: it shows a dataset with two names under only one of them.
         for name in group:
             self._items += 1
             if self._items > _MOST_ITEMS or prefix.count("/") > 16:
@@ -59,44 +59,44 @@ class Hdf5Tensors:
         self._stack.close()
 
     def names(self) -> list[str]:
-        """All datasets."""
+        """The names of all datasets."""
         return list(self._datasets)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a dataset; () for one that is no array of numbers."""
+        """The shape of a dataset; () for a scalar or empty one."""
         return self._shapes[name]
 
     def read(self, name: str) -> NDArray[Any]:
-        """The dataset in memory, in the machine's byte order."""
+        """Read a dataset into memory, in native byte order."""
         where = f"{self.where}: {name}"
         try:
             return self._read(self._datasets[name], where)
         except ElmoError:
             raise
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise DamagedFileError(f"{where} cannot be read ({_first_line(error)}); fetch the file again") from error
 
     def _read(self, dataset: Any, where: str) -> NDArray[Any]:  # noqa: ANN401 - h5py has no types
         check_numbers(dataset, where, self._file_bytes)
         self._read_bytes += dataset.nbytes  # one dataset may have thousands of names
-        check_unpacked(self._read_bytes, self._file_bytes, self.where)
+        check_decompressed_size(self._read_bytes, self._file_bytes, self.where)
         value = dataset[()]
         return np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
 
 
 def names_at_top(source: Source, name: str, wanted: Iterable[str]) -> set[str]:
-    """Which of these names are at the top of a file; the rest of it is not read."""
+    """The names among `wanted` that are at the top level of a file; the rest of the file is not read."""
     with ExitStack() as stack:
         file = _open(source, name, stack)
         try:
             return {key for key in wanted if has(file, key)}
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise _damaged(source.describe(name), error) from error
 
 
 def write_datasets(path: Path, arrays: Mapping[str, NDArray[Any]], links: Mapping[str, str]) -> None:
-    """Contiguous float32 datasets without attributes, as older readers expect; `links` name groups a second time."""
-    image = io.BytesIO()  # libhdf5 crashes the process when a disk is full, so it never sees one
+    """Write contiguous float32 datasets without attributes, for older readers; `links` are second names of groups."""
+    image = io.BytesIO()  # in memory first: libhdf5 crashes the process if the disk is full
     with h5py.File(image, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
@@ -107,12 +107,12 @@ def write_datasets(path: Path, arrays: Mapping[str, NDArray[Any]], links: Mappin
 
 
 def _open(source: Source, name: str, stack: ExitStack) -> Any:  # noqa: ANN401 - h5py has no types
-    """The file, open until the stack is left."""
+    """Open the file until the stack closes it."""
     path = source.path(name)
     stream = None if path else stack.enter_context(source.open(name))
     try:
         return stack.enter_context(h5py.File(path or stream, "r"))
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         reason = _first_line(error)
         raise DamagedFileError(
             f"{source.describe(name)} is not a complete HDF5 file ({reason}); fetch it again"

@@ -1,4 +1,4 @@
-"""Reads the model at a path, or of a name, in any format."""
+"""Reads a model of any format from a path or by its name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from elmokit.errors import ElmoError
-from elmokit.formats.bundled import bundled_models, resolved
+from elmokit.formats.bundled import bundled_models, resolve_model
 from elmokit.formats.checkpoint import Checkpoint
-from elmokit.formats.registry import ModelFiles, either, find, formats, is_zip
+from elmokit.formats.registry import ModelFiles, find, formats, is_zip, one_of
 from elmokit.formats.source import FolderSource, Source, ZipSource, read_text
 from elmokit.text.vocab import Vocabulary
 
@@ -23,14 +23,14 @@ def read_checkpoint(
     token_embeddings: str | Path | None = None,
     int8: bool = False,
 ) -> Checkpoint:
-    """Read a model of any format from a path, or a bundled one or one on the Hub by its name.
+    """Read a model of any format: from a path, or by its name in the package or on the Hub.
 
-    `options`, `vocab` and `token_embeddings` name files that are not in the folder of the weights. With `int8` the
-    matrices are quantised, one by one where the format allows it; without it they have their stored dtype.
+    `options`, `vocab` and `token_embeddings` are files outside the folder of the weights. With `int8` the matrices are
+    quantised, one at a time if the format allows it; otherwise they have their stored dtype.
     """
-    files = detect(resolved(path))
+    files = detect(resolve_model(path))
     if options is not None and not files.format.takes_options:
-        names = either([format.name for format in formats() if format.takes_options])
+        names = one_of([format.name for format in formats() if format.takes_options])
         raise ElmoError(
             f"options names a file of the format {names}, and {path} has the format {files.format.name}", "options"
         )
@@ -53,7 +53,7 @@ def read_checkpoint(
 
 
 def detect(path: str | Path) -> ModelFiles:
-    """Find the model at a path: a folder, a zip, or any one of a model's files.
+    """Find the model at a path: a folder, a zip, or any file of a model.
 
     >>> detect("elmo_2x4096_512_2048cnn_2xhighway_weights.hdf5").format.name  # doctest: +SKIP
     'bilm'
@@ -75,13 +75,13 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
 
 
 def _no_model_at(path: Path) -> str:
-    known = f"{either([format.description for format in formats() if format.description])}; all of them may be in a zip"
+    known = f"{one_of([format.description for format in formats() if format.description])}; all of them may be in a zip"
     if path.is_dir() or (path.is_file() and is_zip(path)):
         names = (FolderSource(path) if path.is_dir() else ZipSource(path)).names()
         listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
         return f"{path} contains no model that elmokit knows (files: {listed or 'none'}); a model is {known}"
     if path.exists():
-        return f"{path} is no part of a model that elmokit knows; a model is {known}"
+        return f"{path} is not part of a model that elmokit knows; a model is {known}"
     if path.name == str(path):
         known = f"one that comes with elmokit ({', '.join(bundled_models())}), {known}"
     return f"{path} does not exist; a model is {known}"

@@ -1,4 +1,4 @@
-"""ELMoForManyLangs folders: word.dic, char.dic, two pickles of tensors, and a JSON file with the structure."""
+"""Reads ELMoForManyLangs folders: word.dic, char.dic, two pickles of tensors, and a JSON file with the structure."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ RELEASED: dict[str, Any] = {
         "max_characters_per_token": 50,
     },
 }
-"""The structure of every released model, for folders that do not contain theirs."""
+"""The structure of all released models, for folders without a structure file."""
 
-# The weights-only unpickler refuses code with UnpicklingError; a damaged file makes it and the zip reader raise these.
-_DAMAGE = (
+# The weights-only unpickler refuses code with UnpicklingError. Damaged files make it or the zip reader raise these:
+_READ_ERRORS = (
     RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError,
     OSError, ImportError, AssertionError, OverflowError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """encoder.pkl, if both pickles are there or one of them is named."""
+    """encoder.pkl, if the folder has both pickles or one of them is given."""
     wanted = [file for file in FILES if name in (None, file)]
     return "encoder.pkl" if wanted and set(wanted) <= set(source.names()) else None
 
 
 def read(files: ModelFiles) -> Checkpoint:
-    """A model from an ELMoForManyLangs folder; with `files.int8` each matrix is quantised as it is read."""
+    """Read a model from an ELMoForManyLangs folder; with `files.int8` each matrix is quantised when it is read."""
     source, names = files.source, files.source.names()
     if missing := [name for name in FILES if name not in names]:
         raise ElmoError(f"{source.describe(missing[0])} is missing; the folder is not a complete model")
@@ -93,21 +93,21 @@ def read(files: ModelFiles) -> Checkpoint:
 
 
 def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
-    """The tensors of a pickle; a pickle with anything else is refused, and code in it does not run."""
+    """The tensors of a pickle. A pickle with other objects is refused, and no code in it runs."""
     where = source.describe(name)
     with source.open(name) as file:
         try:
             _refuse_bomb(file, source.stored_bytes(name), where)
-            with warnings.catch_warnings(action="ignore"):  # about pickles that are refused a moment later
+            with warnings.catch_warnings(action="ignore"):  # warnings about pickles that are refused anyway
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
         except ElmoError:
             raise
         except pickle.UnpicklingError as error:
             raise DamagedFileError(
                 f"{where} must contain tensors only, and it contains other objects or code, or is damaged: not loaded; "
-                "fetch it again from a place you trust"
+                "fetch it again from a source you trust"
             ) from error
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
             raise DamagedFileError(f"{where} is not a complete PyTorch file ({reason}); fetch it again") from error
     if not isinstance(tensors, Mapping):
@@ -121,7 +121,7 @@ def load_tensors(source: Source, name: str) -> Mapping[str, Tensor]:
 
 
 def _refuse_bomb(file: BinaryIO, stored: int, where: str) -> None:
-    """Newer PyTorch files are zips; they are never packed, and torch would unpack one that is to any size."""
+    """Refuse a zip that decompresses to too much: PyTorch never compresses its zips, but reads compressed ones."""
     if file.read(len(ZIP_MAGIC)) == ZIP_MAGIC:
         with zipfile.ZipFile(file) as archive:
             check_zip(archive, stored, where)
@@ -129,11 +129,11 @@ def _refuse_bomb(file: BinaryIO, stored: int, where: str) -> None:
 
 
 def _find_structure(source: Source) -> tuple[dict[str, Any], str]:
-    """The structure: from the file of this folder that config.json names, or of the released models."""
+    """The structure: from the file in this folder that config.json names, or that of the released models."""
     if "config.json" in source.names():
         given = read_json(source, "config.json").get("config_path")
         for base in (PurePosixPath(given).name, PureWindowsPath(given).name) if isinstance(given, str) else ():
-            if base in source.names():  # the path is one of another machine, and nothing outside the folder is read
+            if base in source.names():  # the path is from another machine, and nothing outside the folder is read
                 return read_json(source, base), source.describe(base)
     return RELEASED, source.describe("(the structure of the released models)")
 
@@ -146,7 +146,7 @@ def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: Sym
         raise ElmoError(f"encoder.name must be elmo, got {encoder['name']!r}")
     if embedder.get("name", "cnn") != "cnn":
         raise ElmoError(
-            f"token_embedder.name must be cnn, got {embedder['name']!r}: the others' vectors depended on the batch"
+            f"token_embedder.name must be cnn, got {embedder['name']!r}: vectors of others depend on the batch"
         )
     for key in ("dim", "projection_dim", "n_layers"):
         if key not in encoder:
@@ -184,7 +184,7 @@ def _config(structure: Mapping[str, Any], words: Vocabulary | None, symbols: Sym
     return ElmoConfig(lstm, characters, word_part)
 
 
-# A row: their name, the required shape, and how it becomes our parameters.
+# A row: the name in the file, the required shape, and the function that makes BiLM's parameters.
 _Rows = Iterator[tuple[str, tuple[int, ...], Any]]
 
 
@@ -196,7 +196,7 @@ def _token_table(config: ElmoConfig) -> _Rows:
         return lambda value: {ours: torch.cat([torch.zeros_like(value[:1]), value])}
 
     def halves(ours: str, part: str) -> Any:  # noqa: ANN401
-        # Their gate carries the input, and ours the transform: σ(−z) = 1 − σ(z).
+        # Its gate is for the input, BiLM's gate for the transform: σ(−z) = 1 − σ(z).
         return lambda value: {
             f"{ours}.transform.{part}": value.chunk(2)[0].clone(),
             f"{ours}.gate.{part}": -value.chunk(2)[1],
@@ -239,7 +239,7 @@ def _encoder_table(config: ElmoConfig) -> _Rows:
 
 
 def _read_dic(source: Source, name: str) -> dict[str, int]:
-    """Each line is a symbol, a tab and an id; a line that strips to one field is the ideographic space."""
+    """Read a .dic file: each line is a symbol, a tab and an id; a line with only an id is the ideographic space."""
     ids: dict[str, int] = {}
     for number, line in enumerate(read_text(source, name).split("\n"), start=1):
         if not line.rstrip("\r"):

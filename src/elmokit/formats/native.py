@@ -1,15 +1,15 @@
-"""Our own format: a folder with config.json, model.safetensors and the other parts of the model.
+"""The format elmokit: a folder with config.json, model.safetensors and the other parts of a model.
 
 | file | contents |
 | --- | --- |
 | config.json | `format` "elmokit", `version`, `model` (ElmoConfig), `mixes`, `specials`, `text`, `about`, `dtype` |
 | model.safetensors | BiLM's weights by their names; `mixes.k.weights` and `mixes.k.gamma` |
-| … in int8 | `name.values`, `name.scales` and perhaps `name.columns` in place of a matrix `name`; see `Int8Matrix` |
+| … in int8 | `name.values`, `name.scales` and perhaps `name.columns` instead of a matrix `name`; see `Int8Matrix` |
 | vocab.txt | one word per line, in the order of the word table and the softmax |
-| characters.json | code points and their ids, for an alphabet of the model's own |
+| characters.json | code points and their ids, for a model with its own alphabet |
 | lm_head.safetensors | the softmax: `weight` [V, P], or `weight.values` and `weight.scales` in int8; `bias` [V] |
 | optimizer.safetensors | Adagrad accumulators of an imported training run |
-| README.md | a model card, with notes that are read back |
+| README.md | a model card; its notes are read again |
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 
 NAME, VERSION = "elmokit", 1
 _OPTIONAL = {"lm_head.safetensors", "optimizer.safetensors", "vocab.txt", "characters.json"}
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
+_READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -55,7 +55,7 @@ _LAYER_NORMS = (False, True, "batch", "sentence")
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """config.json, if it is of this format or if model.safetensors is in the same folder."""
+    """config.json, if it has this format or model.safetensors is in the same folder."""
     if name not in (None, "model.safetensors"):
         return None
     names = source.names()
@@ -70,13 +70,13 @@ def detect(source: Source, name: str | None) -> str | None:
 
 
 def read(files: ModelFiles) -> Checkpoint:
-    """A model from our own folder; with `files.int8` each matrix is quantised as it is read."""
+    """Read a model from an elmokit folder; with `files.int8` each matrix is quantised when it is read."""
     source, int8 = files.source, files.int8
     names = source.names()
     where = source.describe("config.json")
     values = read_json(source, "config.json")
     if values.get("format") != NAME and "version" not in values:
-        raise ElmoError(f"{where} describes no ELMo model: format must be {NAME}, got {values.get('format')!r}")
+        raise ElmoError(f"{where} does not describe an ELMo model: format must be {NAME}, got {values.get('format')!r}")
     if values.get("version") != VERSION:
         raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
     if not isinstance(values.get("model"), dict):
@@ -91,7 +91,7 @@ def read(files: ModelFiles) -> Checkpoint:
     change: _Change = dict
     if int8 and stored is None:
         change = partial(quantised, names=int8_names(config), factors=int8_names(config, COLUMNS))
-    tensors = _load(source, "model.safetensors", int8=stored is not None, change=change)
+    tensors = _load_tensors(source, "model.safetensors", int8=stored is not None, change=change)
     mixes = []
     for number, layer_norm in enumerate(_mixes(values, where)):
         parts = {part: tensors.pop(f"mixes.{number}.{part}", None) for part in ("weights", "gamma")}
@@ -112,15 +112,15 @@ def read(files: ModelFiles) -> Checkpoint:
         symbols=_read_symbols(source) if config.characters and config.characters.alphabet == "symbols" else None,
         head=_read_head(source, config.context.prediction_size) if "lm_head.safetensors" in names else {},
         mixes=mixes,
-        optimizer=_load(source, "optimizer.safetensors") if with_optimizer else {},
-        text=_words(values, "text", where),
-        about=_words(values, "about", where),
+        optimizer=_load_tensors(source, "optimizer.safetensors") if with_optimizer else {},
+        text=_text_values(values, "text", where),
+        about=_text_values(values, "about", where),
         notes=_read_notes(source) if "README.md" in names else "",
     )
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write our own folder; config.json is written last, so that a folder with one is complete."""
+    """Write an elmokit folder; config.json is written last, so a folder with this file is complete."""
     with update_folder(folder, last="config.json", optional=_OPTIONAL) as staging:
         if (folder / "encoder.pkl").exists():
             raise ElmoError(
@@ -130,8 +130,8 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _card_is_ours(path: Path) -> bool:
-    """Whether a model card may be written: there is none yet, or one that elmokit wrote."""
-    if not path.is_file():  # nothing, or what must not be opened: a pipe would be waited for
+    """Whether a model card may be written: there is none yet, or elmokit wrote it."""
+    if not path.is_file():  # missing, or not to be opened: opening a pipe would wait
         return not path.exists()
     with path.open("rb") as file:
         return file.read(len(CARD_TITLE)) == CARD_TITLE.encode()
@@ -175,16 +175,16 @@ def _mixes(values: dict[str, Any], where: str) -> list[Any]:
     return norms
 
 
-def _words(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
+def _text_values(values: dict[str, Any], key: str, where: str) -> dict[str, str]:
     words = values.get(key, {})
     if not isinstance(words, dict) or not all(isinstance(value, str) for value in words.values()):
-        raise ElmoError(f"{where}: {key} must be an object with words for values, got {words!r}")
+        raise ElmoError(f"{where}: {key} must be an object with strings as values, got {words!r}")
     return words
 
 
 def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
-    """The softmax, in floats or with an int8 matrix."""
-    head = _load(source, "lm_head.safetensors", int8=True)
+    """The softmax, with a float or int8 matrix."""
+    head = _load_tensors(source, "lm_head.safetensors", int8=True)
     n_words = head["bias"].numel() if "bias" in head else 0
     got = {name: tuple(value.shape) for name, value in head.items()}
     matrix, row = (n_words, output_size), (n_words,)
@@ -198,20 +198,20 @@ def _read_head(source: Source, output_size: int) -> dict[str, Tensor]:
     return head
 
 
-def _load(source: Source, name: str, *, int8: bool = False, change: _Change = dict) -> dict[str, Tensor]:
-    """The tensors of a file, each converted as it is read, so that memory has one unconverted tensor at a time."""
+def _load_tensors(source: Source, name: str, *, int8: bool = False, change: _Change = dict) -> dict[str, Tensor]:
+    """The tensors of a file. Each is converted when it is read, so only one unconverted tensor is in memory."""
     found: dict[str, Tensor] = {}
-    for key, value in _each(source, name):
+    for key, value in _read_tensors(source, name):
         if key != "step" and not (int8 and key.endswith(VALUES) and value.dtype == torch.int8):
             check_plain(value, key, source.describe(name))
         found |= change({key: value})
     return found
 
 
-def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, read into memory: if it were mapped, a change of the file would change them.
+def _read_tensors(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Read the tensors of a safetensors file. They are not mapped: a change of the file would change them.
 
-    A file is the length of a JSON header in 8 bytes, the header, and the tensors one after the other.
+    The file consists of the length of a JSON header in 8 bytes, the header, and the tensors one after the other.
     """
     where = source.describe(name)
     if name not in source.names():
@@ -238,7 +238,7 @@ def _each(source: Source, name: str) -> Iterator[tuple[str, Tensor]]:
                 raise ValueError(f"{left} bytes of tensors, and {at} in its header")
         except ElmoError:
             raise
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             reason = str(error) or type(error).__name__
             raise DamagedFileError(f"{where} is not a complete safetensors file ({reason}); fetch it again") from error
 
@@ -247,7 +247,7 @@ def _read_vocabulary(source: Source, values: dict[str, Any]) -> Vocabulary:
     specials = values.get("specials", [BEGIN, END, UNKNOWN])
     if not (isinstance(specials, list) and len(specials) == 3 and all(isinstance(word, str) for word in specials)):
         raise ElmoError(f"{source.describe('config.json')}: specials must be three words, got {specials!r}")
-    # Not Vocabulary.from_text: a word may be a space of another script, and no line is left out.
+    # Not Vocabulary.from_text, which strips words and skips a line: a word may be a space of another script.
     words = read_text(source, "vocab.txt").removesuffix("\n").split("\n")
     return Vocabulary(words, specials=tuple(specials))
 

@@ -1,7 +1,7 @@
 """The registry of model formats: an ordered list of `Format`, each of which can detect its models at a path.
 
-Each format of this package is a module with a `FORMAT`, imported when it is first needed, so a bundled model opens
-without h5py. `register_format` adds a format from outside the package.
+Each format of this package is a module with a `FORMAT`. It is imported when it is first needed, so a bundled model
+opens without h5py. `register_format` adds a format from outside the package.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from elmokit.errors import ElmoError
 from elmokit.extensions import load_extensions
 from elmokit.formats.source import ZIP_MAGIC, FolderSource, Source, ZipSource
 
-if TYPE_CHECKING:  # neither this module nor the names of the formats wait for torch
+if TYPE_CHECKING:  # the names of the formats are available without importing torch
     from elmokit.formats.checkpoint import Checkpoint
     from elmokit.text.vocab import Vocabulary
 
 DEFAULT_FORMAT = "elmokit"
-"""The format that is written unless another one is named."""
+"""The format that is written by default."""
 _BUILT_IN = {
     "elmokit": "native",
     "manylangs": "manylangs",
@@ -29,34 +29,34 @@ _BUILT_IN = {
     "bilm": "bilm",
     "tokens": "token_embeddings",
 }
-"""The modules of our own formats by the formats' names, in the order in which they are tried."""
+"""The modules of the built-in formats by the formats' names, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """One way to store a model in files: how it is detected, read and written.
+    """A file format of models, with functions that detect, read and write it.
 
-    `detect(source, name)` returns the main file of a model of this format, or None. It looks at contents where it can.
-    `name` is None for a whole folder or zip. Otherwise it is the file that the user named, or a name without a file,
-    since some formats name a model by the common beginning of its files. An ElmoError says that the files are clearly
-    of this format and damaged.
+    `detect(source, name)` returns the main file of a model of this format, or None. It checks contents if possible.
+    `name` is None for a whole folder or zip. Otherwise it is the file that the user gave, or a name without a file,
+    because some formats name a model by the common prefix of its files. It raises ElmoError if the files clearly have
+    this format and are damaged.
 
-    `read(files)` returns the model; `write(checkpoint, target)` writes it, and is None for a format that is only read.
+    `read(files)` returns the model. `write(checkpoint, target)` writes it; it is None for a format that is only read.
     """
 
     name: str
-    """Its name in `Checkpoint.kind`, `elmo info`, `elmo convert` and `Elmo.save(format=)`."""
+    """The name in `Checkpoint.kind`, `elmo info`, `elmo convert` and `Elmo.save(format=)`."""
     description: str
     """Completes the sentence "a model is …"; empty for files that are not a model on their own."""
     detect: Callable[[Source, str | None], str | None]
     read: Callable[[ModelFiles], Checkpoint]
     write: Callable[[Checkpoint, Path], None] | None = None
     files: Sequence[str] = ()
-    """The names of its files, as patterns; these are fetched from the Hub."""
+    """Patterns of the names of its files, which are downloaded from the Hub."""
     suffixes: Sequence[str] = ()
-    """What the target of `write` may end in, for a format that is one file; empty for a folder."""
+    """The suffixes that the target of `write` may have, for a format of one file; empty for a folder."""
     takes_options: bool = False
-    """Whether it has an options file that the user may name with `options`."""
+    """Whether it has an options file that the user may give as `options`."""
     dtypes: Sequence[str] = ("float32",)
     """The dtypes that `write` can store."""
     contexts: Sequence[str] = ()
@@ -65,30 +65,30 @@ class Format:
 
 @dataclass(frozen=True, eq=False)
 class ModelFiles:
-    """A model on disk whose format is known, and how the user wants it read."""
+    """A model on disk with a known format, and the user's options for reading it."""
 
     format: Format
     source: Source
     main: str
-    """What `Format.detect` returned: the file to open first, or the common beginning of the files' names."""
+    """The result of `Format.detect`: the file to open first, or the common prefix of the files' names."""
     options: tuple[Source, str] | None = None
-    """The options file, if the user named one."""
+    """The options file, if the user gave one."""
     vocab: Vocabulary | None = None
     """The vocabulary, if the user gave one; it replaces the one in the folder of the weights."""
     int8: bool = False
-    """Whether the matrices are wanted in int8; a reader that quantises them one by one saves memory."""
+    """Whether the user wants int8 matrices; a reader that quantises them one at a time saves memory."""
 
     @property
     def where(self) -> str:
-        """How a message names the model."""
+        """The name of the model in messages."""
         return self.source.describe(self.main)
 
 
-_registered: dict[str, Format | None] = dict.fromkeys(_BUILT_IN)  # None: its module is not imported yet
+_registered: dict[str, Format | None] = dict.fromkeys(_BUILT_IN)  # None: the module is not imported yet
 
 
 def register_format(format: Format, *, before: str | None = None) -> None:
-    """Add a format, tried after all others or right before the one named `before`."""
+    """Add a format, which is tried after all others or right before the format `before`."""
     if format.name in _registered:
         raise ElmoError(f"a format named {format.name} is registered: unregister_format({format.name!r}) removes it")
     if before is not None:
@@ -106,7 +106,7 @@ def unregister_format(name: str) -> None:
 
 
 def formats() -> Iterator[Format]:
-    """All formats in the order in which they are tried, each imported when it is reached."""
+    """All formats in the order in which they are tried; each is imported only when it is reached."""
     load_extensions()
     for name in list(_registered):
         yield format_named(name)
@@ -124,44 +124,44 @@ def format_named(name: str) -> Format:
 
 
 def find(path: Path) -> ModelFiles | None:
-    """The model at a path, which is a folder, a zip or any one file of a model; None if no format detects one."""
+    """The model at a path, which is a folder, a zip or any file of a model; None if no format detects one."""
     if path.is_dir():
-        return _ask(FolderSource(path), None)
+        return _detect(FolderSource(path), None)
     if path.exists() and not path.is_file():
         return None  # a pipe or a device: opening it could wait forever
     folder = FolderSource(path.parent)
     if not path.is_file():
-        return _ask(folder, path.name) if path.parent.is_dir() else None
-    found = _ask(folder, path.name)
+        return _detect(folder, path.name) if path.parent.is_dir() else None
+    found = _detect(folder, path.name)
     if found is not None:
         return found
     if is_zip(path):  # tried last: the pickles of ELMoForManyLangs are zips too
-        return _ask(ZipSource(path), None)
+        return _detect(ZipSource(path), None)
     if first_bytes(folder, path.name).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        # A JSON file names the model in its folder, and is its options file if the format has one.
-        found = _ask(folder, None)
+        # A JSON file stands for the model in its folder and, if the format has one, is its options file.
+        found = _detect(folder, None)
         if found is not None and found.format.takes_options:
             return replace(found, options=(folder, path.name))
     return found
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file is a zip, by its contents or by its name."""
+    """Whether a file is a zip, by its contents or its name."""
     return first_bytes(FolderSource(path.parent), path.name).startswith(ZIP_MAGIC) or path.suffix.lower() == ".zip"
 
 
 def first_bytes(source: Source, name: str) -> bytes:
-    """The first 64 bytes of a file, from which many formats are detected."""
+    """The first 64 bytes of a file, by which many formats are detected."""
     with source.open(name) as file:
         return file.read(64)
 
 
-def either(words: Sequence[str]) -> str:
-    """Words in a sentence: "a, b or c"."""
+def one_of(words: Sequence[str]) -> str:
+    """Alternatives in a sentence: "a, b or c"."""
     return " or ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
 
 
-def _ask(source: Source, name: str | None) -> ModelFiles | None:
+def _detect(source: Source, name: str | None) -> ModelFiles | None:
     for format in formats():
         main = format.detect(source, name)
         if main is not None:
@@ -173,4 +173,4 @@ def _check_name(name: str) -> None:
     if name not in _registered:
         load_extensions()
     if name not in _registered:
-        raise ElmoError(f"a format is {either(list(_registered))}, got {name!r}")
+        raise ElmoError(f"a format is {one_of(list(_registered))}, got {name!r}")

@@ -1,4 +1,4 @@
-"""Writes and converts models: to any format that can be written, in any dtype that the format can store."""
+"""Writes and converts models to any writable format, in any dtype that the format can store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from elmokit.errors import ElmoError
 from elmokit.formats.checkpoint import Checkpoint
 from elmokit.formats.load import read_checkpoint
-from elmokit.formats.registry import DEFAULT_FORMAT, Format, either, formats
+from elmokit.formats.registry import DEFAULT_FORMAT, Format, formats, one_of
 from elmokit.formats.source import FolderSource
 from elmokit.model.int8 import COLUMNS, SCALES, dense, quantised
 from elmokit.storage.atomic import disk_errors
@@ -31,12 +31,12 @@ def write_checkpoint(
     dtype: StoredDtype | None = None,
     softmax: SoftmaxDtype | None = None,
 ) -> None:
-    """Write a model as files of a format; `dtype` and `softmax` are those of `stored_in`."""
+    """Write a model as files of a format; `dtype` and `softmax` as for `stored_in`."""
     chosen = format_to_write(format, target, dtype=dtype, softmax=softmax)
     kind = checkpoint.config.context.kind
     if chosen.contexts and kind not in chosen.contexts:
         raise ElmoError(
-            f"the format {format} stores models with the context encoder {either(chosen.contexts)}, and this one has "
+            f"the format {format} stores models with the context encoder {one_of(chosen.contexts)}, and this one has "
             f"{kind}: choose the format {DEFAULT_FORMAT}"
         )
     checkpoint = stored_in(checkpoint, dtype, softmax)
@@ -56,9 +56,9 @@ def convert_model(
     vocab: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Convert the model at `source` to the format `to` and return what was written.
+    """Convert the model at `source` to the format `to` and return `target`.
 
-    `dtype` and `softmax` are those of `stored_in`.
+    `dtype` and `softmax` as for `stored_in`.
     """
     format = format_to_write(to, target, dtype=dtype, softmax=softmax)
     with disk_errors(target):
@@ -75,7 +75,7 @@ def _check_target(target: Path, format: Format, *, overwrite: bool) -> None:
         if not target.parent.is_dir():
             raise ElmoError(f"the folder {target.parent} does not exist: create it first")
     elif target.is_file():
-        raise ElmoError(f"target must be a folder, and {target} is a file", "target")
+        raise ElmoError(f"target must be a folder, and {target} is a file: choose another name", "target")
     elif target.is_dir() and any(target.iterdir()) and not overwrite:
         raise ElmoError(f"the folder {target} is not empty: choose another or use overwrite", "overwrite")
 
@@ -83,20 +83,20 @@ def _check_target(target: Path, format: Format, *, overwrite: bool) -> None:
 def format_to_write(
     name: str, target: Path, *, dtype: StoredDtype | None = None, softmax: SoftmaxDtype | None = None
 ) -> Format:
-    """The format of this name, if it can write to this path and in these dtypes."""
+    """The format of this name; an error if it cannot write to this path or in these dtypes."""
     chosen = next((format for format in formats() if format.name == name), None)
     if chosen is None or chosen.write is None:
-        names = either([format.name for format in formats() if format.write is not None])
+        names = one_of([format.name for format in formats() if format.write is not None])
         raise ElmoError(f"the format to write must be {names}, got {name!r}")
     if chosen.suffixes and target.suffix not in chosen.suffixes:
-        raise ElmoError(f"the format {name} is one file: let its name end in {either(chosen.suffixes)}, got {target}")
+        raise ElmoError(f"the format {name} is one file: let its name end in {one_of(chosen.suffixes)}, got {target}")
     for option, value in (("dtype", dtype), ("softmax", softmax)):
         if value in (None, "none") or value in chosen.dtypes:
             continue
-        if able := [format.name for format in formats() if format.write is not None and value in format.dtypes]:
+        if suitable := [format.name for format in formats() if format.write is not None and value in format.dtypes]:
             raise ElmoError(
-                f"the format {name} stores {either(chosen.dtypes)}, got {option} {value}: leave {option} out, or "
-                f"choose the format {either(able)}",
+                f"the format {name} stores {one_of(chosen.dtypes)}, got {option} {value}: leave {option} out, or "
+                f"choose the format {one_of(suitable)}",
                 option,
             )
     return chosen
@@ -114,15 +114,15 @@ def _refuse_hidden(target: Path, chosen: Format) -> None:
 def _main_file(format: Format, folder: Path) -> str | None:
     try:
         return format.detect(FolderSource(folder), None) if folder.is_dir() else None
-    except (ElmoError, OSError):  # damaged files hide no other model; for a folder that cannot be read, see the writer
+    except (ElmoError, OSError):  # damaged files hide no other model; the writer reports an unreadable folder
         return None
 
 
 def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: SoftmaxDtype | None) -> Checkpoint:
-    """The same model in other dtypes; None leaves them as they are, and "none" leaves the softmax out.
+    """The same model in other dtypes; None keeps a dtype, and softmax "none" removes the softmax.
 
-    With int8, what is not a matrix of a product, such as a word table, is in float16. Without `softmax`, one in floats
-    follows a `dtype` in floats; int8 stays int8.
+    With dtype int8, tensors that are not int8 matrices, such as word tables, become float16. With softmax None, a
+    float softmax gets a float `dtype`, and an int8 softmax stays int8.
     """
     for name, value, kinds in (("dtype", dtype, StoredDtype), ("softmax", softmax, SoftmaxDtype)):
         if value is not None and value not in get_args(kinds):
@@ -131,7 +131,7 @@ def stored_in(checkpoint: Checkpoint, dtype: StoredDtype | None, softmax: Softma
         raise ElmoError(f"softmax must be left out, because {checkpoint.where} has none: got {softmax}", "softmax")
     if dtype == "int8":
         checkpoint = checkpoint.in_int8()
-        checkpoint = replace(checkpoint, weights={k: _small(k, value) for k, value in checkpoint.weights.items()})
+        checkpoint = replace(checkpoint, weights={k: _compact(k, value) for k, value in checkpoint.weights.items()})
     elif dtype is not None:
         checkpoint = checkpoint.in_floats(softmax=False)
         checkpoint = replace(checkpoint, weights=_floats(checkpoint.weights, dtype, checkpoint.where))
@@ -152,8 +152,8 @@ def _with_softmax(checkpoint: Checkpoint, softmax: SoftmaxDtype) -> Checkpoint:
     return replace(checkpoint, head={**head, "bias": head["bias"].float()})
 
 
-def _small(name: str, value: Tensor) -> Tensor:
-    """A tensor of an int8 model as it is stored: in float16, unless that would change a matrix or overflow."""
+def _compact(name: str, value: Tensor) -> Tensor:
+    """A tensor of an int8 model for storage: float16, unless it belongs to an int8 matrix or would overflow."""
     if not value.is_floating_point() or name.endswith((SCALES, COLUMNS)):
         return value
     half = value.half()

@@ -1,6 +1,6 @@
-"""The files of a model: in a folder, or in a zip that is read without unpacking it to disk.
+"""The files of a model, in a folder or in a zip, which is read without unpacking it to disk.
 
-A file that cannot be read to its end raises an OSError, which `load.py` turns into a sentence.
+A file that cannot be read raises an OSError, which `load.py` turns into an ElmoError.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from elmokit.errors import DamagedFileError, ElmoError
 from elmokit.storage.trusted import check_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
-_MACOS_SHADOWS = "__MACOSX/"  # macOS puts a shadow of each file into the zips it makes
+_MACOS_SHADOWS = "__MACOSX/"  # macOS adds a shadow of each file to its zips
 _LARGEST_JSON = 1 << 22
-"""Bytes: nested lists take twenty times as many in memory."""
+"""In bytes; nested lists take twenty times as much memory."""
 _BLOCK = 1 << 20
 
-# What zipfile raises for a zip that is cut, has flipped bits or false sizes.
-_DAMAGE = (
+# The errors of zipfile for a zip that is cut short, has flipped bits or false sizes.
+_READ_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, RuntimeError, NotImplementedError,
     ValueError, OverflowError, MemoryError,
 )  # fmt: skip
@@ -42,7 +42,7 @@ class FolderSource:
         return sorted(entry.name for entry in self.folder.iterdir() if entry.is_file())
 
     def open(self, name: str) -> BinaryIO:
-        """The file, for reading."""
+        """Open a file for reading."""
         try:
             return (self.folder / name).open("rb")
         except OSError as error:
@@ -62,7 +62,7 @@ class FolderSource:
 
 
 class ZipSource:
-    """The files of a zip, in memory one at a time; a folder that contains all of them is left out of their names."""
+    """The files of a zip, one in memory at a time; a folder that contains all files is not part of their names."""
 
     def __init__(self, path: Path) -> None:
         self.zip_path = path
@@ -75,7 +75,7 @@ class ZipSource:
                 check_zip(archive, self._stored, str(path))
         except ElmoError:
             raise
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             raise DamagedFileError(f"{path} is not a complete zip file ({error}); fetch it again") from error
         infos = [info for info in listed if not info.is_dir() and not info.filename.startswith(_MACOS_SHADOWS)]
         for info in infos:
@@ -87,14 +87,14 @@ class ZipSource:
         parents = {PurePosixPath(info.filename).parent for info in infos}
         prefix = "" if len(parents) != 1 else f"{parents.pop()}/".removeprefix("./")
         self._members = {info.filename.removeprefix(prefix): info for info in infos}
-        self._last: tuple[str, bytes] = ("", b"")  # a reader opens the same file several times in a row
+        self._last: tuple[str, bytes] = ("", b"")  # the last file is cached: readers open it several times in a row
 
     def names(self) -> list[str]:
         """The names of the files, sorted."""
         return sorted(self._members)
 
     def open(self, name: str) -> BinaryIO:
-        """The file, unpacked in memory."""
+        """Open a file, decompressed in memory."""
         if name not in self._members:
             raise ElmoError(f"{self.describe(name)} is not in the zip")
         if self._last[0] == name:
@@ -102,17 +102,17 @@ class ZipSource:
         try:
             unpacked = io.BytesIO()
             with zipfile.ZipFile(self.zip_path) as archive, archive.open(self._members[name]) as member:
-                # Not in one read, which would ignore the stated size.
+                # In blocks: a single read would ignore the stated size.
                 shutil.copyfileobj(member, unpacked, _BLOCK)
             self._last = (name, unpacked.getvalue())
             return io.BytesIO(self._last[1])
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             raise DamagedFileError(
                 f"{self.describe(name)} cannot be unpacked ({error}); fetch the zip again"
             ) from error
 
     def describe(self, name: str) -> str:
-        """The path of the zip and the name inside it."""
+        """The path of the zip and the name of the file in it."""
         return f"{self.zip_path}!{name}"
 
     def path(self, name: str) -> Path | None:
@@ -120,7 +120,7 @@ class ZipSource:
         return None
 
     def stored_bytes(self, name: str) -> int:
-        """The size of the whole zip, of which any part may be the file's."""
+        """The size of the whole zip, an upper bound of the file's part."""
         return self._stored
 
 
@@ -129,7 +129,7 @@ Source = FolderSource | ZipSource
 
 
 def read_text(source: Source, name: str, most: int = -1) -> str:
-    """The whole file as UTF-8, refused where it has more than `most` bytes."""
+    """The text of a UTF-8 file; a file of more than `most` bytes is refused."""
     with source.open(name) as file:
         data = file.read(most + 1 if most >= 0 else -1)
     if 0 <= most < len(data):
@@ -143,7 +143,7 @@ def read_text(source: Source, name: str, most: int = -1) -> str:
 
 
 def read_json(source: Source, name: str) -> dict[str, Any]:
-    """The whole file as a JSON object."""
+    """The JSON object in a file."""
     text = read_text(source, name, _LARGEST_JSON).removeprefix("\ufeff")
     try:
         value = json.loads(text)

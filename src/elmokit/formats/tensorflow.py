@@ -1,9 +1,9 @@
 """bilm-tf's training checkpoints (`PREFIX.index`, `PREFIX.data-00000-of-00001`, options.json), read without TensorFlow.
 
-They contain the weights of bilm.py under other names, and the softmax and Adagrad's state too. The index is a table in
-LevelDB's layout: blocks of sorted keys and values, found through an index block, found through a footer. A value is a
-small protobuf: the data file, offset, shape and type of a tensor. Nothing read here is trusted: every length is checked
-before it is used, every checksum is compared, and an ElmoError says what is wrong.
+They contain the weights of bilm.py under other names, with the softmax and Adagrad's state. The index is a table in
+LevelDB's layout: a footer points to an index block, which points to blocks of sorted keys and values. A value is a
+small protobuf: the data file, offset, shape and type of a tensor. No file is trusted: every length is checked before it
+is used, every checksum is verified, and an ElmoError says what is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SUFFIX = ".index"
 MAGIC = 0xDB4775248B80FB57
 """The last 8 bytes of an index, little-endian."""
 
-# The most bytes of an index, and of its unpacked blocks and keys: keys share prefixes, so a few bytes could be many.
+# Limit in bytes for an index, and for its decompressed blocks and keys: shared prefixes make a small file large.
 _MAX_TABLE = 64 << 20
 _FOOTER = 48
 _TRAILER = 5  # one byte for the compression, four for the checksum
@@ -46,7 +46,7 @@ _Field = int | bytes
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """The prefix of a checkpoint: the newest one, or the one that a file belongs to."""
+    """The prefix of a checkpoint: the newest one in a folder, or the one that a file belongs to."""
     if name is None or name == "checkpoint":
         return _newest_checkpoint(source)
     for marker in (_SUFFIX, ".data-", ".meta"):
@@ -58,7 +58,7 @@ def detect(source: Source, name: str | None) -> str | None:
 
 
 def read(files: ModelFiles) -> Checkpoint:
-    """A model from `PREFIX.index`, its data files and options.json."""
+    """Read a model from `PREFIX.index`, its data files and options.json."""
     index = files.main + _SUFFIX
     file = WeightsFile(TensorBundle(files.source, files.main), "tensorflow", files.source.describe(index))
     return read_weights(files, file, options_name(files, index))
@@ -72,11 +72,11 @@ def _newest_checkpoint(source: Source) -> str | None:
         for line in read_text(source, "checkpoint").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model_checkpoint_path":
-                # Often an absolute path of another machine, so only its last part is used.
+                # Often an absolute path on another machine, so only its last part is used.
                 named = value.strip().strip('"').replace("\\", "/").rpartition("/")[2]
                 if f"{named}{_SUFFIX}" in names:
                     return named
-                # The weights of a run that was cleaned up may be in an HDF5 file in the same folder.
+                # Without checkpoints, the weights may be in an HDF5 file in the same folder.
                 if not prefixes and not any(name.endswith(HDF5_SUFFIXES) for name in names):
                     raise ElmoError(
                         f"{source.describe('checkpoint')} names {named}, and {source.describe(named)}.index is missing"
@@ -115,7 +115,7 @@ class TensorBundle:
             raise _damaged(self._index, "the first key must be the header's, which is empty", _quoted(key or b"no key"))
         self._shards = _parse_header(self._index, value)
         for key, value in items:
-            # Keys that begin with a zero byte are the parts of partitioned tensors, listed under their own name too.
+            # Keys that begin with a zero byte are parts of partitioned tensors, which also have an entry of their own.
             if key[0] == 0:
                 continue
             try:
@@ -131,11 +131,11 @@ class TensorBundle:
         return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape; () for a scalar."""
+        """The shape of a tensor; () for a scalar."""
         return self._entries[name].shape
 
     def read(self, name: str) -> NDArray[Any]:
-        """One tensor in memory of its own, after a check of its checksum; bfloat16 becomes float32."""
+        """Read one tensor into its own memory and verify its checksum; bfloat16 becomes float32."""
         entry, where = self._entries[name], f"{self._index}: tensor {_quoted(name)}"
         if entry.dtype not in _DTYPES:
             raise ElmoError(
@@ -153,7 +153,7 @@ class TensorBundle:
 
 
 def _parse_header(where: str, value: bytes) -> int:
-    """Read a BundleHeaderProto (1 number of data files, 2 byte order); return the number of data files."""
+    """The number of data files in a BundleHeaderProto (1 number of data files, 2 byte order)."""
     fields = _message(where, value)
     shards, order = _number(where, fields, 1), _number(where, fields, 2)
     if order != 0:
@@ -167,7 +167,7 @@ def _parse_header(where: str, value: bytes) -> int:
 
 
 def _read_tensor(where: str, file: BinaryIO, entry: _TensorEntry) -> NDArray[Any]:
-    """Read a tensor from its data file, and compare its checksum."""
+    """Read a tensor from its data file and verify its checksum."""
     bfloat16 = entry.dtype == _BFLOAT16
     dtype = np.dtype("<u2" if bfloat16 else _DTYPES[entry.dtype])
     expected = math.prod(entry.shape) * dtype.itemsize
@@ -190,17 +190,17 @@ def _read_tensor(where: str, file: BinaryIO, entry: _TensorEntry) -> NDArray[Any
             wide = array.astype("<u4")
             array = np.left_shift(wide, 16, out=wide).view("<f4")  # bfloat16 is the upper half of a float32
         elif dtype.kind == "b":
-            np.not_equal(array.view(np.uint8), 0, out=array)  # a byte above 1 is no bool to numpy
+            np.not_equal(array.view(np.uint8), 0, out=array)  # NumPy does not accept a bool byte above 1
     except MemoryError:
         raise ElmoError(
-            f"{where}: the tensor must fit in memory, got {entry.size} bytes (use a machine with more)"
+            f"{where}: the tensor must fit in memory, got {entry.size} bytes (use a machine with more memory)"
         ) from None
     return array
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorEntry:
-    """Where one tensor is stored, and its type and shape."""
+    """The location, type and shape of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -232,17 +232,17 @@ def _parse_entry(where: str, value: bytes, shards: int) -> _TensorEntry:
 
 
 def _damaged(where: str, rule: str, got: object) -> ElmoError:
-    """Return the error for a file that breaks a rule of its format."""
+    """The error for a file that breaks a rule of its format."""
     return DamagedFileError(f"{where}: {rule}, got {got} (the file is damaged or cut short: copy the checkpoint again)")
 
 
 def _quoted(name: str | bytes) -> str:
-    """Return a name for an error message, shortened if it is too long to read."""
+    """A name for an error message, shortened if it is long."""
     return repr(name) if len(name) <= 100 else f"{name[:100]!r}…"
 
 
 class _Cursor:
-    """The bytes of one file with a position; it never reads past the end."""
+    """Bytes with a reading position; a read past the end is an error."""
 
     def __init__(self, where: str, data: bytes) -> None:
         self.where = where
@@ -251,7 +251,7 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """The number of bytes that are not read yet."""
+        """The number of unread bytes."""
         return len(self.data) - self.at
 
     def take(self, count: int) -> bytes:
@@ -266,7 +266,7 @@ class _Cursor:
         return int.from_bytes(self.take(count), "little")
 
     def varint(self) -> int:
-        """Return the next number, stored 7 bits per byte, lowest first; all bytes but the last have the top bit set."""
+        """Return the next varint: 7 bits per byte, lowest first; all bytes but the last have the top bit set."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.fixed(1)
@@ -302,7 +302,7 @@ def _unsnappy(where: str, data: bytes, limit: int) -> bytes:
                 raise _damaged(where, f"a snappy copy must reach back 1 to {len(out)} bytes", distance)
             source = len(out) - distance
             piece = out[source : source + length]
-            # A copy longer than its distance repeats what it has just written.
+            # A copy that is longer than its distance repeats its own output.
             out += (piece * (length // len(piece) + 1))[:length]
         if len(out) > size:
             break
@@ -312,7 +312,7 @@ def _unsnappy(where: str, data: bytes, limit: int) -> bytes:
 
 
 class _Table:
-    """The keys and values of a table in memory; `where` names its file in errors."""
+    """The keys and values of a table in memory; `where` is the name of its file in errors."""
 
     def __init__(self, where: str, data: bytes) -> None:
         self.where = where
@@ -346,7 +346,7 @@ class _Table:
                 yield key, item
 
     def _handle(self, cursor: _Cursor, limit: int) -> tuple[int, int]:
-        """Return where a block begins and ends, its trailer excluded."""
+        """Read the position of a block: its first byte and its end, without its trailer."""
         start, size = cursor.varint(), cursor.varint()
         if start + size + _TRAILER > limit:
             raise _damaged(self.where, f"a block must end before byte {limit}", f"{size} bytes at byte {start}")
@@ -370,7 +370,7 @@ class _Table:
         return block
 
     def _entries(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a block in order; the restart points at its end are only needed to search."""
+        """Yield the entries of a block in order; the restart points at its end are only for searches."""
         restarts = int.from_bytes(block[-4:], "little")
         end = len(block) - 4 * (restarts + 1)
         if end < 0:
@@ -391,7 +391,7 @@ class _Table:
 
 
 def _message(where: str, data: _Field) -> dict[int, list[_Field]]:
-    """Return the values of each field of a protobuf message by the field's number."""
+    """The values of each field of a protobuf message, by field number."""
     if isinstance(data, int):
         raise _damaged(where, "this protobuf field must be a message", f"the number {data}")
     cursor = _Cursor(where, data)
@@ -412,7 +412,7 @@ def _message(where: str, data: _Field) -> dict[int, list[_Field]]:
 
 
 def _number(where: str, fields: dict[int, list[_Field]], number: int) -> int:
-    """Return an integer of a message, 0 if it is not there; negative ones are stored in two's complement."""
+    """An integer field of a message, 0 if it is missing; negative numbers are in two's complement."""
     value = fields.get(number, [0])[-1]
     if not isinstance(value, int):
         raise _damaged(where, "this protobuf field must be a number", f"{len(value)} bytes")
@@ -422,8 +422,8 @@ def _number(where: str, fields: dict[int, list[_Field]], number: int) -> int:
 # CRC-32C (Castagnoli) with numpy, about a gigabyte per second.
 #
 # A checksum is the remainder of the message, read as a polynomial over GF(2), divided by a fixed polynomial. Appending
-# zeros to a message is a linear map on its remainder, so words far apart in the buffer can be brought together by one
-# table lookup instead of a walk over everything between them. Bits are reflected: bit 0 is the highest power.
+# zeros to a message is a linear map on its remainder, so one table lookup can combine words that are far apart in the
+# buffer, without a walk over the words between them. Bits are reflected: bit 0 is the highest power.
 
 Words = NDArray[np.uint32]
 _POLYNOMIAL = 0x82F63B78
@@ -434,7 +434,7 @@ _BLOCK = 1 << 15  # 128 KiB: small enough for the cache, large enough to hide nu
 
 
 def crc32c(data: bytes | memoryview | NDArray[np.uint8]) -> int:
-    """Return the CRC-32C of a contiguous buffer: crc32c(b"123456789") == 0xE3069283."""
+    """The CRC-32C of a contiguous buffer: crc32c(b"123456789") == 0xE3069283."""
     if len(data) == 0:
         return 0
     raw = np.frombuffer(data, np.uint8)
@@ -454,11 +454,11 @@ def masked_crc32c(data: bytes | memoryview | NDArray[np.uint8]) -> int:
 
 
 def _after_words(words: Words) -> int:
-    """Return the checksum register after whole words."""
+    """The checksum register after the words."""
     register = _ONES
     for start in range(0, words.size, _BLOCK):
         block = words[start : start + _BLOCK]
-        # Leading zeros leave a remainder as it is, so a block that is not full is padded in front.
+        # Leading zeros do not change a remainder, so a block that is not full is padded at the front.
         state: Words = np.zeros(1 << (block.size - 1).bit_length(), "<u4")
         state[-block.size :] = block
         state[-block.size] ^= register
@@ -469,7 +469,7 @@ def _after_words(words: Words) -> int:
 
 
 def _append_zeros(remainders: Words, level: int) -> Words:
-    """Return the remainders of the same messages with 2**level zero words at their ends."""
+    """The remainders of the same messages with 2**level zero words appended."""
     low, high = _tables(level)
     halves = remainders.view("<u2")
     moved: Words = low.take(halves[0::2])
@@ -479,7 +479,7 @@ def _append_zeros(remainders: Words, level: int) -> Words:
 
 @cache
 def _tables(level: int) -> tuple[Words, Words]:
-    """Return _columns(level) as lookups by the low and by the high 16 bits of a remainder."""
+    """_columns(level) as lookup tables for the low and the high 16 bits of a remainder."""
     columns = _columns(level)
     tables = []
     for half in (columns[:16], columns[16:]):
@@ -492,9 +492,9 @@ def _tables(level: int) -> tuple[Words, Words]:
 
 @cache
 def _columns(level: int) -> tuple[int, ...]:
-    """Return the GF(2) matrix that appends 2**level zero words: what each of the 32 bits becomes."""
+    """The GF(2) matrix that appends 2**level zero words, as the result of each of the 32 bits."""
     if level:
-        # Doing it twice doubles the distance.
+        # Applying a matrix twice doubles the number of zeros.
         once = _columns(level - 1)
         return tuple(_apply(once, column) for column in once)
     columns = []

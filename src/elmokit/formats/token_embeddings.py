@@ -1,6 +1,6 @@
-"""bilm-tf's token embeddings: `embedding` [V, P] in vocabulary order, computed once to replace the characters.
+"""bilm-tf's token embeddings: a table `embedding` [V, P] in vocabulary order, which replaces the character encoder.
 
-Such a file is a part of a model: `Elmo.load(model, token_embeddings=FILE)` reads it.
+The file is only a part of a model: `Elmo.load(model, token_embeddings=FILE)` reads it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from elmokit.text.vocab import Vocabulary
 
 
 def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, vocab: Vocabulary | None) -> Checkpoint:
-    """The model with its token encoder replaced by a table with a row for each word of the vocabulary."""
+    """The model with a table of the vocabulary's words instead of its token encoder."""
     where = source.describe(name)
     if vocab is None:
-        raise ElmoError(f"{where} has a row for each word of a vocabulary: name its vocab.txt with vocab", "vocab")
+        raise ElmoError(f"{where} has a row for each word of a vocabulary: give its vocab.txt as vocab", "vocab")
     with Hdf5Tensors(source, name) as tensors:
         if "embedding" not in tensors.names():
             raise ElmoError(
@@ -41,14 +41,14 @@ def with_token_embeddings(checkpoint: Checkpoint, source: Source, name: str, voc
 
 
 def detect(source: Source, name: str | None) -> str | None:
-    """An HDF5 file that has the table and no network."""
+    """The HDF5 file that has the table and no network."""
     return next((file for file in hdf5_files(source, name) if is_embedding_table(source, file)), None)
 
 
 def read(files: ModelFiles) -> Checkpoint:
-    """Refuse the file, which is no model on its own."""
+    """Raise an error: the file is not a model on its own."""
     raise ElmoError(
-        f"{files.where} contains token embeddings alone: load the model they were made from and name this file with "
+        f"{files.where} contains only token embeddings: load the model that they were made from and give this file as "
         "token_embeddings",
         "token_embeddings",
     )
@@ -56,10 +56,10 @@ def read(files: ModelFiles) -> Checkpoint:
 
 @torch.no_grad()
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    """Write the vector without context of each word of the vocabulary, as bilm-tf reads them."""
+    """Write the context-free vector of each word of the vocabulary in bilm-tf's format."""
     if checkpoint.vocab is None:
         raise ElmoError(
-            f"token embeddings need a vocabulary, and {checkpoint.where} has none: name its vocab.txt with vocab",
+            f"token embeddings need a vocabulary, and {checkpoint.where} has none: give its vocab.txt as vocab",
             "vocab",
         )
     ids = checkpoint.indexer()(list(checkpoint.vocab))

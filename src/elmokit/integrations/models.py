@@ -12,7 +12,7 @@ import numpy as np
 
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
-from elmokit.formats.bundled import DEFAULT, resolved
+from elmokit.formats.bundled import DEFAULT, resolve_model
 from elmokit.layers import Layer, Pool, check_layer
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
@@ -28,7 +28,7 @@ def open_model(model: str | Path | Elmo, device: str | None = None) -> Elmo:
     """
     if isinstance(model, Elmo):
         return model
-    path = Path(resolved(model))
+    path = Path(resolve_model(model))
     changed = 0
     with suppress(OSError):  # the loader reports the error
         changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))

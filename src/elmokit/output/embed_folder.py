@@ -42,7 +42,7 @@ from elmokit.errors import ElmoError
 from elmokit.output.embed_lines import Summary
 from elmokit.output.writers import writer_for
 from elmokit.storage.atomic import disk_errors, write_text
-from elmokit.text.packed import DAMAGE, open_packed
+from elmokit.text.packed import READ_ERRORS, open_decompressed
 
 RECORDS, SETTINGS = ".elmokit", "settings.json"
 _PIECE = 1 << 20
@@ -413,7 +413,7 @@ def text_digest(path: Path) -> str:
     """The SHA-256 of a text, unpacked; an ElmoError if the text cannot be read, is damaged or is not UTF-8."""
     digest, decoder, lines = hashlib.sha256(), getincrementaldecoder("utf-8")(), 0
     with ExitStack() as stack:
-        file = open_packed(path, stack)
+        file = open_decompressed(path, stack)
         try:
             while piece := file.read(_PIECE):
                 digest.update(piece)
@@ -423,7 +423,7 @@ def text_digest(path: Path) -> str:
         except UnicodeDecodeError as error:
             line = lines + error.object.count(b"\n", 0, error.start) + 1
             raise ElmoError(f"a text must be UTF-8, got other bytes in line {line:,}: convert it with iconv") from error
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             raise ElmoError(f"the text is damaged after line {lines:,} ({error}): get it again") from error
     return digest.hexdigest()
 

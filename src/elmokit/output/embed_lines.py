@@ -274,7 +274,7 @@ class Spool:
 
     def _read_state(self) -> tuple[dict[str, Any], SpoolProgress]:
         """The settings and the progress of an earlier run; sets `finished`."""
-        remove_leftovers(self._work.path, STATE, alone=True)
+        remove_leftovers(self._work.path, STATE, locked=True)
         found = None
         with suppress(FileNotFoundError, ValueError):
             found = json.loads((self._work.path / STATE).read_text(encoding="ascii"))

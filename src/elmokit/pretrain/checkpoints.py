@@ -1,13 +1,13 @@
-"""The folder of a training run: what it was asked to do, and checkpoints that survive a kill at any moment.
+"""The folder of a training run: its request, and checkpoints that stay valid if the run is killed at any moment.
 
 | file | contains |
 | --- | --- |
 | run.json | the options, the corpus and the command that began the run |
-| checkpoints/step-N.safetensors | everything that the update after N depends on |
-| checkpoints/best.safetensors | the one with the lowest held-out perplexity |
-| metrics.jsonl, curve.png, tensorboard/ | how it went |
+| checkpoints/step-N.safetensors | the state after N updates, complete for an exact resume |
+| checkpoints/best.safetensors | the checkpoint with the lowest held-out perplexity |
+| metrics.jsonl, curve.png, tensorboard/ | losses, perplexities and events |
 | config.json, model.safetensors, … | the trained model, once the run has ended or was stopped by a signal |
-| bilm/ | the same as options.json and weights.hdf5 |
+| bilm/ | the same model as options.json and weights.hdf5 |
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _STEP = re.compile(r"step-(\d+)\.safetensors")
 
 @dataclass
 class Snapshot:
-    """A moment of training: tensors by name, and facts for JSON."""
+    """The state of a run at one step: tensors by name, and values for JSON."""
 
     tensors: dict[str, Tensor]
     """`network.*`, `optimizer.*`, `state.*`, `data.*`, `metrics.*`."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """The step and all other numbers."""
+    """The progress of the run and all other values that are not tensors."""
 
     @property
     def step(self) -> int:
-        """The number of updates before it."""
+        """Number of updates so far."""
         return int(self.facts["progressed"]["step"])
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `name.`, without that beginning."""
+        """The tensors whose names begin with `name.`, with this prefix removed."""
         start = f"{name}."
         return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
@@ -63,26 +63,26 @@ class RunProgress:
 
     step: int = 0
     predictions: int = 0
-    """Tokens that were read, over all processes; in windows the predictions of one direction."""
+    """Tokens read by all processes; for windows, the predictions of one direction."""
     seconds: float = 0.0
     best: float = math.inf
     """The lowest held-out perplexity."""
     best_step: int = 0
     best_loss: float = math.inf
-    """The loss in training at that time."""
+    """The training loss at `best_step`."""
     loss: float = math.inf
-    """The last one that was measured."""
+    """The last training loss that was measured."""
     since_best: int = 0
-    """Held-out perplexities since then."""
+    """Number of held-out perplexities measured since `best_step`."""
     skipped: int = 0
-    """Updates that were left out because a gradient was not finite."""
+    """Updates that were skipped because a gradient was not finite."""
     stopped_early: bool = False
     fall_backs: int = 0
-    """Returns to the best checkpoint."""
+    """Number of returns to the best checkpoint."""
 
     @property
-    def rate_share(self) -> float:
-        """The factor of the learning rate after them."""
+    def rate_factor(self) -> float:
+        """The factor of the learning rate: each return to the best checkpoint halves it."""
         return 0.5**self.fall_backs
 
 
@@ -96,25 +96,25 @@ class RunFolder:
 
     @property
     def started(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run has begun in this folder."""
         return (self.folder / "run.json").is_file()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One training at a time in a folder."""
+        """Lock the folder, so that only one process trains in it."""
         with disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             try:
                 lock = try_lock(self.folder / ".lock")
             except BlockingIOError as error:
                 raise ElmoError(
-                    f"another process is training in {self.folder}: wait for it or choose another"
+                    f"another process is training in {self.folder}: wait for it, or choose another output"
                 ) from error
         try:
-            remove_leftovers(self.checkpoints, alone=True)
+            remove_leftovers(self.checkpoints, locked=True)
             yield
         finally:
-            if not self.started:  # a mistake was found: leave nothing in a folder of other things
+            if not self.started:  # the request was refused: leave no traces in the user's folder
                 with suppress(OSError):
                     lock.path.unlink()
                     self.checkpoints.rmdir()
@@ -137,16 +137,18 @@ class RunFolder:
         return values
 
     def save(self, snapshot: Snapshot, *, step: int, keep: int, best: bool) -> None:
-        """Write a checkpoint, then remove the oldest and those of later steps, which a run that went back left.
+        """Write a checkpoint, then remove the oldest ones and those of later steps.
 
-        If the disk is full, the earlier ones stay.
+        Later steps exist after a return to the best checkpoint. If the disk is full, the earlier checkpoints stay.
         """
         path = self._path(step)
         if best:
-            # The best first: a run killed between the two resumes before it and finds it again. In the other order it
-            # would resume from a checkpoint that is the best by its own account, and the file would stay missing.
+            # The best first: a run killed between the two writes resumes at an earlier step and writes the best again.
+            # In the other order it would resume at the best step, and best.safetensors would stay missing.
             write_snapshot(self._best, snapshot)
-            with atomic_file(path, _errors) as temporary:  # a copy: damage to one file leaves the other whole
+            with atomic_file(
+                path, _errors
+            ) as temporary:  # a copy, not a link: damage to one file leaves the other intact
                 shutil.copyfile(self._best, temporary)
         else:
             write_snapshot(path, snapshot)
@@ -163,14 +165,14 @@ class RunFolder:
         return self.checkpoints / f"step-{step:010d}.safetensors"
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, rising."""
+        """The steps that have a checkpoint, in ascending order."""
         if not self.checkpoints.is_dir():
             return []
         found = (_STEP.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def latest(self, report: Callable[[str], None] | None = None) -> Snapshot | None:
-        """The last checkpoint that is whole, or None where there is none yet; `report` gets a sentence about damage."""
+        """The last undamaged checkpoint, or None if there is none yet; `report` gets a sentence about a damaged one."""
         snapshot, damage = None, ""
         for step in reversed(self.steps()):
             try:
@@ -185,17 +187,17 @@ class RunFolder:
             if best is not None and (snapshot is None or best.step > snapshot.step):
                 snapshot = best
         if snapshot is None:
-            raise ElmoError(f"{damage}, and no other checkpoint is whole: start a new run in another folder")
+            raise ElmoError(f"{damage}, and no other checkpoint is intact: start a new run in another folder")
         if report is not None:
             report(f"{damage}: the run continues from the checkpoint of step {snapshot.step:,}")
         return snapshot
 
     def best(self) -> Snapshot | None:
-        """The checkpoint with the lowest held-out perplexity, or None where none was measured."""
+        """The checkpoint with the lowest held-out perplexity, or None if none was measured."""
         return read_snapshot(self._best) if self._best.is_file() else None
 
 
-_errors = partial(disk_errors, advice="the checkpoints before it are complete, so free some space and resume")
+_errors = partial(disk_errors, advice="earlier checkpoints are complete, so free some space and resume")
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
@@ -206,7 +208,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """A checkpoint of a run, if all of it is as it was written."""
+    """Read a checkpoint and verify its checksum."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -222,7 +224,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of everything in a checkpoint."""
+    """The SHA-256 of everything in a checkpoint."""
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -232,5 +234,5 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def state_dict_of(module: torch.nn.Module, prefix: str) -> dict[str, Tensor]:
-    """A module's weights with a prefix to their names."""
+    """A module's weights, with a prefix added to their names."""
     return {f"{prefix}.{name}": value for name, value in module.state_dict().items()}

@@ -1,4 +1,4 @@
-"""curve.png: how perplexity fell during a training run, drawn from its metrics.jsonl."""
+"""curve.png: the perplexities of a training run, drawn from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 
-# Distinguished by lightness and line as well as by colour, for print and for people who see few colours.
+# Lines differ in lightness and style as well as in colour, for print and for colour-blind readers.
 _TRAINING, _HELDOUT, _RATE = "#6f9fd8", "#16324f", "#666666"
 _FORWARD, _BACKWARD, _MASKED = "-", (0, (4, 1.6)), (0, (1, 1.2))
 _SMOOTHED_FROM = 40
-"""Fewer points than this are drawn as they are."""
+"""Number of points from which a curve is smoothed."""
 
 
 def draw_curve(metrics_path: Path, png_path: Path) -> None:
@@ -38,7 +38,7 @@ def draw_curve(metrics_path: Path, png_path: Path) -> None:
 
 
 def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]:
-    """Tokens and values by the names in metrics.jsonl, NaN where a value is null; only those that there are."""
+    """The tokens and values of each curve that has any, by its name in metrics.jsonl; NaN where a value is null."""
     curves = {}
     for name in (
         "perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity",
@@ -48,7 +48,7 @@ def _curves(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[Values, Values]]
         table = np.array(points, dtype=np.float64).reshape(-1, 2)
         values = table[:, 1]
         if name != "learning_rate":
-            values = np.where(values > 0, values, np.nan)  # an axis of powers has no place for others
+            values = np.where(values > 0, values, np.nan)  # a logarithmic axis cannot show the others
         if np.isfinite(values).any():
             curves[name] = (table[:, 0], values)
     return curves
@@ -94,7 +94,7 @@ def perplexity_axis(axes: Axes, shown: Values) -> None:
 
 
 def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Values:
-    """Draw training and held-out perplexity, and return all values that it shows."""
+    """Draw training and held-out perplexity, and return all values that are shown."""
     shown = []
     if "perplexity" in curves and len(curves["perplexity"][1]) >= _SMOOTHED_FROM:
         tokens, values = curves["perplexity"]
@@ -103,34 +103,34 @@ def _draw_perplexity(top: Axes, curves: dict[str, tuple[Values, Values]]) -> Val
         ("training", "perplexity", "{}_perplexity", _TRAINING),
         ("held-out", "heldout_perplexity", "heldout_{}", _HELDOUT),
     ):
-        ways = {"forward": _FORWARD, "backward": _BACKWARD, "masked": _MASKED}
-        styles = [(names.format(way), f", {way}", style) for way, style in ways.items()]
+        modes = {"forward": _FORWARD, "backward": _BACKWARD, "masked": _MASKED}
+        styles = [(names.format(mode), f", {mode}", style) for mode, style in modes.items()]
         several = sum(name in curves for name, _, _ in styles) > 1
-        for name, way, style in styles if several else [(whole, "", _FORWARD)]:
+        for name, mode, style in styles if several else [(whole, "", _FORWARD)]:
             if name in curves:
                 tokens, values = curves[name]
                 smooth = _smoothed(values) if label == "training" else values
                 known = np.isfinite(values)
-                text = f"{perplexity(float(smooth[known][-1]))}  {label}{way}"
+                text = f"{perplexity(float(smooth[known][-1]))}  {label}{mode}"
                 top.plot(tokens, smooth, color=color, linestyle=style, label=text, **_marks(smooth))
                 shown.append(values[known])
     return np.concatenate(shown)
 
 
 def _marks(values: Values) -> dict[str, Any]:
-    """Dots where there are few points; a point without neighbours would not be seen otherwise."""
+    """Dots if there are few points: without them, a point without neighbours would be invisible."""
     known = np.isfinite(values)
     return {"marker": "o", "markersize": 4} if known.sum() <= _SMOOTHED_FROM else {}
 
 
 def _smoothed(values: Values) -> Values:
-    """The geometric mean of the points around each one, 4 % of the run; gaps stay gaps."""
+    """A moving geometric mean over 4 % of the run; missing values stay missing."""
     reach = len(values) // 50 if len(values) >= _SMOOTHED_FROM else 0
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.log(values, where=known, out=np.zeros_like(values)))])
     counts = np.concatenate([[0], np.cumsum(known)])
     at = np.arange(len(values))
-    # As many points after as before: at the start, where the curve is steep, a lopsided mean would bend it.
+    # The window is symmetric: at the start, where the curve is steep, an asymmetric mean would distort it.
     first, last = np.maximum(at - reach, 0), np.minimum(at + np.minimum(reach, at) + 1, len(values))
     smooth = np.exp((sums[last] - sums[first]) / np.maximum(counts[last] - counts[first], 1))
     return np.where(known, smooth, np.nan)

@@ -1,4 +1,4 @@
-"""One process or several, which torchrun starts: their numbers, sums over them, and signals that stop all of them."""
+"""The processes of a run, one or those that torchrun started: their ranks, messages, and signals that stop them all."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torch import Tensor
 
 from elmokit.errors import ElmoError
 
-_PATIENCE = timedelta(hours=12)
-"""One process may prepare a corpus or write to a slow disk while the others wait."""
-_FIRST_SPEAKS = 30
-"""Seconds in which torchrun ends the others if the first has the same error, so that one of them reports it."""
+_TIMEOUT = timedelta(hours=12)
+"""Long, because one process may prepare a corpus or write to a slow disk while the others wait."""
+_REPORT_SECONDS = 30
+"""Seconds that other processes wait after an error: if the first has it too, torchrun ends them and only it reports."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run; a single one where torchrun did not start it."""
+    """This process's rank among the processes of the run; a single process if torchrun did not start it."""
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
     control: dist.ProcessGroup | None = field(default=None, repr=False)
-    """For messages between CPUs, which need not wait for a GPU."""
+    """The group for messages between CPUs, which do not wait for a GPU."""
 
     @property
     def first(self) -> bool:
         """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
-    def agree(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         """The first process's number, in every process."""
         if self.count == 1:
             return value
@@ -47,7 +47,7 @@ class Processes:
         return float(message[0])
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """The sum over all processes; on the CPU in float64 if there are several."""
         if self.count == 1:
             return values
         message = values.detach().to("cpu", torch.float64, copy=True)
@@ -55,11 +55,11 @@ class Processes:
         return message
 
     def largest(self, value: float) -> float:
-        """The largest of all processes' numbers."""
+        """The largest of the processes' numbers."""
         return max(float(part[0]) for part in self.gathered(torch.tensor([value], dtype=torch.float64)))
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Every process's tensor of the same shape, in the order of their ranks, on the CPU."""
+        """The tensors of all processes by rank, on the CPU; all must have the same shape."""
         message = values.detach().cpu().contiguous()
         if self.count == 1:
             return [message]
@@ -68,14 +68,14 @@ class Processes:
         return parts
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this."""
         if self.count > 1:
             dist.barrier(group=self.control)
 
 
 @contextmanager
-def joined(device: str | None = None) -> Iterator[Processes]:
-    """The processes that torchrun started, joined for the length of the block; otherwise this one alone."""
+def process_group(device: str | None = None) -> Iterator[Processes]:
+    """Join the processes that torchrun started while the block runs; without torchrun, this process alone."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
@@ -86,13 +86,13 @@ def joined(device: str | None = None) -> Iterator[Processes]:
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=_PATIENCE)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT)
     try:
-        control = dist.new_group(backend="gloo", timeout=_PATIENCE) if cuda else dist.group.WORLD
+        control = dist.new_group(backend="gloo", timeout=_TIMEOUT) if cuda else dist.group.WORLD
         yield Processes(dist.get_rank(), count, local_rank, control)
     except ElmoError:
         if dist.get_rank():
-            time.sleep(_FIRST_SPEAKS)
+            time.sleep(_REPORT_SECONDS)
         raise
     except RuntimeError as error:
         if "by peer" not in str(error):
@@ -102,42 +102,45 @@ def joined(device: str | None = None) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-class Stopping:
-    """SIGINT and SIGTERM end a run after the current update, in all processes; `signal` is the one they stop for."""
+class StopSignals:
+    """Lets SIGINT and SIGTERM end a run after the current update, in all processes.
+
+    `signal` is the signal that all processes stop for, or 0.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self.signal = 0
-        self._asked = 0  # the signal that this process was sent
+        self._received = 0  # the signal that was sent to this process
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Stop as if SIGTERM had been sent."""
-        self._asked = self._asked or signal.SIGTERM
+        self._received = self._received or signal.SIGTERM
 
-    def agreed(self, late: bool) -> bool:
-        """Whether all processes save now, as the first one's clock says; a signal to any of them stops all of them."""
+    def save_now(self, late: bool) -> bool:
+        """The first process's `late`: whether all processes save a checkpoint now. Also shares received signals."""
         if self.processes.count == 1:
-            self.signal = self._asked
+            self.signal = self._received
             return late
-        asked = torch.stack(self.processes.gathered(torch.tensor([int(late), self._asked])))  # [processes, 2]
-        self.signal = int(asked[:, 1].max())
-        return bool(asked[0, 0])
+        votes = torch.stack(self.processes.gathered(torch.tensor([int(late), self._received])))  # [processes, 2]
+        self.signal = int(votes[:, 1].max())
+        return bool(votes[0, 0])
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block a first signal is noted, a second one interrupts."""
+        """Handle signals in the block: the first one requests a stop, the second one interrupts."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._asked:  # asked twice: do not wait for the update
+            if self._received:  # the second signal: do not wait for the update
                 raise KeyboardInterrupt
-            self._asked = number
+            self._received = number
             if self.processes.first:
-                with suppress(OSError):  # not print, which a signal may have interrupted
-                    os.write(2, b"\nstopping after this update; once more stops at once\n")
+                with suppress(OSError):  # not print: the signal may have interrupted a print
+                    os.write(2, b"\nstopping after this update; a second signal stops at once\n")
 
         try:
             before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread, which handles signals
+        except ValueError:  # only the main thread can set signal handlers
             before = {}
         try:
             yield

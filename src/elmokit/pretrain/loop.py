@@ -1,4 +1,4 @@
-"""The training loop: updates, held-out perplexities, checkpoints, and the return to the best one after divergence."""
+"""The training loop: updates, held-out perplexities, checkpoints, and after divergence a return to the best one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from elmokit.errors import ElmoError
 from elmokit.messages import counted
 from elmokit.pretrain.batches import batches_ahead
 from elmokit.pretrain.checkpoints import RunFolder, RunProgress, Snapshot
-from elmokit.pretrain.distributed import Processes, Stopping
-from elmokit.pretrain.evaluate import HeldOut, evaluate, perplexity_of
+from elmokit.pretrain.distributed import Processes, StopSignals
+from elmokit.pretrain.evaluate import HeldOutPerplexity, evaluate, perplexity_of
 from elmokit.pretrain.metrics import RunRecorder
 from elmokit.pretrain.network import LanguageModelNetwork
 from elmokit.pretrain.objective import OBJECTIVES
@@ -25,21 +25,21 @@ from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.updates import Updates
 
 MOST_SKIPPED = 20
-"""Updates in a row without a finite gradient before a run gives up."""
+"""Number of consecutive updates without a finite gradient after which a run gives up."""
 MOST_RETURNS = 3
-"""Returns to the best checkpoint, each with half the rate, before a run gives up."""
+"""Number of returns to the best checkpoint, each with half the learning rate, after which a run gives up."""
 DIVERGED = 1.5
-"""A held-out perplexity this many times the best is no chance ..."""
+"""A run has diverged if the held-out perplexity is more than this factor above the best, ..."""
 TRAINING_ROSE = 0.1
-"""... and if the training loss rose by this too, it is not overfitting: the run has diverged."""
+"""... and the training loss rose by more than this; otherwise it is overfitting."""
 _EVALUATIONS, _LOG_LINES = 20, 500
 _READ_PER_HELD_OUT = 5
-"""Tokens read in training for each token of a held-out perplexity, at least."""
+"""Least number of tokens read in training for each token read in evaluations."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is read in training and what is held out."""
+    """The text of a run: the sentences for training and the held-out ones, if any."""
 
     types: TypeTable
     sentences: Sentences
@@ -48,7 +48,7 @@ class Data:
 
 
 class Training:
-    """One run, from its first update or from a checkpoint to its end."""
+    """One run, from its first update or a checkpoint to its end."""
 
     def __init__(
         self,
@@ -61,22 +61,22 @@ class Training:
         processes: Processes,
         slots: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`slots`: Adagrad's sums by the network's names, of a run that another system began."""
+        """`slots`: Adagrad's sums from a TensorFlow checkpoint, by the network's names of weights."""
         self.recipe, self.data, self.folder = recipe, data, folder
         self.device, self.processes = device, processes
         self.recorder = RunRecorder()
         self.objective = OBJECTIVES[network.bilm.config.context.objective](
             recipe, data.types, data.sentences, processes, device
         )
-        ways = len(self.objective.ways)
-        self.updates = Updates(recipe, network, ways=ways, device=device, processes=processes, slots=slots)
+        n_modes = len(self.objective.modes)
+        self.updates = Updates(recipe, network, n_modes=n_modes, device=device, processes=processes, slots=slots)
         self.progress = RunProgress(predictions=self.objective.tokens_before())
-        self.stopping = Stopping(processes)
-        self.last: HeldOut | None = None
-        self.unwritten: list[dict[str, Any]] = []  # what an earlier run could not record
+        self.stop_signals = StopSignals(processes)
+        self.last: HeldOutPerplexity | None = None
+        self.unwritten: list[dict[str, Any]] = []  # lines that an earlier process could not record
         self._reason_to_go_back = ""  # why the run must go back to the best checkpoint
         self._started = 0.0
-        self.ended, self.share = False, 0.0  # whether the run has come to its end, and how far it is
+        self.ended, self.share = False, 0.0  # whether the run is complete, and its share that is done
 
     def done(self) -> float:
         """The share of the run that is done, from 0 to 1; all schedules follow it."""
@@ -85,7 +85,7 @@ class Training:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last weights are of no use, because the run must go back to its best checkpoint."""
+        """Whether the last weights are unusable because the run must go back to its best checkpoint."""
         return bool(self._reason_to_go_back)
 
     def run(self) -> int:
@@ -95,7 +95,7 @@ class Training:
         self._started = begun - progress.seconds
         saved_at, saved_step = progress.seconds, progress.step
         done = evaluated = self.done()
-        with self.stopping.listening():
+        with self.stop_signals.listening():
             batches = batches_ahead(self.objective.batches(), self.device)
             try:
                 while (
@@ -112,7 +112,7 @@ class Training:
                         done = evaluated = self.done()
                     micro_batches, position = next(batches)
                     rate = self.objective.rate(progress.step, progress.predictions, done)
-                    self.updates.update(progress.step, micro_batches, progress.rate_share * rate)
+                    self.updates.update(progress.step, micro_batches, progress.rate_factor * rate)
                     self.objective.position = position
                     progress.step += 1
                     progress.predictions += self.objective.size(progress.predictions)
@@ -126,14 +126,14 @@ class Training:
                     better = False
                     if due := self._evaluation_due(before, done, evaluated):
                         better, evaluated = self._evaluate(), done
-                    self.recorder.advanced(progress, done)
+                    self.recorder.show_progress(progress, done)
                     if recipe.checkpoint_every:
                         due = progress.step % recipe.checkpoint_every == 0 or done >= 1
                     late = recipe.checkpoint_minutes and progress.seconds - saved_at > 60 * recipe.checkpoint_minutes
                     if self.recorder.failed:
-                        self.stopping.ask()
-                    # Agreed on first: a process that went back by its own clock would wait for the others forever.
-                    due = self.stopping.agreed(bool(late)) or due or better
+                        self.stop_signals.request_stop()
+                    # All processes decide alike: one that saved by its own clock would wait for the others forever.
+                    due = self.stop_signals.save_now(bool(late)) or due or better
                     if due:
                         self._report_left_out()
                     if due and not self._reason_to_go_back:
@@ -146,24 +146,24 @@ class Training:
             self.save(best=False)
         if self.recorder.failed:
             raise self.recorder.failed
-        return self.stopping.signal
+        return self.stop_signals.signal
 
     def _tick(self) -> None:
         self.progress.seconds = time.monotonic() - self._started
 
     def _evaluation_due(self, before: float, done: float, evaluated: float) -> bool:
-        """`evaluated`: where the run stood at the last one, or when it was begun or resumed."""
-        often = self._evaluations(done)
+        """Whether to evaluate now; `evaluated` is the share that was done at the last evaluation, start or resume."""
+        in_all = self._evaluations(done)
         if self.objective.n_steps or self.recipe.eval_every:
-            return self._due(self.recipe.eval_every, often, before, done)
-        return done >= 1 or done - evaluated >= 1 / often
+            return self._due(self.recipe.eval_every, in_all, before, done)
+        return done >= 1 or done - evaluated >= 1 / in_all
 
     def _evaluations(self, done: float) -> int:
-        """How often the held-out text is read in the run, so that it takes a small part of the time."""
+        """Number of evaluations in the run, limited so that they take a small part of the time."""
         if self.data.heldout is None:
             return _EVALUATIONS
         progress, n_steps = self.progress, self.objective.n_steps
-        # Where the time decides: at the speed so far.
+        # Without a number of updates, the run's length is estimated from the speed so far.
         read = n_steps * self.objective.size(0) if n_steps else progress.predictions / done
         heldout = self.data.heldout.n_predictions
         return max(1, min(_EVALUATIONS, int(read / (_READ_PER_HELD_OUT * heldout))))
@@ -174,7 +174,7 @@ class Training:
         return math.floor(before * in_all) < math.floor(done * in_all)
 
     def _report_left_out(self) -> None:
-        """Count updates that were left out, say so, and give up where there are too many in a row."""
+        """Count and report updates that were skipped, and give up after too many in a row."""
         in_a_row, since = self.updates.left_out()
         self.progress.skipped += since
         if since:
@@ -184,29 +184,30 @@ class Training:
             self._diverged(f"{in_a_row} updates in a row gave no finite gradient")
 
     def _diverged(self, reason: str) -> None:
-        """Note why the run must go back, or end it if it cannot."""
+        """Request a return to the best checkpoint, or raise an error if the run cannot go back."""
         progress = self.progress
         if not progress.best_step or progress.fall_backs >= MOST_RETURNS:
+            rate = progress.rate_factor * self.recipe.learning_rate
             raise ElmoError(
-                f"{reason} with learning_rate {progress.rate_share * self.recipe.learning_rate:g}: resume with a lower "
-                "one, or with a lower clip_norm",
+                f"{reason} with learning_rate {rate:g}: resume with a lower one, or with a lower clip_norm",
                 "learning_rate",
                 "clip_norm",
             )
         self._reason_to_go_back = reason
 
     def _fall_back(self) -> RunProgress:
-        """Continue from the best checkpoint with half the rate; those after it are removed."""
+        """Continue from the best checkpoint with half the learning rate; later checkpoints are removed."""
         reason, self._reason_to_go_back = self._reason_to_go_back, ""
         seconds, fall_backs = self.progress.seconds, self.progress.fall_backs + 1
-        self.processes.wait()  # the first may still be writing it
+        self.processes.wait()  # the first process may still be writing it
         best = self.folder.best()
         if best is None:
             raise ElmoError(f"{reason}, and {self.folder.checkpoints} has no best checkpoint: start a new run")
         self.restore(best)
         self.progress.seconds, self.progress.fall_backs = seconds, fall_backs
-        self.recorder.went_back(
-            self._where(), f"{reason}: back to the best checkpoint, with {self.progress.rate_share:g} of the rate"
+        self.recorder.record_return(
+            self._progress_values(),
+            f"{reason}: back to the best checkpoint, with {self.progress.rate_factor:g} of the rate",
         )
         self.save(best=False)
         return self.progress
@@ -214,23 +215,23 @@ class Training:
     def _log(self) -> None:
         if self.device.type != "cpu":
             self._report_left_out()
-        found = zip(self.objective.ways, self.updates.losses(), strict=False)
-        means = {way: mean for way, mean in found if not math.isnan(mean)}
+        found = zip(self.objective.modes, self.updates.losses(), strict=False)
+        means = {mode: mean for mode, mean in found if not math.isnan(mean)}
         if not means:
             return
         loss = self.progress.loss = sum(means.values()) / len(means)
         values = {
-            **self._where(),
+            **self._progress_values(),
             "loss": loss,
             "perplexity": perplexity_of(loss),
-            **{f"{way}_perplexity": perplexity_of(mean) for way, mean in means.items()},
+            **{f"{mode}_perplexity": perplexity_of(mean) for mode, mean in means.items()},
             "learning_rate": self.updates.rate,
             "gradient_norm": self.updates.gradient_norm(),
             **({"sampled_words": self.recipe.negatives} if self.updates.sampled else {}),
         }
-        self.recorder.measured(values)
+        self.recorder.record_training(values)
 
-    def _where(self) -> dict[str, Any]:
+    def _progress_values(self) -> dict[str, Any]:
         progress = self.progress
         epoch = progress.predictions / max(1, self.data.sentences.n_predictions)
         return {
@@ -241,7 +242,7 @@ class Training:
         }
 
     def _evaluate(self) -> bool:
-        """Held-out perplexity, where there is text for it; whether it is the best so far."""
+        """Measure the held-out perplexity, if there is held-out text; returns whether it is the best so far."""
         if self.data.heldout is None or self.data.heldout_types is None:
             return False
         result = evaluate(
@@ -254,17 +255,17 @@ class Training:
         )
         progress, self.last = self.progress, result
         self._tick()
-        merit = self.objective.merit(result)
-        better = merit < progress.best
+        criterion = self.objective.selection_perplexity(result)
+        better = criterion < progress.best
         if better:
-            progress.best, progress.best_step, progress.since_best = merit, progress.step, 0
+            progress.best, progress.best_step, progress.since_best = criterion, progress.step, 0
             progress.best_loss = progress.loss
         else:
             progress.since_best += 1
             progress.stopped_early = bool(self.recipe.patience) and progress.since_best >= self.recipe.patience
-        self.recorder.held_out(
+        self.recorder.record_held_out(
             {
-                **self._where(),
+                **self._progress_values(),
                 "heldout_perplexity": result.mean,
                 "heldout_forward": result.forward,
                 "heldout_backward": result.backward,
@@ -272,19 +273,19 @@ class Training:
             },
             best=better,
         )
-        rose = merit > DIVERGED * progress.best and progress.loss > progress.best_loss + TRAINING_ROSE
+        rose = criterion > DIVERGED * progress.best and progress.loss > progress.best_loss + TRAINING_ROSE
         if rose and not progress.stopped_early:
             self._diverged(
                 f"the perplexity rose in training and, held out, from {progress.best:.4g} at step "
-                f"{progress.best_step:,} to {merit:.4g} at step {progress.step:,}"
+                f"{progress.best_step:,} to {criterion:.4g} at step {progress.step:,}"
             )
         return better
 
     def _show_evaluation(self, done: float) -> None:
-        self.recorder.advanced(self.progress, self.share, f"held-out text {done:.0%}")
+        self.recorder.show_progress(self.progress, self.share, f"held-out text {done:.0%}")
 
     def save(self, *, best: bool) -> None:
-        """Write a checkpoint of all processes' rows."""
+        """Write a checkpoint with the state of all processes."""
         self._report_left_out()
         snapshot = self.updates.snapshot()
         if self.processes.first:
@@ -306,15 +307,15 @@ class Training:
         progress = self.progress = RunProgress(**facts["progressed"])
         if progress.stopped_early:  # a run that is resumed may be given more patience
             progress.stopped_early = 0 < self.recipe.patience <= progress.since_best
-        if facts.get("learning_rate") != self.recipe.learning_rate:  # a new rate is used as it was given
+        if facts.get("learning_rate") != self.recipe.learning_rate:  # a new rate applies without the earlier reductions
             progress.fall_backs = 0
-        self.last = HeldOut(**facts["heldout"]) if facts["heldout"] else None
+        self.last = HeldOutPerplexity(**facts["heldout"]) if facts["heldout"] else None
         self.unwritten = facts["unwritten"]
 
     def _stop_requested(self) -> bool:
-        return bool(self.stopping.signal)
+        return bool(self.stop_signals.signal)
 
 
 def held_out_state(recipe: Recipe) -> Literal["zero", "carry"]:
-    """How held-out text is read: from zero, as models are used, unless the model never was in training."""
+    """How held-out sentences start: from zero, as in use, unless training never started a sentence from zero."""
     return "zero" if recipe.reset else "carry"

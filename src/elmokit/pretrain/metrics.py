@@ -1,15 +1,15 @@
-"""metrics.jsonl: what a training run measured, one JSON object per line; and the same for TensorBoard and the user.
+"""metrics.jsonl, one JSON object per measurement of a training run; the same values for TensorBoard and the terminal.
 
 | line | keys |
 | --- | --- |
 | training | step, tokens, seconds, epoch, loss, perplexity, forward_perplexity, backward_perplexity, learning_rate, |
 | | gradient_norm, tokens_per_second |
-| | (of a transformer also masked_perplexity; a way without predictions is left out; with a sampled softmax also |
-| | sampled_words: these perplexities are lower than those over all words) |
+| | (a transformer adds masked_perplexity; a mode without predictions is omitted; a sampled softmax adds |
+| | sampled_words: its perplexities are lower than those over all words) |
 | held-out | step, tokens, seconds, heldout_perplexity, heldout_forward, heldout_backward, heldout_masked |
 | event | step, event |
 
-A number that is not finite is null. A line of step s belongs before the checkpoint of step s: a run that resumes there
+A number that is not finite is null. The checkpoint of step s includes the lines of step s: a run that resumes from it
 drops the lines of later steps and writes them again.
 """
 
@@ -38,9 +38,9 @@ from elmokit.storage.atomic import atomic_file, disk_errors
 class MetricsLog(Closing):
     """Appends lines to a metrics.jsonl; a line is complete in the file when `write` returns.
 
-    With resume_step the lines of later steps and incomplete lines are dropped first, without it an existing file
-    is replaced. A write that fails, on a full disk say, raises ElmoError and leaves complete lines, so that a
-    training loop can save its state and stop.
+    With `resume_step`, the lines of later steps and incomplete lines are dropped first; without it, an existing file
+    is replaced. A write that fails, on a full disk for example, raises ElmoError and leaves only complete lines, so
+    that a training loop can save its state and stop.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
@@ -56,7 +56,7 @@ class MetricsLog(Closing):
         self._end = len(before)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; it has a whole number `step`, and its other values are numbers, text or None."""
+        """Append a line with an integer `step`; its other values are numbers, text or None."""
         assert type(line["step"]) is int, line
         plain = {name: _plain(value) for name, value in line.items()}
         data = json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
@@ -74,7 +74,7 @@ class MetricsLog(Closing):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, also of a run that continues: an incomplete last line is left out."""
+    """The lines of a metrics.jsonl, also while the run is writing it: an incomplete last line is ignored."""
     lines = []
     for number, line in enumerate(_lines(path), 1):
         if (values := _parsed(line)) is not None:
@@ -97,7 +97,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The line's values, or None where it is not a whole line of ours."""
+    """The line's values, or None if it is incomplete or not a JSON object with a step."""
     try:
         values = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -105,7 +105,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return values if isinstance(values, dict) and type(values.get("step")) is int else None
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 -- numbers of numpy and torch among them
+def _plain(value: Any) -> Any:  # noqa: ANN401 -- also numbers of numpy and torch
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -114,7 +114,7 @@ def _errors(path: Path) -> AbstractContextManager[None]:
     return disk_errors(f"the metrics {path}", "free some space and resume")
 
 
-# Names before a slash are TensorBoard's groups.
+# TensorBoard groups tags by the name before the slash.
 _TAGS = {
     "loss": "training/loss",
     "learning_rate": "training/learning_rate",
@@ -132,11 +132,12 @@ _TAGS = {
 
 
 class TensorBoardLog(Closing):
-    """Writes lines of metrics.jsonl as TensorBoard's scalars and texts; a context manager.
+    """Writes lines of metrics.jsonl as TensorBoard scalars and texts; a context manager.
 
-    A run that resumes at resume_step hides what an earlier one wrote for later steps, and a new run all that an old one
-    wrote, so that no curve is there twice. A write that fails raises ElmoError once, and nothing is written after that:
-    the run has its metrics.jsonl. It writes at once: torch's SummaryWriter has a thread, whose errors come late.
+    A run that resumes at `resume_step` hides what was written for later steps, and a new run hides everything that
+    an old run wrote, so that no curve appears twice. A write that fails raises ElmoError once, and nothing is written
+    after that: the run still has its metrics.jsonl. Every write is immediate: torch's SummaryWriter writes in a thread
+    and reports errors late.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
@@ -158,7 +159,7 @@ class TensorBoardLog(Closing):
             self._add(first, session_log=events.SessionLog(status=events.SessionLog.START))
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add the numbers and the event of a line; those that are missing or not finite are left out."""
+        """Add the finite numbers and the event of a line."""
         for name, tag in _TAGS.items():
             value = line.get(name)
             if value is not None and math.isfinite(value):
@@ -190,9 +191,10 @@ class TensorBoardLog(Closing):
 
 
 class RunRecorder:
-    """Shows a run on stderr and records it in its folder; without a folder, as in all processes but the first, nothing.
+    """Shows a run on stderr and records it in its folder; a context manager.
 
-    A context manager. `total` is the number of tokens of the run. `display` shows the progress; tests give their own.
+    Without a folder, as in all processes but the first, it does nothing. `total` is the number of tokens of the run.
+    `display` shows the progress; tests pass their own.
     """
 
     def __init__(
@@ -205,8 +207,8 @@ class RunRecorder:
         display: ProgressDisplay | None = None,
     ) -> None:
         since = since or RunProgress()
-        self.failed: ElmoError | None = None  # why nothing can be recorded any more; the run is saved and ends
-        self.unwritten: list[dict[str, Any]] = []  # lines that could not be recorded, for a checkpoint to store
+        self.failed: ElmoError | None = None  # the error of a write; the run then saves its state and ends
+        self.unwritten: list[dict[str, Any]] = []  # lines that could not be written; checkpoints store them
         self._logs: list[MetricsLog | TensorBoardLog] = []
         self._last = (since.seconds, since.predictions)
         self._total, self._shown, self._heldout = total, "", ""
@@ -221,44 +223,44 @@ class RunRecorder:
             self._display = stack.enter_context(display)
             self._stack = stack.pop_all()
 
-    def advanced(self, progress: RunProgress, done: float, doing: str = "") -> None:
-        """Show how far the run is, its last numbers, and what it is doing besides updates."""
+    def show_progress(self, progress: RunProgress, done: float, doing: str = "") -> None:
+        """Show the progress of the run, its last measurements and, in `doing`, work other than updates."""
         total = self._total or (round(progress.predictions / done) if done else None)
         parts = [f"step {progress.step:,}", self._shown, self._heldout, doing]
         self._display.update(progress.predictions, total, ", ".join(filter(None, parts)))
 
-    def measured(self, values: Mapping[str, Any]) -> None:
-        """Record numbers of the updates since the last call."""
+    def record_training(self, values: Mapping[str, Any]) -> None:
+        """Record the measurements of the updates since the last call."""
         seconds, tokens = values["seconds"], values["tokens"]
         speed = (tokens - self._last[1]) / max(1e-6, seconds - self._last[0])
         self._last = (seconds, tokens)
         self.record({**values, "tokens_per_second": round(speed, 1)})
-        ways = _by_way(values, "{}_perplexity") or perplexity(values["perplexity"])
+        shown = _perplexities_by_mode(values, "{}_perplexity") or perplexity(values["perplexity"])
         sampled = f" (among {values['sampled_words']:,} words)" if "sampled_words" in values else ""
         rate, gradient = values["learning_rate"], values["gradient_norm"]
-        self._shown = f"perplexity {ways}{sampled}, rate {rate:.3g}, gradient {gradient:.3g}"
+        self._shown = f"perplexity {shown}{sampled}, rate {rate:.3g}, gradient {gradient:.3g}"
 
-    def held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
+    def record_held_out(self, values: Mapping[str, Any], *, best: bool) -> None:
         """Record a held-out perplexity."""
         self.record(values)
-        self._last = (values["seconds"], values["tokens"])  # the time it took is not the training's
+        self._last = (values["seconds"], values["tokens"])  # the evaluation's time does not count as training
         mean, mark = perplexity(values["heldout_perplexity"]), ", the best so far" if best else ""
         self._heldout = f"held-out {mean}"
-        ways = _by_way(values, "heldout_{}")
-        self._display.note(f"step {values['step']:,}: held-out perplexity {mean} ({ways}){mark}")
+        by_mode = _perplexities_by_mode(values, "heldout_{}")
+        self._display.note(f"step {values['step']:,}: held-out perplexity {mean} ({by_mode}){mark}")
 
     def note(self, step: int, text: str) -> None:
         """Record a message for the user."""
         self.record({"step": step, "event": text})
         self._display.note(f"step {step:,}: {text}")
 
-    def went_back(self, values: Mapping[str, Any], text: str) -> None:
-        """Record that the run continues from an earlier update, and why."""
+    def record_return(self, values: Mapping[str, Any], text: str) -> None:
+        """Record that the run returned to an earlier update, and why."""
         self.note(values["step"], text)
         self._last = (values["seconds"], values["tokens"])
 
     def record(self, line: Mapping[str, Any]) -> None:
-        """Write a line to metrics.jsonl and TensorBoard; after an error the loop saves its state before it ends."""
+        """Write a line to metrics.jsonl and TensorBoard; an error is stored in `failed`, so the loop can save first."""
         for log in self._logs:
             try:
                 log.write(line)
@@ -274,7 +276,7 @@ class RunRecorder:
         self._stack.close()
 
 
-def _by_way(values: Mapping[str, Any], names: str) -> str:
-    """The perplexity of each way in words, as far as it was measured."""
-    ways = {way: values.get(names.format(way)) for way in ("masked", "forward", "backward")}
-    return ", ".join(f"{way} {perplexity(value)}" for way, value in ways.items() if value is not None)
+def _perplexities_by_mode(values: Mapping[str, Any], names: str) -> str:
+    """A text with the perplexity of each prediction mode that was measured."""
+    modes = {mode: values.get(names.format(mode)) for mode in ("masked", "forward", "backward")}
+    return ", ".join(f"{mode} {perplexity(value)}" for mode, value in modes.items() if value is not None)

@@ -1,4 +1,4 @@
-"""The network in training: its first weights, and a batch of text in, the loss and the carried state out."""
+"""The network in training: its initial weights, and its loss and next state for a batch of text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from elmokit.text.vocab import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Negatives:
-    """The words that a sampled softmax scores the right ones against."""
+    """The sampled words of a sampled softmax, and the number of draws that it took to find them."""
 
     words: Tensor  # [S]
     tries: int
 
 
 class LanguageModelNetwork(nn.Module):
-    """BiLM and softmax; `forward` reads a batch and gives its loss."""
+    """A BiLM with its softmax; `forward` returns the loss of a batch."""
 
     def __init__(self, bilm: BiLM, head: LmHead, *, dropout: float = 0.0, tied: bool = False) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class LanguageModelNetwork(nn.Module):
             del self.head.weight
 
     def softmax_weight(self) -> Tensor:
-        """[V, S]: the softmax's own, or the word table without its padding row."""
+        """The softmax weight [V, S]: its own or, if tied, the word table without its padding row."""
         if not self.tied:
             return self.head.weight
         assert self.bilm.token_encoder.words is not None
@@ -53,9 +53,9 @@ class LanguageModelNetwork(nn.Module):
         negatives: Negatives | None = None,
         precision: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, State | None]:
-        """A batch and the state before it → the loss, −log p without gradient in the targets' shape, the state after.
+        """A batch and the state before it → the loss, −log p (detached, in the targets' shape), and the state after it.
 
-        With `negatives` the softmax is the sampled one; without, it is over all words.
+        With `negatives` the softmax is sampled; otherwise it is over all words.
         """
         top, after = self.contextualise(batch, state, precision)
         flat, targets, weight = top.flatten(0, -2), batch.targets.reshape(-1), batch.row_weight()
@@ -69,23 +69,23 @@ class LanguageModelNetwork(nn.Module):
         return loss, each.detach().view(batch.targets.shape), after
 
     def contextualise(self, batch: Batch, state: State | None, precision: torch.dtype) -> tuple[Tensor, State | None]:
-        """A batch and the state before it → what the softmax reads for each target, and the state after it."""
+        """A batch and the state before it → the input of the softmax for each target, and the state after it."""
         with torch.autocast(batch.targets.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
             types = self.bilm.encode_types(batch.characters, batch.words)  # [U, P]
         return batch.read(self.bilm.context, types.to(precision), state, dropout=self.dropout if self.training else 0.0)
 
     def losses(self, states: Tensor, targets: Tensor) -> Tensor:
-        """states [N, S], targets [N] → −log p [N] under the full softmax."""
+        """states [N, S], targets [N] → −log p [N] with the full softmax."""
         return target_losses(states, self.softmax_weight(), self.head.bias, targets)
 
 
 _CARRY_BIAS = -2.0
-"""A highway starts by passing on most of its input."""
+"""With this bias of the gate, a highway layer passes on most of its input at first."""
 
 
 @torch.no_grad()
 def initialise(bilm: BiLM) -> None:
-    """Draw all weights from bilm-tf's distributions; the rows of a word table are as large as the layers' outputs."""
+    """Draw all weights from bilm-tf's distributions; the rows of a word table have a norm of about 1."""
     encoder = bilm.token_encoder
     if encoder.words is not None:
         nn.init.normal_(encoder.words.weight, std=bilm.config.token_size**-0.5)
@@ -120,7 +120,7 @@ def _initialise_characters(char_cnn: CharCnn) -> None:
 
 @torch.no_grad()
 def start_from_frequencies(head: LmHead, vocab: Vocabulary, corpus: PreparedCorpus) -> None:
-    """Set the bias of a new softmax so that each word is as likely as it is frequent in the corpus."""
+    """Set the bias of a new softmax so that it predicts each word with its frequency in the corpus."""
     counts = np.ones(len(vocab))
     np.add.at(counts, np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types), corpus.counts)
     # Each boundary is predicted in one direction only.
@@ -128,17 +128,17 @@ def start_from_frequencies(head: LmHead, vocab: Vocabulary, corpus: PreparedCorp
     head.bias.copy_(torch.from_numpy(np.log(counts / counts.sum() * len(vocab))))
 
 
-_HIDDEN = -1e30
-"""A score whose probability is 0, also where an infinity would give NaN in the gradient."""
+_EXCLUDED = -1e30
+"""A score with probability 0; minus infinity would give NaN in the gradient."""
 
 
 def sample_negatives(n_words: int, count: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Distinct words [count] drawn log-uniformly, as in bilm-tf, and how many draws it took.
+    """Distinct words [count] drawn log-uniformly, as in bilm-tf, and the number of draws that it took.
 
-    The vocabulary is in the order of falling counts: p(k) = log((k + 2) / (k + 1)) / log(V + 1).
+    The vocabulary must be sorted by falling frequency: p(k) = log((k + 2) / (k + 1)) / log(V + 1).
     """
     count = min(count, n_words)
-    if count == n_words:  # as if there were enough draws for every word
+    if count == n_words:  # every word is in the sample, as after very many draws
         return torch.arange(n_words), 2**31
     found = torch.zeros(0, dtype=torch.int64)
     drawn: list[Tensor] = []
@@ -146,17 +146,17 @@ def sample_negatives(n_words: int, count: int, generator: torch.Generator) -> tu
         u = torch.rand(max(1024, 2 * count), generator=generator, dtype=torch.float64)
         drawn.append((torch.exp(u * math.log(n_words + 1)) - 1).long().clamp(0, n_words - 1))
         everything = torch.cat(drawn)
-        order = torch.argsort(everything, stable=True)  # equal words side by side, the first drawn first
+        order = torch.argsort(everything, stable=True)  # equal words are adjacent, the first draw first
         values = everything[order]
         first = torch.ones(len(values), dtype=torch.bool)
         first[1:] = values[1:] != values[:-1]
-        found = torch.sort(order[first]).values  # draws that brought a new word
+        found = torch.sort(order[first]).values  # the draws that found a new word
     tries = int(found[count - 1]) + 1
     return everything[found[:count]], tries
 
 
 def log_expected(words: Tensor, n_words: int, tries: int) -> Tensor:
-    """log of how often each word is expected in a sample without repeats that took `tries` draws."""
+    """log of the probability that each word is in a sample of distinct words that took `tries` draws."""
     numbers = words.double()
     p = torch.log1p(1 / (numbers + 1)) / math.log(n_words + 1)
     return torch.log(-torch.expm1(tries * torch.log1p(-p))).float()
@@ -167,33 +167,34 @@ def sampled_softmax_loss(
 ) -> Tensor:
     """top [N, P], weight [V, P], bias [V], targets [N], negatives [S] → −log p [N] among the target and the sample.
 
-    The scores are corrected by how often a word is expected in the sample, and a sampled word that is the target is not
-    counted against itself. The products are in top's dtype, the softmax in float32.
+    Each score is corrected by the log of the word's probability of being sampled, and a sampled word that is the target
+    is excluded. The products are in top's dtype, the softmax in float32.
     """
     n_words = len(bias)
-    # Not weight[targets], whose gradient several threads sum in no fixed order.
+    # Not weight[targets]: several threads sum its gradient in no fixed order.
     true = (top * F.embedding(targets, weight)).sum(dim=1) + F.embedding(targets, bias.unsqueeze(1)).squeeze(1)  # [N]
     true = true.float() - log_expected(targets, n_words, tries).to(top.device)
-    places = torch.full((n_words,), -1, device=top.device)
-    places[negatives] = torch.arange(len(negatives), device=top.device)
+    sample_index = torch.full((n_words,), -1, device=top.device)
+    sample_index[negatives] = torch.arange(len(negatives), device=top.device)
     sampled_bias = bias[negatives] - log_expected(negatives, n_words, tries).to(top.device)
-    others: Tensor = _LogTotal.apply(  # type: ignore[no-untyped-call]
-        top, F.embedding(negatives, weight), sampled_bias, places[targets]
+    others: Tensor = _LogSumExp.apply(  # type: ignore[no-untyped-call]
+        top, F.embedding(negatives, weight), sampled_bias, sample_index[targets]
     )
     return torch.logaddexp(true, others) - true
 
 
-class _LogTotal(torch.autograd.Function):
-    """top [N, P], weight [S, P], bias [S], left out [N] → log Σ exp(score) [N], one word per row left out or -1.
+class _LogSumExp(torch.autograd.Function):
+    """top [N, P], weight [S, P], bias [S], excluded [N] → log Σ exp(score) [N] without the excluded word of each row.
 
-    The scores become probabilities in place: autograd's own steps make seven arrays of [N, S] and take twice the time.
+    -1 excludes none. The scores become probabilities in place: autograd would allocate seven arrays of [N, S] and
+    take twice the time.
     """
 
     @staticmethod
-    def forward(ctx: AutogradContext, top: Tensor, weight: Tensor, bias: Tensor, left_out: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, top: Tensor, weight: Tensor, bias: Tensor, excluded: Tensor) -> Tensor:
         scores = torch.addmm(bias.to(top), top, weight.to(top).T).float()
-        rows = torch.nonzero(left_out >= 0).squeeze(1)
-        scores[rows, left_out[rows]] = _HIDDEN
+        rows = torch.nonzero(excluded >= 0).squeeze(1)
+        scores[rows, excluded[rows]] = _EXCLUDED
         largest = scores.amax(dim=1, keepdim=True)
         torch.softmax(scores, dim=1, out=scores)
         ctx.save_for_backward(top, weight, scores)

@@ -1,8 +1,8 @@
-"""What a network is trained to do: what an update reads, what the loss is made of, and the schedules of the run.
+"""Training objectives: what an update reads and predicts, and the schedules of the run.
 
 Each kind of context encoder names its objective in `ContextConfig.objective`:
-    windows    rows of running text for encoders with a state; the next word and the word before are predicted
-    segments   whole stretches of text for encoders that read both sides; masked words are predicted too
+    windows    rows of running text, for encoders with a state; they predict the next and the previous word
+    segments   segments of one or more sentences, for encoders that read both sides; they predict masked words too
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from elmokit.errors import ElmoError
 from elmokit.pretrain.batches import Batches, Position
 from elmokit.pretrain.checkpoints import Snapshot
 from elmokit.pretrain.distributed import Processes
-from elmokit.pretrain.evaluate import HeldOut
+from elmokit.pretrain.evaluate import HeldOutPerplexity
 from elmokit.pretrain.optimizer import rate_at
 from elmokit.pretrain.recipe import Recipe, parse_range
-from elmokit.pretrain.segments import WAY_NAMES, Pace, SegmentBatches, SegmentPosition, SegmentReader
+from elmokit.pretrain.segments import MODE_NAMES, SegmentBatches, SegmentPosition, SegmentReader, UpdateSchedule
 from elmokit.pretrain.sentences import Sentences, TypeTable
 from elmokit.pretrain.windows import WindowBatches, WindowPosition, WindowReader
 
 _FIRST_RATE = 0.05
-"""Where the rate begins to rise, as a share of the largest, in a run whose updates cannot be counted beforehand."""
+"""The first rate of a warm-up, as a share of the largest, if the number of updates is not known in advance."""
 _REWARM, _REWARM_SHARE = 200, 0.05
-"""Updates in which the rate of a leg that starts from weights alone rises, and their largest share of the run."""
+"""Warm-up of a run that continues with weights but no optimiser state: updates, and their largest share of the run."""
 
 
 @dataclass
 class Objective(ABC):
-    """The reading of one run, from its first update or from a checkpoint to its end."""
+    """The text and schedules of one run, from its first update or a checkpoint to its end."""
 
     recipe: Recipe
     types: TypeTable
     sentences: Sentences
     processes: Processes
     device: torch.device
-    ways: tuple[str, ...] = field(init=False)
-    """The parts of the loss."""
+    modes: tuple[str, ...] = field(init=False)
+    """The names of the prediction modes; the loss has a part for each."""
     position: Position = field(init=False)
-    """Where the reading is."""
+    """The position in the text."""
 
     @property
     @abstractmethod
     def n_steps(self) -> int | None:
-        """Updates until the end; None where the time decides."""
+        """Number of updates of the run; None if only the time limits it."""
 
     @property
     def total(self) -> int | None:
-        """Tokens of the whole run; None where the time decides."""
+        """Tokens of the whole run; None if only the time limits it."""
         return self.n_steps and self.n_steps * self.size(0)
 
     @abstractmethod
     def size(self, tokens: int) -> int:
-        """Tokens of the update after `tokens`, over all processes."""
+        """Tokens that all processes read in the update that follows the first `tokens` tokens."""
 
     @abstractmethod
     def done(self, step: int, tokens: int, seconds: float) -> float:
@@ -68,7 +68,7 @@ class Objective(ABC):
 
     @abstractmethod
     def batches(self) -> Batches:
-        """What the updates from here on read."""
+        """The batches of the updates from the current position on."""
 
     @abstractmethod
     def save_position(self, snapshot: Snapshot) -> None:
@@ -80,21 +80,21 @@ class Objective(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """What an update reads, in words."""
+        """A text that says what an update reads."""
 
     def facts(self) -> dict[str, str]:
-        """Further facts about the reading for the model card."""
+        """More facts about the objective for the model card."""
         return {}
 
     def tokens_before(self) -> int:
-        """Tokens that the model has read before the run."""
+        """Tokens that the model read before this run."""
         return 0
 
     def leg_ended(self, done: float, seconds: float) -> bool:
-        """Whether to stop before the end of the run: its share that is done, the seconds since it was resumed."""
+        """Whether to stop this leg of the run, given the done share of the run and the seconds of the leg."""
         return False
 
-    def merit(self, result: HeldOut) -> float:
+    def selection_perplexity(self, result: HeldOutPerplexity) -> float:
         """The held-out perplexity by which the best checkpoint is chosen."""
         return result.mean
 
@@ -106,13 +106,13 @@ class WindowObjective(Objective):
     position: WindowPosition = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ways = ("forward", "backward")[: self.types.directions]
+        self.modes = ("forward", "backward")[: self.types.directions]
         self.rows = self.recipe.batch_size * self.processes.count * self.recipe.accumulate
         self.position = WindowPosition.start(self.rows)
 
     @property
     def n_steps(self) -> int | None:
-        """Updates until the end, where the time does not decide."""
+        """Number of updates of the run; None if only the time limits it."""
         recipe, size = self.recipe, self.size(0)
         limits = [recipe.steps] if recipe.steps else []
         if recipe.epochs:
@@ -122,38 +122,38 @@ class WindowObjective(Objective):
         return min(limits) if limits else None
 
     def size(self, tokens: int) -> int:
-        """Predictions of one direction in an update, over all processes."""
+        """Predictions of one direction in an update of all processes."""
         return self.rows * self.recipe.window
 
     def done(self, step: int, tokens: int, seconds: float) -> float:
-        """Where the updates are known beforehand they decide, and `minutes` only ends the run.
+        """The share of the run that is done: of its updates if their number is known, otherwise of its minutes.
 
-        Otherwise a slow machine would train with other learning rates than a fast one.
+        With a known number of updates `minutes` only ends the run, so that the schedules are the same on all machines.
         """
         n_steps, minutes = self.n_steps, self.recipe.minutes
-        passed = self.processes.agree(seconds) / (60 * minutes) if minutes else 0.0
+        passed = self.processes.broadcast(seconds) / (60 * minutes) if minutes else 0.0
         return min(1.0, passed if n_steps is None or passed >= 1 else step / n_steps)
 
     def rate(self, step: int, tokens: int, done: float) -> float:
-        """The first update must not have the rate 0."""
+        """The learning rate of the next update; that of the first is not 0."""
         n_steps, warmup = self.n_steps, self.recipe.warmup
         return rate_at(self.recipe, done + 1 / n_steps if n_steps and warmup else max(done, _FIRST_RATE * warmup))
 
     def batches(self) -> WindowBatches:
-        """What the updates from here on read."""
+        """The batches of the updates from the current position on."""
         recipe, size, processes = self.recipe, self.recipe.batch_size, self.processes
-        parts = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
+        blocks = [processes.rank + number * processes.count for number in range(recipe.accumulate)]
         reader = WindowReader(
             self.sentences, self.rows, recipe.window, recipe.reset, recipe.seed, position=self.position
         )
-        shares = tuple(range(part * size, (part + 1) * size) for part in parts)
-        return WindowBatches(self.types, reader, shares)
+        batch_rows = tuple(range(block * size, (block + 1) * size) for block in blocks)
+        return WindowBatches(self.types, reader, batch_rows)
 
     def save_position(self, snapshot: Snapshot) -> None:
         """Add the position to a checkpoint."""
-        snapshot.tensors["data.row_place"] = torch.from_numpy(self.position.row_place)
+        snapshot.tensors["data.row_place"] = torch.from_numpy(self.position.row_index)
         snapshot.tensors["data.row_offset"] = torch.from_numpy(self.position.row_offset)
-        snapshot.facts["next_place"] = self.position.next_place
+        snapshot.facts["next_place"] = self.position.next_index
 
     def restore_position(self, snapshot: Snapshot) -> None:
         """Continue from the position of a checkpoint."""
@@ -163,85 +163,88 @@ class WindowObjective(Objective):
                 f"the checkpoint has {len(data['row_place'])} rows of text and this run {self.rows}: keep batch_size x "
                 "accumulate x processes as it was"
             )
-        place, offset = data["row_place"].numpy(), data["row_offset"].numpy()
-        self.position = WindowPosition(snapshot.facts["next_place"], place, offset)
+        index, offset = data["row_place"].numpy(), data["row_offset"].numpy()
+        self.position = WindowPosition(snapshot.facts["next_place"], index, offset)
 
     def describe(self) -> str:
-        """What an update reads, in words."""
+        """A text that says what an update reads."""
         return f"{self.rows} rows x {self.recipe.window} tokens per update"
 
     def facts(self) -> dict[str, str]:
-        """Further facts about the reading for the model card."""
+        """More facts about the objective for the model card."""
         return {"state": f"{self.recipe.reset:.0%} of the sentences started from a zero state in training"}
 
 
 @dataclass
 class SegmentObjective(Objective):
-    """Flat batches of segments; every schedule follows the share of the run's tokens, never the clock."""
+    """Flat batches of segments; all schedules follow the share of the run's tokens, never the clock."""
 
     position: SegmentPosition = field(init=False)
 
     def __post_init__(self) -> None:
-        recipe, self.ways, epoch = self.recipe, WAY_NAMES, self.sentences.n_predictions
+        self.modes = MODE_NAMES
+        recipe, epoch = self.recipe, self.sentences.n_predictions
         update = recipe.batch_tokens * self.processes.count * recipe.accumulate
-        paces = [Pace(total, update, recipe.grow) for total in (recipe.tokens, recipe.epochs * epoch) if total]
+        schedules = [
+            UpdateSchedule(total, update, recipe.grow) for total in (recipe.tokens, recipe.epochs * epoch) if total
+        ]
         if recipe.steps:
-            paces.append(Pace.for_steps(recipe.steps, update, recipe.grow))
-        self.pace = min(paces, key=lambda pace: pace.total)
-        # A pass that was not read before: each has an order of its own.
+            schedules.append(UpdateSchedule.for_steps(recipe.steps, update, recipe.grow))
+        self.schedule = min(schedules, key=lambda schedule: schedule.total)
+        # Start with an epoch that was not read before: each has its own order.
         passes = math.ceil(self.tokens_before() / epoch)
         self.position = SegmentPosition(passes * len(self.sentences), self.tokens_before())
 
     @property
     def n_steps(self) -> int:
-        """Updates of this run to its end."""
-        return self.pace.n_steps(self.tokens_before())
+        """Number of updates of this run."""
+        return self.schedule.n_steps(self.tokens_before())
 
     @property
     def total(self) -> int:
         """Tokens of the whole run."""
-        return round(self.pace.total)
+        return round(self.schedule.total)
 
     def tokens_before(self) -> int:
-        """Tokens that the model has read in earlier legs."""
-        return round(self.recipe.done * self.pace.total)
+        """Tokens that the model read in earlier legs."""
+        return round(self.recipe.done * self.schedule.total)
 
     def size(self, tokens: int) -> int:
-        """Tokens of the update after `tokens`, boundaries included, over all processes."""
-        return self.pace.size(tokens)
+        """Tokens, boundaries included, that all processes read in the update that follows the first `tokens` tokens."""
+        return self.schedule.size(tokens)
 
     def done(self, step: int, tokens: int, seconds: float) -> float:
-        """The share of the run's tokens."""
-        return self.pace.done(tokens)
+        """The share of the run's tokens that was read."""
+        return self.schedule.done(tokens)
 
     def rate(self, step: int, tokens: int, done: float) -> float:
-        """That of the middle of the update, so that neither the first nor the last is 0.
+        """The learning rate at the middle of the next update, so that neither the first nor the last is 0.
 
-        A leg that starts from weights alone has an optimiser that knows nothing yet: its rate rises first.
+        A run that continues from weights alone has an empty optimiser state, so its rate rises first.
         """
         half = self.size(tokens) / 2
-        rate = rate_at(self.recipe, (tokens + half) / (self.pace.total + half))
+        rate = rate_at(self.recipe, (tokens + half) / (self.schedule.total + half))
         rewarm = min(_REWARM, math.ceil(_REWARM_SHARE * self.n_steps)) if self.recipe.done else 0
         return rate * min(1.0, (step + 1) / (rewarm + 1))
 
     def leg_ended(self, done: float, seconds: float) -> bool:
-        """Whether the leg has had its share of the run or its minutes."""
+        """Whether the share `until` of the run or the minutes of this leg are over."""
         minutes = self.recipe.minutes
-        return done >= self.recipe.until or (bool(minutes) and self.processes.agree(seconds) >= 60 * minutes)
+        return done >= self.recipe.until or (bool(minutes) and self.processes.broadcast(seconds) >= 60 * minutes)
 
-    def merit(self, result: HeldOut) -> float:
-        """The geometric mean of the masked perplexity and that of both directions, as far as both are trained."""
+    def selection_perplexity(self, result: HeldOutPerplexity) -> float:
+        """The geometric mean of the masked perplexity and that of both directions, or the only one that is trained."""
         causal = parse_range("causal", self.recipe.causal)[1]
         if causal == 1 or result.masked is None:
             return result.mean
         return math.sqrt(result.masked) * math.sqrt(result.mean) if causal else result.masked
 
     def batches(self) -> SegmentBatches:
-        """What the updates from here on read."""
+        """The batches of the updates from the current position on."""
         recipe, processes = self.recipe, self.processes
         reader = SegmentReader(
             self.sentences,
-            self.pace,
+            self.schedule,
             longest=recipe.segment_tokens,
             join=recipe.join,
             mask=parse_range("mask", recipe.mask),
@@ -260,25 +263,25 @@ class SegmentObjective(Objective):
 
     def save_position(self, snapshot: Snapshot) -> None:
         """Add the position to a checkpoint."""
-        snapshot.facts |= {"next_place": self.position.place, "update_tokens": self.pace.update}
+        snapshot.facts |= {"next_place": self.position.next_index, "update_tokens": self.schedule.update}
 
     def restore_position(self, snapshot: Snapshot) -> None:
         """Continue from the position of a checkpoint."""
         facts = snapshot.facts
-        if facts["update_tokens"] != self.pace.update:
+        if facts["update_tokens"] != self.schedule.update:
             raise ElmoError(
-                f"the checkpoint has updates of {facts['update_tokens']:,} tokens and this run {self.pace.update:,}: "
-                "keep batch_tokens x accumulate x processes as it was"
+                f"the checkpoint has updates of {facts['update_tokens']:,} tokens and this run "
+                f"{self.schedule.update:,}: keep batch_tokens x accumulate x processes as it was"
             )
         self.position = SegmentPosition(facts["next_place"], facts["progressed"]["predictions"])
 
     def describe(self) -> str:
-        """What an update reads, in words."""
+        """A text that says what an update reads."""
         later = f", twice as many from {self.recipe.grow:.0%} of the run on" if self.recipe.grow < 1 else ""
-        return f"{self.pace.update:,} tokens per update{later}"
+        return f"{self.schedule.update:,} tokens per update{later}"
 
     def facts(self) -> dict[str, str]:
-        """Further facts about the reading for the model card."""
+        """More facts about the objective for the model card."""
         shares = {name: parse_range(name, getattr(self.recipe, name)) for name in ("causal", "mask")}
         causal, mask = (" → ".join(f"{share:.1%}" for share in shares[name]) for name in shares)
         return {
@@ -289,4 +292,4 @@ class SegmentObjective(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"windows": WindowObjective, "segments": SegmentObjective}
-"""The objectives by the name that `ContextConfig.objective` has."""
+"""The objectives by their name in `ContextConfig.objective`."""

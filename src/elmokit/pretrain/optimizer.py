@@ -1,4 +1,4 @@
-"""How weights follow gradients: Adam, Muon or Adagrad, the learning rate over the run, the bound on the gradients."""
+"""Optimisers (Adam, Muon, Adagrad), the schedule of the learning rate, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from elmokit.errors import ElmoError
 from elmokit.pretrain.recipe import Recipe
 
 _TABLES = ("head.weight", "embedding.weight", "words.weight", "gate_weight")
-"""Weights that are rows for words, characters or attention heads: they are matrices by their shape only."""
+"""Tables with a row for each word, character or attention head: Muon is for other matrices only."""
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-"""s → a s + b s³ + c s⁵ brings any s from (0, 1] near 1 within a few rounds."""
+"""s → a s + b s³ + c s⁵ moves any s in (0, 1] near 1 in a few rounds."""
 _ROUNDS = 5
-_SIZE_OF_ADAM = 0.2
-"""About the root mean square of Adam's updates: with it one learning rate is right for both."""
+_ADAM_UPDATE_SIZE = 0.2
+"""About the root mean square of Adam's updates, so that one learning rate fits both optimisers."""
 
 
 def make_optimizers(
@@ -30,13 +30,13 @@ def make_optimizers(
     *,
     joined: Mapping[str, int] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """The recipe's optimisers of the weights that learn; their rate is set before each update.
+    """The recipe's optimisers of all trainable weights; `set_rate` sets their learning rate before each update.
 
-    `joined`: how many matrices a weight joins, by the last part of its name.
+    `joined`: the number of matrices that a weight consists of, by the last part of its name.
     """
     trained = [parameter for parameter in names if parameter.requires_grad]
     if recipe.optimizer == "adagrad":
-        # TensorFlow adds nothing to the root, and its sums start at 1.
+        # As TensorFlow: no epsilon, and sums that start at the recipe's accumulator (1).
         return [torch.optim.Adagrad(trained, lr=0.0, initial_accumulator_value=recipe.accumulator, eps=0.0)]
     optimizers: list[torch.optim.Optimizer] = []
     decay = recipe.weight_decay
@@ -46,7 +46,7 @@ def make_optimizers(
         if blocks:
             optimizers.append(Muon(blocks, momentum=recipe.momentum, weight_decay=decay, precision=precision))
         trained = [parameter for parameter in trained if parameter not in blocks]
-        decay = 0.0  # a rare word's row would fade away
+        decay = 0.0  # the row of a rare word would decay to zero
     kinds = (([p for p in trained if p.dim() > 1], decay), ([p for p in trained if p.dim() <= 1], 0.0))
     if groups := [{"params": params, "weight_decay": share} for params, share in kinds if params]:
         betas = (recipe.beta1, recipe.beta2)
@@ -55,14 +55,14 @@ def make_optimizers(
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
-    """Set the rate of the next update."""
+    """Set the learning rate of the next update."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def rate_at(recipe: Recipe, done: float) -> float:
-    """The learning rate after a share `done` of the run, from 0 to 1."""
+    """The learning rate when the share `done` of the run is done, from 0 to 1."""
     if recipe.warmup and done < recipe.warmup:
         return recipe.learning_rate * done / recipe.warmup
     if recipe.decay == "none":
@@ -74,11 +74,11 @@ def rate_at(recipe: Recipe, done: float) -> float:
 
 
 def clip_gradients(parameters: list[nn.Parameter], bound: float) -> Tensor:
-    """Scale all gradients together so that their norm is at most `bound` (0: no bound); returns the norm before."""
+    """Scale all gradients so that their joint norm is at most `bound` (0: no bound); returns the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if bound:
-        # As TensorFlow scales: nothing is added to the norm.
+        # As TensorFlow: no epsilon is added to the norm.
         torch._foreach_mul_(gradients, bound / norm.clamp(min=bound))
     return norm
 
@@ -86,8 +86,8 @@ def clip_gradients(parameters: list[nn.Parameter], bound: float) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Moves matrices along their momentum G with all its singular values made equal: U Vᵀ where G = U S Vᵀ.
 
-    `blocks` says into how many matrices a weight is cut; an LSTM's weight joins one per gate. The momenta are in one
-    memory, those of equal shape side by side, so a step is few operations however many matrices there are. If
+    `blocks` says how many matrices each weight consists of; an LSTM's weight has one per gate. The momenta are in one
+    buffer, those of equal shape next to each other, so a step takes few operations for any number of matrices. If
     `found_inf` is a tensor and not 0, a step changes nothing.
     """
 
@@ -102,21 +102,21 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients that there are."""
+        """Take one step with the weights that have a gradient."""
         assert closure is None
         blocks = {g["params"][0]: g["blocks"] for g in self.param_groups if g["params"][0].grad is not None}
         if not blocks:
             return
-        # One of each for all weights, which move together.
+        # All weights have the same options.
         ((rate, share, decay),) = {(g["lr"], g["momentum"], g["weight_decay"]) for g in self.param_groups}
         momenta = self._momenta_of(blocks)
         gradients = torch.cat([weight.grad.reshape(-1) for weight in momenta.weights if weight.grad is not None])
-        memory, bad = momenta.memory, None if self.found_inf is None else self.found_inf != 0
+        buffer, bad = momenta.buffer, None if self.found_inf is None else self.found_inf != 0
         if bad is None:
-            torch.lerp(gradients, memory, share, out=memory)
+            torch.lerp(gradients, buffer, share, out=buffer)
         else:
-            torch.where(bad, memory, torch.lerp(gradients, memory, share), out=memory)
-        change = torch.lerp(gradients, memory, share, out=gradients)  # the momentum one step ahead (Nesterov)
+            torch.where(bad, buffer, torch.lerp(gradients, buffer, share), out=buffer)
+        change = torch.lerp(gradients, buffer, share, out=gradients)  # the momentum one step ahead (Nesterov)
         for group in momenta.groups:
             group.make_orthogonal(change, self.precision)
         changes = momenta.by_weight(change)
@@ -128,7 +128,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta.weights, changes, alpha=-rate)
 
     def _momenta_of(self, blocks: Mapping[Tensor, int]) -> _JoinedMomenta:
-        """The momenta in one memory; a momentum that was put in a weight's state is copied into it."""
+        """The momenta in one buffer; a momentum that was loaded into a weight's state is copied into it."""
         before = {weight: self.state[weight].get("momentum") for weight in blocks}
         momenta = self._momenta
         known = {} if momenta is None else momenta.parts
@@ -142,14 +142,14 @@ class Muon(torch.optim.Optimizer):
 
 
 class _JoinedMomenta:
-    """The momenta of all weights in one memory, those of equal shape side by side."""
+    """The momenta of all weights in one buffer, those of equal shape next to each other."""
 
     def __init__(self, blocks: Mapping[Tensor, int]) -> None:
         cut = {weight: (len(weight) // count, weight.shape[1]) for weight, count in blocks.items()}
         self.weights = sorted(cut, key=lambda weight: (sorted(cut[weight]), cut[weight]))
-        self.sizes = [_SIZE_OF_ADAM * math.sqrt(max(cut[weight])) for weight in self.weights]
-        self.memory = self.weights[0].new_zeros(sum(weight.numel() for weight in self.weights))
-        self.parts = dict(zip(self.weights, self.by_weight(self.memory), strict=True))
+        self.sizes = [_ADAM_UPDATE_SIZE * math.sqrt(max(cut[weight])) for weight in self.weights]
+        self.buffer = self.weights[0].new_zeros(sum(weight.numel() for weight in self.weights))
+        self.parts = dict(zip(self.weights, self.by_weight(self.buffer), strict=True))
         self.groups: list[_EqualMatrices] = []
         start = 0
         for (rows, columns), same in groupby(self.weights, key=lambda weight: sorted(cut[weight])):
@@ -159,15 +159,15 @@ class _JoinedMomenta:
             self.groups.append(_EqualMatrices(start, rows, columns, counts[False], counts[True]))
             start += rows * columns * sum(counts.values())
 
-    def by_weight(self, memory: Tensor) -> list[Tensor]:
-        """The parts of a memory in the order of the momenta, in the weights' shapes."""
-        parts = torch.split(memory, [weight.numel() for weight in self.weights])
+    def by_weight(self, buffer: Tensor) -> list[Tensor]:
+        """Views of a buffer with the layout of the momenta, one per weight and in its shape."""
+        parts = torch.split(buffer, [weight.numel() for weight in self.weights])
         return [part.view(weight.shape) for part, weight in zip(parts, self.weights, strict=True)]
 
 
 @dataclass(frozen=True)
 class _EqualMatrices:
-    """Matrices side by side from `start` on: first `wide` that are [p, q], then `tall` that are [q, p]; p ≤ q."""
+    """Adjacent matrices in a buffer from `start` on: `wide` ones of [p, q], then `tall` ones of [q, p]; p ≤ q."""
 
     start: int
     p: int
@@ -175,12 +175,12 @@ class _EqualMatrices:
     wide: int
     tall: int
 
-    def make_orthogonal(self, memory: Tensor, precision: torch.dtype) -> None:
-        """Replace each matrix by its orthogonal one."""
+    def make_orthogonal(self, buffer: Tensor, precision: torch.dtype) -> None:
+        """Replace each matrix by the nearest one with orthonormal rows or columns, approximately."""
         size = self.p * self.q
         middle = self.start + self.wide * size
-        wide = memory[self.start : middle].view(self.wide, self.p, self.q)
-        tall = memory[middle : middle + self.tall * size].view(self.tall, self.q, self.p).mT
+        wide = buffer[self.start : middle].view(self.wide, self.p, self.q)
+        tall = buffer[middle : middle + self.tall * size].view(self.tall, self.q, self.p).mT
         found = orthogonal(torch.cat([wide, tall]).to(precision))
         for part, made in ((wide, found[: self.wide]), (tall, found[self.wide :])):
             if len(part):
@@ -188,7 +188,7 @@ class _EqualMatrices:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """[N, p, q], p ≤ q → matrices with nearly orthonormal rows: each singular value becomes one near 1."""
+    """[N, p, q], p ≤ q → matrices with nearly orthonormal rows: each singular value is moved near 1."""
     a, b, c = _QUINTIC
     x: Tensor = matrices / matrices.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(_ROUNDS):
@@ -202,11 +202,11 @@ SLOTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adagrad: ("sum", "step"),
     Muon: ("momentum",),
 }
-"""What an optimiser stores for each weight."""
+"""The names of the state that each optimiser stores for each weight."""
 
 
 def slots_of(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """What the optimisers store, by weight and slot: `name.slot`."""
+    """The state of the optimisers by weight and slot: `name.slot`."""
     return {
         f"{names[parameter]}.{slot}": values[slot]
         for optimizer in optimizers
@@ -218,7 +218,7 @@ def slots_of(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor,
 def restore_slots(
     optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str], slots: Mapping[str, Tensor]
 ) -> None:
-    """Restore what `slots_of` gave; weights without any start again."""
+    """Restore the state that `slots_of` returned; weights without a stored state start without one."""
     for optimizer in optimizers:
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             found = {slot: slots.get(f"{names[parameter]}.{slot}") for slot in SLOTS[type(optimizer)]}
@@ -226,7 +226,7 @@ def restore_slots(
                 continue
             for slot, value in found.items():
                 if value is None or (slot != "step" and value.shape != parameter.shape):
-                    raise ElmoError(f"the optimiser's {slot} for {names[parameter]} is missing or of another shape")
+                    raise ElmoError(f"the optimiser's {slot} for {names[parameter]} is missing or has another shape")
             optimizer.state[parameter] = {
                 slot: value.to(parameter.device).clone() for slot, value in found.items() if value is not None
             }
@@ -235,7 +235,7 @@ def restore_slots(
 def start_from_sums(
     optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str], sums: Mapping[str, Tensor]
 ) -> None:
-    """Let Adagrad start with the sums of squared gradients from another system's checkpoint."""
+    """Start Adagrad with the sums of squared gradients from a TensorFlow checkpoint."""
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             value = sums.get(names[parameter])

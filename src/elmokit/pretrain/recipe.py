@@ -1,7 +1,7 @@
-"""Every option of a training run, where it comes from, and what `elmo train --help` says about it.
+"""Every option of a training run, with its default and its text in `elmo train --help`.
 
-A recipe is made from four places, each overriding the one before: the defaults here, those in presets.toml (a preset is
-a size of network, a recipe a way to train it), a TOML file of the user's, and the command line.
+A recipe is made from four sources, each overriding the one before: the defaults here, presets.toml (a preset is a size
+of the network, a recipe is how it is trained), a TOML file of the user, and the command line.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def transformer_option(default: Any, help: str, **bounds: float) -> Any:  # noqa
 class Recipe:
     """All options of a training run, in the order of `elmo train --help`."""
 
-    # What the network is.
+    # The network.
     input: Literal["chars", "words"] = option(
-        "chars", "What the model reads of a token: its characters, or its row in a word table."
+        "chars", "What the model reads for a token: its characters, or its row in a word table."
     )
     context: str = option("lstm", "Kind of context encoder: lstm, transformer, or one added with register_context.")
     cell_size: int = lstm_option(1024, "Size of the memory cell of each LSTM (H).", least=1)
@@ -49,36 +49,40 @@ class Recipe:
         128, "Size of the output of each LSTM (P); a vector has one for each direction.", least=1
     )
     layers: int = lstm_option(2, "Number of LSTM layers in each direction.", least=1)
-    size: int = transformer_option(384, "Numbers per token in every layer of a transformer (P).", least=2)
+    size: int = transformer_option(384, "Size of the token vectors in every layer of a transformer (P).", least=2)
     blocks: int = transformer_option(8, "Number of blocks of a transformer.", least=1)
     heads: int = transformer_option(6, "Number of attention heads in each block.", least=1)
-    inner_size: int = transformer_option(960, "Numbers per token in the feed-forward part.", least=1)
-    attention_window: int = transformer_option(64, "Words that a word sees on each side in one block.", least=1)
-    softmax_size: int = transformer_option(256, "Numbers per token that the softmax reads.", least=1)
-    every: int = transformer_option(2, "Blocks between two layers of the model's output.", least=1)
+    inner_size: int = transformer_option(960, "Size of the feed-forward layer in each block.", least=1)
+    attention_window: int = transformer_option(
+        64, "Number of words that a word sees on each side in one block.", least=1
+    )
+    softmax_size: int = transformer_option(256, "Size of the vectors that the softmax reads.", least=1)
+    every: int = transformer_option(2, "Number of blocks per layer of the model's output.", least=1)
     prediction_layer: bool = transformer_option(
         False, "Add a last layer to the output: what the softmax reads to predict the word itself."
     )
     filters: str = option("1:32,2:32,3:64,4:128,5:256,6:512,7:1024", "Character convolutions, as width:count,…")
-    character_size: int = option(16, "Numbers per character.", least=1)
-    max_characters: int = option(50, "Number of bytes of a word that are read, two markers included.", least=3)
+    character_size: int = option(16, "Size of the character vectors.", least=1)
+    max_characters: int = option(50, "Number of bytes that are read of a word, two markers included.", least=3)
     highways: int = option(1, "Number of highway layers after the convolutions.", least=0)
     activation: Literal["relu", "tanh"] = option("relu", "Activation after each convolution.")
-    word_size: int = option(0, "Numbers per word with --input words; 0: as many as the context encoder reads.", least=0)
+    word_size: int = option(
+        0, "Size of the word vectors with --input words; 0: the size that the context encoder reads.", least=0
+    )
     cell_clip: float = lstm_option(3.0, "Limit for the memory cells; 0: none.", least=0)
     projection_clip: float = lstm_option(3.0, "Limit for the LSTMs' outputs; 0: none.", least=0)
     skip_connections: bool = lstm_option(True, "Add the input of layers after the first to their output.")
     tie_softmax: bool = option(False, "Use the word table as the softmax, with --input words.")
-    train_word_vectors: bool = option(True, "Train the vectors of --word-vectors further.")
+    train_word_vectors: bool = option(True, "Continue to train the vectors of --word-vectors.")
 
-    # What it reads.
+    # The text.
     segment: Literal["english", "jieba", "chars", "whitespace", "none"] = option(
-        "none", "How a sentence becomes tokens; none: split at white space."
+        "none", "How a sentence is split into tokens; none: at white space."
     )
     split: Literal["none", "line", "paragraph"] = option(
         "none", "Split raw text into sentences: every line, or every paragraph between blank lines."
     )
-    max_tokens: int = option(1000, "Number of tokens above which a sentence is left out.", least=1)
+    max_tokens: int = option(1000, "Largest number of tokens in a sentence; longer ones are left out.", least=1)
     vocab_size: int = option(50_000, "Number of words in the softmax without --vocab.", least=4)
     min_count: int = option(2, "Number of times a word must occur to be in the softmax without --vocab.", least=1)
     heldout_fraction: float = option(
@@ -86,7 +90,7 @@ class Recipe:
     )
     shuffle: bool = option(True, "Read the sentences in a new random order in each epoch, not in file order.")
 
-    # How it learns.
+    # The training.
     batch_size: int = lstm_option(
         0,
         "Rows of text per process and batch; 0: by the size of the text, 16 to 32 on a CPU, up to 256 on a GPU.",
@@ -105,10 +109,11 @@ class Recipe:
         0.5, "Share of the segments that are several consecutive sentences.", least=0, most=1
     )
     mask: str = transformer_option(
-        "0.3,0.15", "Share of the words that are masked and predicted, at the start and at the end of the run."
+        "0.3,0.15", "Share of the words that are masked and predicted: at the start and at the end of the run."
     )
     causal: str = transformer_option(
-        "0.6,0.125", "Share of the segments in which words are predicted from one side, at the start and at the end."
+        "0.6,0.125",
+        "Share of the segments in which words are predicted from one side: at the start and at the end of the run.",
     )
     grow: float = transformer_option(
         0.5, "Share of the run after which an update reads twice as many tokens; 1: never.", least=0, most=1
@@ -119,7 +124,7 @@ class Recipe:
         0.1, "Dropout on each LSTM layer's input and the top output, or in each transformer block.", least=0, most=0.99
     )
     loss: Literal["auto", "full", "sampled"] = option(
-        "auto", "Softmax over all words or over a sample; auto samples large vocabularies on a CPU."
+        "auto", "Softmax over all words or over a sample; auto: a sample for large vocabularies on a CPU."
     )
     negatives: int = option(8192, "Number of words in the sample of the sampled softmax.", least=1)
     optimizer: Literal["adam", "muon", "adagrad"] = option(
@@ -135,12 +140,12 @@ class Recipe:
     weight_decay: float = option(0.0, "Decoupled weight decay of matrices; with muon, not of tables.", least=0)
     accumulator: float = option(1.0, "Initial value of Adagrad's sums.", least=1e-9)
     clip_norm: float = option(0.5, "Limit for the norm of all gradients together; 0: none.", least=0)
-    unigram_bias: bool = option(True, "Start a new softmax from the words' frequencies, not from equal chances.")
+    unigram_bias: bool = option(True, "Start a new softmax from the words' frequencies, not from equal probabilities.")
     scale_by_window: bool = lstm_option(False, "Multiply the loss by the window, as bilm-tf does.")
     precision: Literal["auto", "float32", "bfloat16"] = option("auto", "dtype to compute in; auto: bfloat16 on a GPU.")
     seed: int = option(1, "Seed of all random numbers.", least=0, most=2**63 - 1)
 
-    # How long, and what is stored.
+    # The length of the run, and what is stored.
     tokens: float = option(0.0, "Tokens after which to stop; 0: no limit.", least=0)
     epochs: float = option(
         0.0, "Passes over the text after which to stop; 0: no limit, or 10 if no other length is given.", least=0
@@ -159,19 +164,26 @@ class Recipe:
         most=0.999,
     )
     until: float = transformer_option(
-        1.0, "Share of the run at which to stop; --resume continues it, on this machine or another.", least=0, most=1
+        1.0,
+        "Share of the run at which to stop; --resume continues it, on this machine or another one.",
+        least=0,
+        most=1,
     )
-    eval_every: int = option(0, "Updates between held-out perplexities; 0: up to twenty in the run.", least=0)
+    eval_every: int = option(
+        0, "Updates between held-out perplexities; 0: up to twenty evaluations in the run.", least=0
+    )
     patience: int = option(
-        0, "Stop after this number of held-out perplexities without a better one; 0: never.", least=0
+        0, "Stop after this number of held-out perplexities without an improvement; 0: never.", least=0
     )
-    log_every: int = option(0, "Updates between lines of metrics.jsonl; 0: about five hundred in the run.", least=0)
+    log_every: int = option(
+        0, "Updates between lines of metrics.jsonl; 0: about five hundred lines in the run.", least=0
+    )
     checkpoint_every: int = option(0, "Updates between checkpoints; 0: one at each evaluation.", least=0)
     checkpoint_minutes: float = option(2.0, "Longest time between checkpoints in minutes; 0: no limit.", least=0)
     keep: int = option(2, "Number of checkpoints to store besides the best.", least=1)
 
     def __post_init__(self) -> None:
-        for name in ("mask", "causal"):  # a TOML file may have a number
+        for name in ("mask", "causal"):  # a TOML file may contain a number
             if isinstance(getattr(self, name), int | float):
                 object.__setattr__(self, name, str(getattr(self, name)))
         check_options(self)
@@ -190,7 +202,7 @@ class Recipe:
         context = CONTEXTS[self.context].from_options(self.to_dict())
         if self.tie_softmax and (self.word_size or context.token_size) != context.prediction_size:
             raise ElmoError(
-                f"tie_softmax needs a word_size of {context.prediction_size}, the numbers that the softmax reads, got "
+                f"tie_softmax needs a word_size of {context.prediction_size}, the size that the softmax reads, got "
                 f"{self.word_size or context.token_size}",
                 "tie_softmax",
                 "word_size",
@@ -198,11 +210,11 @@ class Recipe:
 
     @property
     def objective(self) -> str:
-        """How the context encoder is trained."""
+        """The training objective of the context encoder: windows or segments."""
         return CONTEXTS[self.context].objective
 
     def config(self, n_words: int) -> ElmoConfig:
-        """The configuration of the network for a vocabulary of n_words."""
+        """The configuration of the network for a vocabulary of `n_words`."""
         context = CONTEXTS[self.context].from_options(self.to_dict())
         if self.input == "words":
             size = self.word_size or context.token_size
@@ -222,7 +234,7 @@ class Recipe:
 
 
 def parse_filters(text: str) -> tuple[tuple[int, int], ...]:
-    """Widths and counts of the convolutions.
+    """The width and number of filters of each convolution.
 
     >>> parse_filters("1:32,2:64")
     ((1, 32), (2, 64))
@@ -237,7 +249,7 @@ def parse_filters(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def parse_range(name: str, text: str) -> tuple[float, float]:
-    """A share at the start and at the end of a run; one number is both.
+    """The share at the start and at the end of a run; one number stands for both.
 
     >>> parse_range("mask", "0.3,0.15"), parse_range("mask", "0.2")
     ((0.3, 0.15), (0.2, 0.2))
@@ -262,18 +274,18 @@ def make_recipe(
     """Make a recipe from the presets, then the user's file, then the changes from the command line."""
     named = {**(read_config(config) if config is not None else {}), **(changes or {})}
     in_file = {name: named.pop(name, None) for name in ("preset", "recipe")}
-    size, way = preset or in_file["preset"] or "small", recipe or in_file["recipe"] or "modern"
+    size, method = preset or in_file["preset"] or "small", recipe or in_file["recipe"] or "modern"
     context = named.get("context", "lstm")
     load_extensions()
     presets = tomllib.loads(files("elmokit.pretrain").joinpath("presets.toml").read_text(encoding="utf-8"))
-    known = {"preset": (size, presets["preset"]), "recipe": (way, presets["recipe"]), "context": (context, CONTEXTS)}
+    known = {"preset": (size, presets["preset"]), "recipe": (method, presets["recipe"]), "context": (context, CONTEXTS)}
     for name, (value, choices) in known.items():
         if not isinstance(value, str) or value not in choices:
             raise ElmoError(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)
     objective, sizes = CONTEXTS[context].objective, presets["preset"][size]
     for item in fields(Recipe):
-        elsewhere = item.metadata.get("only") not in (None, objective)
-        if elsewhere and named.get(item.name, item.default) != item.default:
+        unusable = item.metadata.get("only") not in (None, objective)
+        if unusable and named.get(item.name, item.default) != item.default:
             others = [kind for kind in CONTEXTS if CONTEXTS[kind].objective == item.metadata.get("only")]
             raise ElmoError(
                 f"{item.name} is an option for the encoder {' or '.join(others)}, and this run has {context}: leave it "
@@ -281,11 +293,13 @@ def make_recipe(
                 item.name,
             )
     if objective == "windows":
-        values = {**presets["recipe"][way], **sizes["network"], **sizes.get(way, {})}
-    elif way == "modern":
+        values = {**presets["recipe"][method], **sizes["network"], **sizes.get(method, {})}
+    elif method == "modern":
         values = {**presets["objective"][objective], **sizes.get(context, {})}
     else:
-        raise ElmoError(f"recipe {way} trains an LSTM, and this run has the encoder {context}: leave it out", "recipe")
+        raise ElmoError(
+            f"recipe {method} trains an LSTM, and this run has the encoder {context}: leave it out", "recipe"
+        )
     return Recipe(**{**values, **named})
 
 
@@ -302,7 +316,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ElmoError(f"config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}", "config") from error
     if path.suffix == ".json":
-        # What they ask for is bilm-tf's training; its rate of 0.2 would ruin any other.
+        # These options describe bilm-tf's training; its rate of 0.2 would ruin any other recipe.
         values = {"recipe": "paper", **from_bilm_options(values, str(path))}
     known = {item.name for item in fields(Recipe)} | {"preset", "recipe"}
     values = {name.replace("-", "_"): value for name, value in values.items()}
@@ -312,7 +326,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def from_bilm_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The training options of bilm-tf's options.json by our names; what we count ourselves is left out."""
+    """The training options of bilm-tf's options.json by their names in a recipe, without the counts of the corpus."""
     if not isinstance(options, Mapping):
         raise ElmoError(f"{where} must be an object with named values, got {options!r}")
     if options.get("bidirectional") is False:
@@ -329,7 +343,7 @@ def from_bilm_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def character_options(characters: CharacterConfig) -> dict[str, Any]:
-    """The options of the recipe that give this configuration."""
+    """The options of a recipe that give this configuration."""
     return {
         "filters": ",".join(f"{width}:{count}" for width, count in characters.filters),
         "character_size": characters.embedding_size,

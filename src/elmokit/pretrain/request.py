@@ -1,4 +1,4 @@
-"""What a run is asked to do, stored in its folder as run.json, and what may change when it is resumed."""
+"""The request of a run, which its folder stores as run.json, and the options that may change when it is resumed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from elmokit.text.vocab import BEGIN, END, UNKNOWN, Vocabulary
 _DEFAULT_EPOCHS = 10.0
 _SHAPES = [config.from_options(Recipe().to_dict()).to_options() for config in CONTEXTS.values()]
 _SHAPE = {"input", "word_size", *character_options(CharacterConfig(((1, 1),))), *chain(*_SHAPES)}
-"""Options that a model to start from decides."""
+"""Options that the model of `init` decides."""
 _LENGTHS = {"tokens", "epochs", "steps", "minutes"}
 _RESUMABLE = _LENGTHS | {
     *("until", "eval_every", "patience", "log_every", "checkpoint_every", "checkpoint_minutes", "keep"),
     *("learning_rate", "clip_norm"),  # for a run that diverged
-    *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product stays
-    "prediction_layer",  # what the model gives, not what is trained: runs that are older than the option may get it
+    *("batch_size", "batch_tokens", "accumulate"),  # for another number of processes: their product must stay the same
+    "prediction_layer",  # an output of the model, not part of the training: old runs may add it
 }
 """Options that may change when a run is resumed."""
 _FILES = ("word_vectors", "init", "init_options")
 _MODEL_FILES = ("config.json", "options.json", "encoder.pkl", "checkpoint")
-"""Files of models, of ours or of an older system: a run in their folder would overwrite their vocab.txt."""
+"""Files of models of elmokit or an older system: a run in their folder would overwrite their vocab.txt."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The arguments of a run that are not options of the recipe, and the options that were given."""
+    """The arguments of a run that are not options of the recipe, and in `changes` the options that were given."""
 
     corpus: Sequence[str]
     output: Path
@@ -55,11 +55,11 @@ class TrainRequest:
     device: str | None = None
     tensorboard: bool = False
     command: str = ""
-    """What the user typed, for the model card."""
+    """The command that the user typed, for the model card."""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
-        """What run.json stores, with the full names of files."""
+        """The part of the request that run.json stores, with absolute paths."""
 
         def sources(names: Sequence[str]) -> list[str]:
             return [name if name == "-" else str(Path(name).expanduser().absolute()) for name in names]
@@ -81,9 +81,9 @@ class TrainRequest:
 
 
 def resolve_request(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe]:
-    """The complete request and the recipe; a resumed run has those it began with, except what may change."""
+    """The complete request and recipe; a resumed run uses the stored ones, except for options that may change."""
     if request.vocab is not None:
-        read_vocab_file(request.vocab)  # a mistake shows before hours of preparing a corpus
+        read_vocab_file(request.vocab)  # report a mistake before hours of preparing a corpus
     for name, path in (("word_vectors", request.word_vectors), ("init", request.init)):
         if path is not None and not path.exists() and not any(path.parent.glob(f"{escape(path.name)}.*")):
             raise ElmoError(f"{name} {path} does not exist", name)
@@ -97,11 +97,11 @@ def _new(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Recipe
         raise ElmoError(f"{folder.folder} contains a model: choose another output", "output")
     vocab = folder.folder / "vocab.txt"
     if vocab.exists() and not (request.vocab is not None and request.vocab.samefile(vocab)):
-        raise ElmoError(f"{vocab} would be replaced: give it as vocab, or choose another output", "vocab", "output")
+        raise ElmoError(f"{vocab} would be overwritten: give it as vocab, or choose another output", "vocab", "output")
     changes = _with_context(request)
     recipe = make_recipe(preset=request.preset, recipe=request.recipe, config=request.config, changes=changes)
     _check_together(request, recipe)
-    clock = recipe.minutes if recipe.objective == "windows" else 0  # the schedules of segments never follow it
+    clock = recipe.minutes if recipe.objective == "windows" else 0  # the schedules of segments never follow the clock
     if not (recipe.tokens or recipe.epochs or recipe.steps or clock):
         recipe = replace(recipe, epochs=_DEFAULT_EPOCHS)
     given = request.given_options()
@@ -123,8 +123,8 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
         raise ElmoError("word_vectors need input words: a character model has no word table", "word_vectors", "input")
     if vectors and not recipe.train_word_vectors and recipe.weight_decay:
         raise ElmoError(
-            f"weight_decay {recipe.weight_decay:g} would change word vectors that must stay as they are: give "
-            "train_word_vectors, or leave it out",
+            f"weight_decay {recipe.weight_decay:g} would change word vectors that are not trained: give "
+            "train_word_vectors, or leave weight_decay out",
             "weight_decay",
             "train_word_vectors",
         )
@@ -137,7 +137,7 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
 
 
 def _with_context(request: TrainRequest) -> dict[str, Any]:
-    """The options that were given, with the context encoder of the model to start from, which decides the defaults."""
+    """The given options, with the context encoder of the model of `init`, which decides the defaults."""
     if request.init is None:
         return dict(request.changes)
     context = read_checkpoint(request.init, options=request.init_options).config.context
@@ -170,24 +170,24 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
     now, given = request.stored(), request.given_options()
     now |= {"preset": given.pop("preset", None), "recipe_name": given.pop("recipe", None)}
     for name, value in now.items():
-        moved = name in ("corpus", "heldout") and stored[name]  # the text may be in another place on another machine
+        moved = name in ("corpus", "heldout") and stored[name]  # the text may have another path on another machine
         if value and value != stored[name] and not moved:
             shown = name.removesuffix("_name")
             raise ElmoError(f"{shown} was {stored[name]} when the run began and cannot change now", shown)
     if request.vocab is not None and (vocab is None or read_vocab_file(request.vocab) != read_vocab_file(vocab)):
         raise ElmoError(f"vocab {request.vocab} has other words than the run began with: leave it out", "vocab")
     fixed = _SHAPE if stored["init"] is not None else ()
-    # What "auto" means was decided when the run began.
+    # "auto" was resolved when the run began.
     given = {name: value for name, value in given.items() if name not in fixed and value != "auto"}
     changed = replace(recipe, **given)
     for name in given.keys() - _RESUMABLE:
         if getattr(changed, name) != getattr(recipe, name):
             raise ElmoError(
-                f"{name} was {getattr(recipe, name)} when the run began and cannot change now; what may change is "
+                f"{name} was {getattr(recipe, name)} when the run began and cannot change now; these options may: "
                 f"{', '.join(sorted(_RESUMABLE))}",
                 name,
             )
-    # A new length replaces all the old ones; the minutes of a leg are no length.
+    # A new length replaces all old ones; the minutes of a leg are not a length.
     lengths = _LENGTHS if recipe.objective == "windows" else _LENGTHS - {"minutes"}
     if any(given.get(name) for name in lengths):
         changed = replace(changed, **{name: given.get(name, 0) for name in lengths})
@@ -210,7 +210,7 @@ def _resumed(request: TrainRequest, folder: RunFolder) -> tuple[TrainRequest, Re
 def read_vocab_file(path: Path) -> Vocabulary:
     """The words of a vocab.txt; `<S>`, `</S>` and `<UNK>` must be among them."""
     if not path.is_file():
-        raise ElmoError(f"vocab {path} does not exist or is no file; elmo vocab writes one", "vocab")
+        raise ElmoError(f"vocab {path} does not exist or is not a file; elmo vocab writes one", "vocab")
     vocab = read_vocabulary(path)
     try:
         vocab.require_specials()
@@ -226,8 +226,8 @@ def store_request(
     prepared: Mapping[str, PreparedCorpus | None],
     vocab: Vocabulary,
 ) -> None:
-    """Store what a resumed run needs; run.json comes last, and has the command that began the run."""
-    own = vocab.specials == (BEGIN, END, UNKNOWN)  # an existing model with other boundaries has its words itself
+    """Store what a resumed run needs. run.json is written last and keeps the command that began the run."""
+    own = vocab.specials == (BEGIN, END, UNKNOWN)  # a model with other boundary words stores its own vocabulary
     if own:
         write_text(folder.checkpoints / "vocab.txt", vocab.to_text())
     found = {name: part for name, part in prepared.items() if part is not None}

@@ -1,4 +1,4 @@
-"""A whole training run: corpus → vocabulary → network → training → a model that `Elmo.load` opens."""
+"""A complete training run: corpus → vocabulary → network → training → a model that `Elmo.load` opens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elmokit.messages import counted, duration, perplexity
 from elmokit.model.placement import choose_device
 from elmokit.pretrain.checkpoints import RunFolder
 from elmokit.pretrain.curve import draw_curve
-from elmokit.pretrain.distributed import Processes, joined
+from elmokit.pretrain.distributed import Processes, process_group
 from elmokit.pretrain.loop import Training, held_out_state
 from elmokit.pretrain.metrics import RunRecorder
 from elmokit.pretrain.recipe import Recipe, make_recipe, read_config
@@ -36,9 +36,9 @@ from elmokit.pretrain.updates import estimated_cost
 def run_training(request: TrainRequest, report: Say = lambda _: None) -> int:
     """Train to the end or a signal, export the model, and return the exit status: 0, or 128 + the signal.
 
-    `report` is called with each line of text that a user should see.
+    `report` is called with each line of text for the user.
     """
-    with joined(request.device) as processes, ExitStack() as stack:
+    with process_group(request.device) as processes, ExitStack() as stack:
         folder = RunFolder(request.output)
         if processes.first:
             stack.enter_context(folder.locked())
@@ -46,16 +46,16 @@ def run_training(request: TrainRequest, report: Say = lambda _: None) -> int:
         before = Recipe(**folder.read_request()["recipe"]) if folder.started else None
         request, recipe = resolve_request(request, folder)
         if not before:
-            recipe = _read_as_before(request, recipe, say)
+            recipe = _with_known_text_options(request, recipe, say)
         for item in fields(recipe) if before else ():
             if (old := getattr(before, item.name)) != (new := getattr(recipe, item.name)):
                 say(f"changed: {item.name} {old} → {new}")
-        processes.wait()  # no process may read the folder after the first has begun to write
+        processes.wait()  # all processes must have read the folder before the first one writes to it
         return _train(request, recipe, folder, processes, say)
 
 
-def _read_as_before(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
-    """Read text as a prepared corpus was read, or as the text of the model to start from, but for what was given."""
+def _with_known_text_options(request: TrainRequest, recipe: Recipe, say: Say) -> Recipe:
+    """The recipe with the `segment` and `split` of the prepared corpus or the model of `init`, unless given."""
     text: Mapping[str, Any]
     named: Mapping[str, Any] = {}
     if prepared := find_prepared(request.corpus):
@@ -89,12 +89,12 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         steps = training.objective.n_steps
         if steps and steps < training.progress.step:
             raise ElmoError(
-                f"the run is at update {training.progress.step:,} already, and {steps:,} were asked for: "
+                f"the run is at update {training.progress.step:,} already, and {steps:,} were requested: "
                 "give more steps or epochs",
                 "steps",
                 "epochs",
             )
-    if processes.agree(training.progress.step) != training.progress.step:
+    if processes.broadcast(training.progress.step) != training.progress.step:
         raise ElmoError(f"output {folder.folder} must be one folder that all machines share", "output")
     if processes.first:
         store_request(request, recipe, folder, {"corpus": corpus, "heldout": heldout}, start.vocab)
@@ -112,7 +112,7 @@ def _train(request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: 
         _finish(request, training, start, corpus, heldout, say)
     if stopped:
         say(f"stopped at step {training.progress.step:,}; resume to continue from here")
-    processes.wait()  # torchrun ends the first one, which may still be writing, as soon as another has ended
+    processes.wait()  # as soon as one process ends, torchrun ends the first one, which may still be writing
     return 128 + stopped if stopped else 0
 
 
@@ -124,7 +124,7 @@ def _device(asked: str | None, processes: Processes) -> str | None:
 
 
 def _describe(training: Training, say: Say) -> None:
-    """Report what was chosen."""
+    """Report the network, its dtype, softmax and device, and the length of the run."""
     recipe, network = training.recipe, training.updates.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
     softmax = f"sampled softmax ({recipe.negatives:,} of " if training.updates.sampled else "full softmax ("
@@ -135,15 +135,15 @@ def _describe(training: Training, say: Say) -> None:
         f"network: {parameters:,} parameters, {softmax}{len(network.head.bias):,} words), {recipe.optimizer}, "
         f"{str(training.updates.precision).removeprefix('torch.')} on {training.device}"
     )
-    if training.device.type == "cpu" and (advice := _faster(training)):
+    if training.device.type == "cpu" and (advice := _cpu_advice(training)):
         say(advice)
     say(f"training: {length}, {training.objective.describe()}")
     if training.data.heldout is None:
-        say("no text is held out, so no perplexity on unseen text is measured: name some with heldout")
+        say("no text is held out, so no perplexity on unseen text is measured: give some with heldout")
 
 
-def _faster(training: Training) -> str:
-    """What would make updates faster on a CPU, in one line."""
+def _cpu_advice(training: Training) -> str:
+    """A line about the cost of the softmax on a CPU, with advice to make updates faster; empty if it is cheap."""
     updates, recipe = training.updates, training.recipe
     rest, full, sampled = estimated_cost(recipe, updates.network)
     share, times = full / (rest + full), f"{(rest + full) / (rest + sampled):.1f} x"
@@ -151,8 +151,10 @@ def _faster(training: Training) -> str:
         return f"softmax: sampled, because the full one would take {times} as long"
     if share < 1 / 3:
         return ""
-    ways = [f"loss sampled ({times})"] if recipe.negatives < len(updates.network.head.bias) and sampled < full else []
-    others = " or ".join(["a smaller vocab_size", *ways])
+    remedies = (
+        [f"loss sampled ({times})"] if recipe.negatives < len(updates.network.head.bias) and sampled < full else []
+    )
+    others = " or ".join(["a smaller vocab_size", *remedies])
     return f"softmax: about {share:.0%} of the time of an update; {others} would make it faster"
 
 
@@ -164,7 +166,7 @@ def _finish(
     heldout: PreparedCorpus | None,
     say: Say,
 ) -> None:
-    """Export the best weights, before the end of a run that has not diverged the last ones; draw the curve."""
+    """Export the best weights, or the last ones of a run that was stopped; draw the curve; report the result."""
     folder, progress = training.folder, training.progress
     best = None
     if training.ended or training.diverged:
@@ -188,7 +190,7 @@ def _finish(
     if measured and measured.get("masked"):
         result += f", masked words {perplexity(measured['masked'])}"
     end = "done" if training.ended else f"this leg ends at {training.share:.2%} of the run; resume to continue it"
-    if training.stopping.signal:
+    if training.stop_signals.signal:
         end = f"stopped at {training.share:.2%} of the run"
     updates, result = counted(progress.step, "update"), f"; {result}" if result else ""
     say(f"{end}: {updates} in {duration(progress.seconds)}{early}{result}")
@@ -197,29 +199,29 @@ def _finish(
 def _export(
     start: Start, weights: Mapping[str, Tensor], folder: Path, facts: Mapping[str, str], text: Mapping[str, str]
 ) -> list[str]:
-    """Write the model into the run's folder and bilm/ below it; what was written, or why not, in sentences."""
+    """Write the model to the run's folder, and to bilm/ in it if possible; returns lines about what was written."""
     checkpoint = start.checkpoint(str(folder), weights)
     checkpoint.notes = training_section(facts) + earlier_section(start.notes)
     checkpoint.text = dict(text)
     write_checkpoint(checkpoint, folder)
-    said = [f"model: {folder} (Elmo.load opens it)"]
+    lines = [f"model: {folder} (Elmo.load opens it)"]
     if checkpoint.config.context.kind not in bilm.FORMAT.contexts:
-        return said
+        return lines
     try:
-        # Without `text`, which the folder above has: no warning that this format cannot store it.
+        # Without `text`, which the run's folder stores: otherwise a warning says that this format cannot store it.
         write_checkpoint(replace(checkpoint, text={}), folder / "bilm", "bilm")
-        said.append(f"for older systems: {folder / 'bilm'}")
+        lines.append(f"for older systems: {folder / 'bilm'}")
     except ElmoError as error:
-        said.append(f"no bilm files: {error}")
-    return said
+        lines.append(f"no bilm files: {error}")
+    return lines
 
 
 def _machine(device: torch.device, processes: int) -> str:
-    """The machine of a run, for its model card."""
+    """The machine and software of a run, for its model card."""
     cpu = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    many = f", {processes} processes" if processes > 1 else ""
-    return f"{name}{many}; elmokit {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    count = f", {processes} processes" if processes > 1 else ""
+    return f"{name}{count}; elmokit {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def _facts(
@@ -240,11 +242,11 @@ def _facts(
     }
     messages = "; ".join(start.messages)
     if request.init and start.where:
-        messages = messages.replace(start.where, request.init.name)  # a card travels, paths of this machine do not
+        messages = messages.replace(start.where, request.init.name)  # the card is published: no paths of this machine
     shape = f"the shape of {request.init.name}" if request.init else f"preset {request.preset or 'small'}"
     processes, rate = training.processes.count, f"{recipe.learning_rate:g}"
     if progress.fall_backs:
-        rate += f" ({progress.rate_share * recipe.learning_rate:g} after going back to the best checkpoint)"
+        rate += f" ({progress.rate_factor * recipe.learning_rate:g} after going back to the best checkpoint)"
     facts = {
         "data": f"{sources}; {'; '.join(corpus.report.lines())}",
         "start": (f"from {request.init.name}; {messages}" if request.init else messages),

@@ -1,7 +1,8 @@
-"""The sentences of a corpus in the order of reading, and the ids that the network has for their tokens.
+"""The sentences of a corpus in the order in which training reads them, and the network's ids of their tokens.
 
-Random orders and random numbers are functions of a seed and a number, so nothing of them needs to be stored: an order
-of a billion sentences would not fit in memory, and a run can resume at any place of any epoch.
+The reading order is endless, epoch after epoch; a sentence's index in it counts from 0. Random orders and random
+numbers are computed from a seed and an index and need not be stored: an order of a billion sentences would not fit in
+memory, and a run can resume at any index.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from elmokit.text.vocab import Vocabulary
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
-"""The parts of a batch by name, those that the model has."""
+"""The parts of a batch by name, without those that the model does not use."""
 BEGIN_TYPE, END_TYPE = 0, 1
-"""The types of the sentence boundaries in a prepared corpus."""
+"""The type numbers of the sentence boundaries in a prepared corpus."""
 _BLOCK = 1 << 20
 _ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a corpus that are read, and their order in each epoch."""
+    """The sentences of a corpus for training or for held-out text, and their order in each epoch."""
 
     corpus: PreparedCorpus
     chosen: tuple[int, int] | None = None
-    """(n, part): of every n sentences one is held out; part 0 reads the others, part 1 those."""
+    """(n, part): the last of every n sentences is held out; part 0 reads the others, part 1 the held-out ones."""
     shuffle: bool = False
     seed: int = 0
 
@@ -46,14 +47,14 @@ class Sentences:
         return total // n if part else total - total // n
 
     def refuse_empty(self) -> None:
-        """Raise an error if there is no sentence."""
+        """Raise an error if there are no sentences."""
         if not len(self):
             raise ElmoError("the corpus has no sentence to read: every line was empty or left out")
 
-    def at(self, places: Ints) -> Ints:
-        """The sentences at these places of an endless reading, epoch after epoch."""
+    def at(self, indices: Ints) -> Ints:
+        """The numbers in the corpus of the sentences at these indices of the reading order."""
         count = len(self)
-        epochs, index = np.divmod(places, count)
+        epochs, index = np.divmod(indices, count)
         if self.shuffle:
             index = permuted(index, count, epochs, self.seed)
         if self.chosen is None:
@@ -62,13 +63,13 @@ class Sentences:
         return index * n + (n - 1) if part else index + index // (n - 1)
 
     def spans(self, sentences: Ints) -> tuple[Ints, Ints]:
-        """Where sentences begin in the corpus, and their lengths."""
+        """The positions of the sentences' first tokens in the corpus, and their lengths."""
         ends = np.asarray(self.corpus.ends)
         begins = np.where(sentences > 0, ends[np.maximum(sentences, 1) - 1], 0)
         return begins, ends[sentences] - begins
 
     def last_of_run(self, sentences: Ints) -> Ints:
-        """The last sentence of the text that follows each of these without one that is not read in between."""
+        """For each sentence, the last one that follows it in the corpus without a gap of unread sentences."""
         end = self.corpus.n_sentences - 1
         if self.chosen is None:
             return np.full_like(sentences, end)
@@ -77,7 +78,7 @@ class Sentences:
 
     @cached_property
     def n_predictions(self) -> int:
-        """Predictions of one direction in an epoch: every token and one boundary per sentence."""
+        """Number of predictions of one direction in an epoch: every token and one boundary per sentence."""
         if self.chosen is None:
             return self.corpus.n_tokens + self.corpus.n_sentences
         in_order, total = Sentences(self.corpus, self.chosen), 0
@@ -88,44 +89,44 @@ class Sentences:
 
 
 class TypeTable:
-    """Types of a prepared corpus → ids of a model and indices of its vocabulary."""
+    """Maps the types of a prepared corpus to a model's input ids and to the indices of its vocabulary."""
 
     def __init__(
         self, corpus: PreparedCorpus, vocab: Vocabulary, indexer: Indexer, *, widest_filter: int, directions: int = 2
     ) -> None:
         self.corpus, self.indexer, self.directions = corpus, indexer, directions
         self.widest_filter = widest_filter
-        """Columns of padding that the convolutions must see after the longest word."""
+        """Number of padding columns after the longest word, for the widest convolution."""
         self.vocab_index: Ints = np.fromiter(map(vocab.index, corpus.type_texts()), np.int64, corpus.n_types)
         self.vocab_index[BEGIN_TYPE], self.vocab_index[END_TYPE] = vocab.begin, vocab.end
         self._unknown = vocab.unknown
-        self._prepare_slots()
+        self._allocate_scratch()
 
-    def _prepare_slots(self) -> None:
-        self._slot: Ints = np.zeros(self.corpus.n_types, np.int64)
-        self._slot_in_use = threading.Lock()
+    def _allocate_scratch(self) -> None:
+        self._scratch: Ints = np.zeros(self.corpus.n_types, np.int64)
+        self._scratch_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the table that `_distinct` works with."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_slot")}
+        """Everything except the scratch table of `_distinct`."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_scratch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._prepare_slots()
+        self._allocate_scratch()
 
     def arrays(self, inputs: Ints) -> Arrays:
-        """Types of any shape → the ids of the distinct ones, and in `inputs` which of them each is."""
-        types, places = self._distinct(inputs)
+        """Types of any shape → the ids of the distinct types and, in `inputs`, the index of each among them."""
+        types, indices = self._distinct(inputs)
         characters, words = self.ids(types)
-        parts = {"characters": characters, "words": words, "inputs": places}
+        parts = {"characters": characters, "words": words, "inputs": indices}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def sentences(self, sentences: Sentences, places: Ints) -> tuple[Arrays, Ints, Ints]:
-        """Whole sentences at some places of a reading: `arrays` of [B, T], rows of the softmax [B, T], lengths [B].
+    def sentences(self, sentences: Sentences, indices: Ints) -> tuple[Arrays, Ints, Ints]:
+        """Whole sentences by index in the reading order: `arrays` of [B, T], rows of the softmax [B, T], lengths [B].
 
-        The lengths count both boundaries; what is past a sentence's end has no meaning.
+        The lengths count both boundaries. Values after the end of a sentence have no meaning.
         """
-        begins, lengths = sentences.spans(sentences.at(places))
+        begins, lengths = sentences.spans(sentences.at(indices))
         column = np.arange(int(lengths.max(initial=0)) + 2)
         tokens = np.asarray(self.corpus.tokens)
         found = tokens.take(begins[:, None] + column - 1, mode="clip").astype(np.int64)  # [B, T]
@@ -134,7 +135,7 @@ class TypeTable:
         return self.arrays(found), self.vocab_index[found], lengths + 2
 
     def unknown_rate(self, sentences: Sentences | None = None) -> float:
-        """The share of the corpus's tokens, or of those of some sentences, that the vocabulary does not have."""
+        """The share of the tokens of the corpus, or of some sentences, that are not in the vocabulary."""
         counts = self.corpus.counts
         if sentences is not None and sentences.chosen is not None:
             begins, lengths = sentences.spans(sentences.at(np.arange(len(sentences))))
@@ -143,18 +144,18 @@ class TypeTable:
         return float(counts[self.vocab_index == self._unknown].sum() / max(1, counts.sum()))
 
     def _distinct(self, inputs: Ints) -> tuple[Ints, Ints]:
-        """Inputs of any shape → their distinct types [U] and, in the inputs' shape, which of them each is.
+        """Types of any shape → the distinct types [U] and, in the same shape, the index of each among them.
 
-        It uses a table over all types, because a batch has too many tokens to sort. A lock lets in one thread at a
-        time: a run makes its next windows while it makes those of held-out sentences.
+        A scratch table over all types is faster than sorting the many tokens of a batch. A lock protects it: one
+        thread prepares training batches while another prepares held-out ones.
         """
         flat = inputs.ravel()
         numbers = np.arange(len(flat))
-        with self._slot_in_use:
-            self._slot[flat] = numbers  # of equal types the last one stays
-            types = flat[self._slot[flat] == numbers]
-            self._slot[types] = np.arange(len(types))
-            return types, self._slot[inputs]
+        with self._scratch_lock:
+            self._scratch[flat] = numbers  # the last of equal types remains
+            types = flat[self._scratch[flat] == numbers]
+            self._scratch[types] = np.arange(len(types))
+            return types, self._scratch[inputs]
 
     def ids(self, types: Ints) -> tuple[NDArray[np.int32 | np.int64] | None, Ints | None]:
         """Characters [U, M] and words [U] of distinct types."""
@@ -170,7 +171,7 @@ class TypeTable:
         return self.indexer.end if index == END_TYPE else self.corpus.type_text(index)
 
     def _byte_ids(self, types: Ints, max_characters: int) -> NDArray[np.int32]:
-        """As `byte_ids` for each type, all at once."""
+        """The result of `byte_ids` for each type, computed for all types at once."""
         ends, data = np.asarray(self.corpus.type_ends), np.asarray(self.corpus.type_bytes)
         start = np.where(types > 0, ends[np.maximum(types, 1) - 1], 0)
         length = np.minimum(ends[types] - start, max_characters - 2)
@@ -189,14 +190,14 @@ class TypeTable:
 
 
 def permuted(index: Ints, count: int, epochs: Ints, seed: int) -> Ints:
-    """Index [N] below `count` → the place of each in its epoch's own random order.
+    """A random permutation for each epoch: indices [N] below `count` → permuted indices.
 
-    A Feistel network over the next power of two, walked until the result is below `count`.
+    A Feistel network permutes the numbers below the next power of two, repeatedly until the result is below `count`.
     """
     if count <= 1:
         return index
     bits = max(2, int(count - 1).bit_length())
-    keys = [mixed(epochs.astype(np.uint64) * np.uint64(_ROUNDS) + np.uint64(r), seed) for r in range(_ROUNDS)]
+    keys = [hashed(epochs.astype(np.uint64) * np.uint64(_ROUNDS) + np.uint64(r), seed) for r in range(_ROUNDS)]
     result = index.astype(np.uint64)
     outside = np.ones(len(index), dtype=bool)
     while outside.any():
@@ -206,12 +207,12 @@ def permuted(index: Ints, count: int, epochs: Ints, seed: int) -> Ints:
 
 
 def uniform(numbers: Ints, seed: int) -> NDArray[np.float64]:
-    """A random number from 0 to below 1 for each number [N], always the same for the same seed."""
-    return (mixed(numbers.astype(np.uint64), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """A random number in [0, 1) for each number [N]; the same seed always gives the same."""
+    return (hashed(numbers.astype(np.uint64), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def mixed(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Values scattered over all 64 bits (the finaliser of splitmix64 over a sequence that the seed chooses)."""
+def hashed(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """64-bit hashes of values (the finaliser of splitmix64, over a sequence that depends on the seed)."""
     with np.errstate(over="ignore"):
         z = (values + np.uint64(seed % 2**63 + 1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed % 2**31)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -220,13 +221,13 @@ def mixed(values: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Change each of the two parts of a number in turn by the other; a second pass could undo it."""
+    """A Feistel network: change each half of a number in turn by the other, which keeps the map one-to-one."""
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
     high, rest = values >> low, values & low_mask
     for number, key in enumerate(keys):
         if number % 2:
-            rest = rest ^ (mixed(high ^ key, 1) & low_mask)
+            rest = rest ^ (hashed(high ^ key, 1) & low_mask)
         else:
-            high = high ^ (mixed(rest ^ key, 0) & high_mask)
+            high = high ^ (hashed(rest ^ key, 0) & high_mask)
     return (high << low) | rest

@@ -1,4 +1,4 @@
-"""What a run works with: the prepared corpora, the network it starts from, what is read and what is held out."""
+"""The preparation of a run: its prepared corpora, its initial network, its training and held-out sentences."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ _MOST_HELD_OUT = 10_000
 _UPDATES_AN_EPOCH, _LEAST_ROWS, _MOST_ROWS = 800, 16, {False: 32, True: 256}
 _LEAST_TOKENS, _MOST_TOKENS = 512, {False: 4096, True: 65_536}
 _BLOCKS, _ADDED = "blocks.", ("out", "down")
-"""Where a Transformer has its blocks, and the matrices of a block whose products are added to the sum."""
+"""The prefix of a Transformer's block weights, and a block's two matrices whose outputs are added to the residual."""
 
 
 @dataclass
 class Start:
-    """A network before its first update, and what belongs to it."""
+    """A network before its first update, with its vocabulary and origin."""
 
     config: ElmoConfig
     network: LanguageModelNetwork
     vocab: Vocabulary
     symbols: SymbolTable | None = None
     slots: dict[str, Tensor] | None = None
-    """Adagrad's sums from a TensorFlow checkpoint, by the network's names."""
+    """Adagrad's sums from a TensorFlow checkpoint, by the network's names of weights."""
     new_softmax: bool = True
-    """Whether the softmax has not been trained."""
+    """Whether the softmax is untrained."""
     messages: list[str] = field(default_factory=list)
-    """What the user should know about it."""
+    """Lines about the network for the user."""
     where: str = ""
-    """The file of the model it started from."""
+    """The path of the model of `init`; empty for a new network."""
     notes: str = ""
-    """What that model's card says about its training and licence."""
+    """The text of that model's card about its training and licence."""
 
     def checkpoint(self, where: str, weights: Mapping[str, Tensor] | None = None) -> Checkpoint:
-        """The model for a file, with the network's weights of now or others."""
+        """The model as a checkpoint to write, with `weights` or the current weights of the network."""
         weights = weights if weights is not None else self.network.state_dict()
         bilm = {name.removeprefix("bilm."): value for name, value in weights.items() if name.startswith("bilm.")}
         head = {name.removeprefix("head."): value for name, value in weights.items() if name.startswith("head.")}
@@ -75,15 +75,18 @@ class Start:
 def corpora(
     request: TrainRequest, recipe: Recipe, folder: RunFolder, processes: Processes, say: Say
 ) -> tuple[PreparedCorpus, PreparedCorpus | None]:
-    """The prepared corpus and held-out text; a resumed run must find the sentences it began with."""
+    """The prepared corpus and held-out text; for a resumed run the text must be unchanged."""
     stored = folder.read_request() if folder.started else {"prepared": {}}
     found: dict[str, PreparedCorpus | None] = {"corpus": None, "heldout": None}
-    for name, sources in (("heldout", request.heldout), ("corpus", request.corpus)):  # the shorter first: it may fail
+    for name, sources in (
+        ("heldout", request.heldout),
+        ("corpus", request.corpus),
+    ):  # the shorter text first: an error shows sooner
         if not sources:
             continue
         before, corpus = stored["prepared"].get(name), None
         if before and list(sources) == stored[name]:
-            with suppress(ElmoError):  # it is no longer there
+            with suppress(ElmoError):  # the prepared corpus was removed
                 corpus = PreparedCorpus.open(Path(before["folder"]), before["content"])
         if corpus is None:
             if "-" in sources and processes.count > 1:
@@ -104,12 +107,12 @@ def corpora(
 
 
 def start_of(request: TrainRequest, recipe: Recipe, corpus: PreparedCorpus) -> Start:
-    """The network before its first update: new, with static word vectors, or an existing model."""
+    """The network before its first update: a new one, perhaps with static word vectors, or an existing model."""
     vocab = None if request.vocab is None else read_vocab_file(request.vocab)
     if request.init is not None:
         model = read_checkpoint(request.init, options=request.init_options)
         usable = model.vocab is not None and set(model.vocab.specials) <= set(model.vocab)
-        # A model that neither reads words nor predicts them can take any vocabulary.
+        # A model without a word table and a softmax fits any vocabulary.
         if vocab is None and not (usable and (model.head or model.config.words)):
             vocab = _vocabulary_of(corpus, recipe)
         start = start_from(model, recipe, vocab)
@@ -136,7 +139,7 @@ def _vocabulary_of(corpus: PreparedCorpus, recipe: Recipe) -> Vocabulary:
 
 
 def _set_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: PreparedCorpus) -> None:
-    """Copy static vectors into the word table; those that must not change get no gradient."""
+    """Copy static vectors into the word table; without `train_word_vectors` these rows get no gradient."""
     words = start.network.bilm.token_encoder.words
     assert words is not None
     counts = dict(zip(corpus.type_texts(), corpus.counts.tolist(), strict=True))
@@ -144,7 +147,7 @@ def _set_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepared
     found = align(start.vocab, path, size=words.embedding_dim, counts=in_order, size_option="word_size")
     rows, vectors = torch.from_numpy(found.found), torch.from_numpy(found.matrix)
     with torch.no_grad():
-        words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the others get the same size
+        words.weight[1:] *= vectors[rows].std() / words.weight[1:].std()  # the other rows get the same scale
         words.weight[1:][rows] = vectors[rows]
     if not recipe.train_word_vectors:
         fixed = torch.cat([torch.zeros(1, dtype=torch.bool), rows]).unsqueeze(1)
@@ -157,7 +160,7 @@ def _set_word_vectors(path: Path, recipe: Recipe, start: Start, corpus: Prepared
 
 
 def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device, processes: int) -> dict[str, int]:
-    """The size of a batch: small for a small text, so that it gets enough updates, large where a GPU can use it."""
+    """The batch size as an option: small for a small text, so that it gets enough updates; larger on a GPU."""
     parts, gpu, tokens = processes * recipe.accumulate, device.type == "cuda", corpus.n_tokens + corpus.n_sentences
     if recipe.objective == "segments":
         size = max(_LEAST_TOKENS, tokens // _UPDATES_AN_EPOCH // 128 * 128) // parts
@@ -170,7 +173,7 @@ def batch_size_for(recipe: Recipe, corpus: PreparedCorpus, device: torch.device,
 def completed_recipe(
     recipe: Recipe, start: Start, corpus: PreparedCorpus, device: torch.device, processes: int = 1
 ) -> Recipe:
-    """The recipe with the shape of the network and what was chosen for this machine and this text."""
+    """The recipe with the network's shape and the automatic choices for this machine and text."""
     precision, sampled = choose_precision(recipe, device), choose_sampled(recipe, start.network, device)
     config = start.config
     characters, words = config.characters, config.words
@@ -182,7 +185,7 @@ def completed_recipe(
         "precision": str(precision).removeprefix("torch."),
         "loss": "sampled" if sampled else "full",
     }
-    # Equal values stay as the user wrote them, who may give them again when the run is resumed.
+    # Equivalent values stay as the user wrote them: they may be given again when the run is resumed.
     if words and words.embedding_size != (recipe.word_size or config.token_size):
         shape["word_size"] = words.embedding_size
     if characters:
@@ -193,7 +196,7 @@ def completed_recipe(
 
 
 def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: PreparedCorpus | None) -> Data:
-    """What is read and what is held out: other files, or one in every n sentences of the corpus."""
+    """The training and held-out sentences: held-out files, or one of every n sentences of the corpus."""
     indexer = start.checkpoint("the new model").indexer()
     characters = start.config.characters
     widest = characters.widest_filter if characters else 0
@@ -214,7 +217,7 @@ def data_of(recipe: Recipe, start: Start, corpus: PreparedCorpus, heldout: Prepa
 
 
 def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
-    """A network with random weights, always the same for the same seed."""
+    """A network with random weights that depend only on the seed."""
     config = recipe.config(len(vocab))
     torch.manual_seed(recipe.seed)
     bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
@@ -223,7 +226,7 @@ def new_start(recipe: Recipe, vocab: Vocabulary) -> Start:
 
 
 def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> Start:
-    """An existing model; with another vocabulary, words that the model has keep their rows, and the others are new."""
+    """Start from an existing model. With another vocabulary, known words keep their rows; other rows are new."""
     messages = [f"init: the int8 weights of {model.where} are read as floats"] if model.int8 else []
     model, vocab = model.in_floats(), vocab or model.vocab
     assert vocab is not None
@@ -236,14 +239,15 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
     if config.words is not None and old is not None and old != vocab:
         if model.symbols is not None or old.specials != vocab.specials:
             raise ElmoError(
-                f"{model.where} has its own words and characters: train it with its own vocabulary", "vocab"
+                f"{model.where} has its own words and characters, so it needs its own vocabulary: leave vocab out",
+                "vocab",
             )
         config = replace(config, words=replace(config.words, n_words=len(vocab)))
         drawn = BiLM(config)
         initialise(drawn)
         fresh = drawn.state_dict()["token_encoder.words.weight"]
         table, known = _by_word(weights["token_encoder.words.weight"][1:], old, vocab, fresh[1:])
-        sums.pop("token_encoder.words.weight", None)  # in the order of the old words
+        sums.pop("token_encoder.words.weight", None)  # its rows have the order of the old vocabulary
         weights["token_encoder.words.weight"] = torch.cat([torch.zeros_like(table[:1]), table])
         messages.append(f"word table: {known:,} of {len(vocab):,} words from {model.where}")
     bilm, head = BiLM(config), LmHead(len(vocab), config.context.prediction_size)
@@ -264,8 +268,8 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
     tied = recipe.tie_softmax and config.words is not None
     if tied and config.words is not None and config.words.embedding_size != config.context.prediction_size:
         raise ElmoError(
-            f"tie_softmax needs words of {config.context.prediction_size} numbers, and those of {model.where} have "
-            f"{config.words.embedding_size}: leave it out",
+            f"tie_softmax needs word vectors of size {config.context.prediction_size}, and those of {model.where} have "
+            f"size {config.words.embedding_size}: leave it out",
             "tie_softmax",
         )
     network = LanguageModelNetwork(bilm, head, dropout=recipe.dropout, tied=tied)
@@ -275,27 +279,27 @@ def start_from(model: Checkpoint, recipe: Recipe, vocab: Vocabulary | None) -> S
 
 
 def with_more_blocks(model: Checkpoint, n_blocks: int) -> Checkpoint:
-    """A deeper Transformer that computes the same until it is trained.
+    """A deeper Transformer that computes the same as the model until it is trained.
 
     The new blocks are spread evenly. Each is a copy of the block below it, with zeros in the two matrices that add to
-    the sum: it adds nothing yet, but it can learn at once.
+    the residual: it adds nothing at first, but all its weights can learn.
     """
     context = model.config.context
     assert isinstance(context, TransformerConfig)
     weights = {name: value for name, value in model.weights.items() if not name.startswith(_BLOCKS)}
-    sources = [place * context.n_blocks // n_blocks for place in range(n_blocks)]
-    for place, source in enumerate(sources):
-        is_new = place > 0 and sources[place - 1] == source
+    sources = [block * context.n_blocks // n_blocks for block in range(n_blocks)]
+    for block, source in enumerate(sources):
+        is_new = block > 0 and sources[block - 1] == source
         for name, value in model.weights.items():
             if name.startswith(old := f"{_BLOCKS}{source}."):
                 part = name.removeprefix(old)
-                weights[f"{_BLOCKS}{place}.{part}"] = torch.zeros_like(value) if is_new and part in _ADDED else value
+                weights[f"{_BLOCKS}{block}.{part}"] = torch.zeros_like(value) if is_new and part in _ADDED else value
     config = replace(model.config, context=replace(context, n_blocks=n_blocks))
     return replace(model, config=config, weights=weights)
 
 
 def _by_word(rows: Tensor, old: Vocabulary, new: Vocabulary, fresh: Tensor) -> tuple[Tensor, int]:
-    """Rows in the order of a new vocabulary, those of new words from `fresh`; and how many words are not new."""
+    """The rows of a new vocabulary, with those of new words from `fresh`, and the number of known words."""
     result = fresh.detach().clone()
     pairs = [(number, old.index(word)) for number, word in enumerate(new) if word in old]
     if pairs:

@@ -1,7 +1,7 @@
-"""Updates of the weights: gradients of some batches, clipped and applied, with the recurrent state carried on.
+"""Updates of the weights: the gradients of some batches, clipped and applied; the recurrent state is carried over.
 
-Every random number of an update follows from the seed and the update's number, so a checkpoint needs no random state
-and a resumed run draws what the first would have drawn.
+All random numbers of an update depend only on the seed and the step, so a checkpoint needs no random state
+and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from elmokit.pretrain.optimizer import (
     start_from_sums,
 )
 from elmokit.pretrain.recipe import Recipe
-from elmokit.pretrain.sentences import mixed
+from elmokit.pretrain.sentences import hashed
 
 _WORTH_SAMPLING = 4 / 3
-"""How many times as fast an update must be for a sampled softmax, which learns a little less from it."""
+"""Least speed-up of an update for which the softmax is sampled: each sampled update learns a little less."""
 
 
 class Updates:
-    """The network, its optimiser and the states of this process's rows; `rate` is that of the last update."""
+    """The network, its optimisers and the states of this process's rows; `rate` is the last learning rate."""
 
     def __init__(
         self,
         recipe: Recipe,
         network: LanguageModelNetwork,
         *,
-        ways: int,
+        n_modes: int,
         device: torch.device,
         processes: Processes,
         slots: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`ways`: parts of the loss. `slots`: Adagrad's sums by the network's names, of a run of another system."""
+        """`n_modes`: the number of prediction modes. `slots`: see `Training`."""
         self.recipe, self.device, self.processes = recipe, device, processes
         self.network = network.to(device)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -64,17 +64,17 @@ class Updates:
         if processes.count > 1:
             self.parallel = DistributedDataParallel(self.network)
         zeros = (self.network.bilm.context.zero_state(recipe.batch_size) for _ in range(recipe.accumulate))
-        self.states = [state for state in zeros if state is not None]  # [] for an encoder without
+        self.states = [state for state in zeros if state is not None]  # [] for an encoder without a state
         self.rate = 0.0
         self._norm = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self._since = torch.zeros((), dtype=torch.int64, device=device)
-        self._losses = torch.zeros(ways, dtype=torch.float64, device=device)
-        self._counts = torch.zeros(ways, dtype=torch.float64)  # predictions that the losses are over, ...
-        self._counted = 0  # ... and updates
+        self._losses = torch.zeros(n_modes, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(n_modes, dtype=torch.float64)  # number of predictions in the losses, ...
+        self._counted = 0  # ... and of updates
 
     def update(self, step: int, batches: list[Batch], rate: float) -> None:
-        """One update of the weights; left out where a gradient is not finite."""
+        """Make one update of the weights; it is skipped if a gradient is not finite."""
         recipe = self.recipe
         if not self.network.training:
             self.network.train()
@@ -98,7 +98,7 @@ class Updates:
         self._apply(after, losses, torch.isfinite(self._norm), rate)
 
     def _apply(self, after: list[State], losses: Tensor, finite: Tensor, rate: float) -> None:
-        """Take the update and the state after it, or neither; on a GPU without waiting to know which."""
+        """Apply the update and the state after it if `finite`, otherwise neither; a GPU is not waited for."""
         self.rate = rate
         set_rate(self.optimizers, rate)
         if self.device.type == "cuda" and self.recipe.optimizer != "adagrad":
@@ -123,7 +123,7 @@ class Updates:
         self._since += bad
 
     def _negatives(self, step: int) -> Negatives | None:
-        """The same words in every process, as one process with all rows would have."""
+        """The words of the sampled softmax, the same in every process."""
         if not self.sampled:
             return None
         generator = torch.Generator().manual_seed(_seed(self.recipe.seed, step, -1))
@@ -131,10 +131,12 @@ class Updates:
         return Negatives(words.to(self.device), tries)
 
     def left_out(self) -> tuple[int, int]:
-        """The updates left out in a row until now, and those since the last call; this waits for a GPU."""
+        """The number of updates skipped in a row until now, and since the last call; this waits for a GPU."""
         in_a_row, since = int(self._in_a_row), int(self._since)
         self._since.zero_()
-        if since:  # nearly all updates are of one size, and a GPU is not waited for to know which were left out
+        if (
+            since
+        ):  # approximate: nearly all updates have one size, and nothing waits for a GPU to learn which were skipped
             self._counts = self._counts / self._counted * (self._counted - since)
             self._counted -= since
         return in_a_row, since
@@ -144,7 +146,7 @@ class Updates:
         return float(self._norm)
 
     def losses(self) -> list[float]:
-        """The mean loss of each way since this was last asked, NaN where nothing was predicted; [] without updates."""
+        """The mean loss of each mode since the last call, NaN without predictions; [] if there was no update."""
         if not self._counted:
             return []
         losses, counts = self.processes.total(torch.stack([self._losses.cpu(), self._counts]))
@@ -155,7 +157,7 @@ class Updates:
         return means
 
     def snapshot(self) -> Snapshot:
-        """All of it, of all processes."""
+        """Weights, optimiser state, carried states of all processes, and sums of losses."""
         parts = {"state.h": [state.h for state in self.states], "state.c": [state.c for state in self.states]}
         carried = {  # [micro-batches, processes, D, L, B, …]
             name: torch.stack([torch.stack(self.processes.gathered(value)) for value in values])
@@ -173,12 +175,12 @@ class Updates:
         return Snapshot(tensors, {"counted": self._counted, "left_out_in_a_row": int(self._in_a_row)})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot; the rows may be divided among another number of processes than wrote it."""
+        """Continue from a snapshot; the number of processes may have changed."""
         self.network.load_state_dict(snapshot.part("network"))
         restore_slots(self.optimizers, self.names, snapshot.part("optimizer"))
         if saved := snapshot.part("state"):
             self.states = [self._own_rows(saved, number) for number in range(self.recipe.accumulate)]
-        share = float(self.processes.first)  # the others add nothing to its sums
+        share = float(self.processes.first)  # the snapshot has the sums of all processes, so only the first takes them
         self._losses.copy_(share * snapshot.tensors["metrics.losses"])
         self._counts.copy_(share * snapshot.tensors["metrics.counts"])
         self._counted = snapshot.facts["counted"]
@@ -186,7 +188,7 @@ class Updates:
         self._in_a_row.fill_(snapshot.facts["left_out_in_a_row"])
 
     def _own_rows(self, saved: Mapping[str, Tensor], number: int) -> State:
-        """This process's rows of one of the batches of an update, from those of all processes."""
+        """This process's rows of batch `number` of an update, from the saved rows of all processes."""
         first = (number * self.processes.count + self.processes.rank) * self.recipe.batch_size
         # [micro-batches, processes, D, L, B, S] → [D, L, rows, S]
         rows = [saved[part].permute(2, 3, 0, 1, 4, 5).flatten(2, 4) for part in ("h", "c")]
@@ -195,15 +197,15 @@ class Updates:
 
 
 def choose_precision(recipe: Recipe, device: torch.device) -> torch.dtype:
-    """The numbers to compute in; weights and optimiser are float32 in any case."""
+    """The dtype to compute in; weights and optimiser state are always float32."""
     if recipe.precision == "auto":
-        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if able else torch.float32
+        supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if supported else torch.float32
     return torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
 
 
 def choose_sampled(recipe: Recipe, network: LanguageModelNetwork, device: torch.device) -> bool:
-    """Whether the softmax is sampled; by default on a CPU where updates are then a third faster by the estimate."""
+    """Whether the softmax is sampled; "auto" samples on a CPU if that should make updates a third faster."""
     if recipe.negatives >= len(network.head.bias):
         return False
     if recipe.loss == "auto":
@@ -213,18 +215,21 @@ def choose_sampled(recipe: Recipe, network: LanguageModelNetwork, device: torch.
 
 
 def estimated_cost(recipe: Recipe, network: LanguageModelNetwork) -> tuple[float, float, float]:
-    """The time per token on a CPU: of all but the softmax, of the full softmax, of the sampled one; in one unit.
+    """The relative time per token on a CPU of the network without its softmax, the full softmax, and the sampled one.
 
-    It is the number of products, with factors from measurements: the sizes decide, never the clock, so that a run is
-    the same on every machine.
+    It is the number of products with measured factors. No clock is used, so that a run is the same on every machine.
     """
     named = network.bilm.named_parameters()
     matrices = [p for name, p in named if p.dim() > 1 and not name.endswith(("embedding.weight", "words.weight"))]
     words, size = network.softmax_weight().shape
-    ways = 0.5 if recipe.objective == "segments" else network.bilm.config.n_directions  # predictions per token
-    return 1.5 * sum(p.numel() for p in matrices), ways * size * words, 1.2 * ways * size * recipe.negatives
+    predictions = 0.5 if recipe.objective == "segments" else network.bilm.config.n_directions  # per token
+    return (
+        1.5 * sum(p.numel() for p in matrices),
+        predictions * size * words,
+        1.2 * predictions * size * recipe.negatives,
+    )
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    value = mixed(np.array([step], np.uint64), seed) ^ mixed(np.array([rank + 1], np.uint64), 0)
+    value = hashed(np.array([step], np.uint64), seed) ^ hashed(np.array([rank + 1], np.uint64), 0)
     return int(value[0] >> np.uint64(1))

@@ -1,13 +1,13 @@
-"""Files, folders, locks, caches and vectors on the disk: used by every package that writes."""
+"""Files, folders, locks, caches and vectors on disk, for every package that writes."""
 
 from typing import Self
 
 
 class Closing:
-    """A mixin for what has a `close`: as a context manager it is closed at the end of the block."""
+    """A mixin for classes with `close`: makes them context managers that are closed at the end of the block."""
 
     def close(self) -> None:
-        """Free what was opened."""
+        """Release the resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

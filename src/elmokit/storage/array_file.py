@@ -1,4 +1,4 @@
-"""Files of plain numbers: written at given offsets, and mapped into memory when they are read."""
+"""Files of plain numbers: written at given offsets, and read memory-mapped."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
-from elmokit.storage.trusted import no_link
+from elmokit.storage.trusted import open_no_follow
 
 
 class OffsetFile:
-    """A file written only at offsets that the caller gives, so that an interrupted write can be repeated."""
+    """A file that is written at offsets from the caller, so that an interrupted write can be repeated."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = no_link(path, os.O_RDWR | os.O_CREAT)
+        self._fd = open_no_follow(path, os.O_RDWR | os.O_CREAT)
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Write all of data at offset and return the offset after it."""
+        """Write all data at an offset and return the offset after it."""
         view = memoryview(data)
         os.lseek(self._fd, offset, os.SEEK_SET)
         while view:
@@ -29,15 +29,15 @@ class OffsetFile:
         return offset + len(data)
 
     def size(self) -> int:
-        """The bytes in the file."""
+        """The size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        """Drop everything from size on."""
+        """Shorten the file to `size` bytes."""
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        """Return once the contents are on the disk."""
+        """Wait until the contents are on disk."""
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -48,9 +48,9 @@ class OffsetFile:
 
 
 def map_array(path: Path, dtype: str, shape: tuple[int, ...], advice: str) -> NDArray[Any]:
-    """A file as an array; refused with advice if its size is wrong."""
+    """A file as a memory-mapped array; a wrong size raises ElmoError with `advice`."""
     kind = np.dtype(dtype)
-    size = math.prod(shape) * kind.itemsize  # of Python's numbers, which a damaged description cannot overflow
+    size = math.prod(shape) * kind.itemsize  # Python's integers: a damaged description cannot overflow them
     try:
         if (found := path.stat().st_size) != size:
             raise ElmoError(f"{path} must have {size:,} bytes, got {found:,}: {advice}")

@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all, on the disk, and errors of the disk as one sentence."""
+"""Writes files and folders completely or not at all, and turns disk errors into one sentence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from elmokit.errors import ElmoError
 from elmokit.storage.cache import remove_leftovers
 from elmokit.storage.trusted import hidden_file
 
-if TYPE_CHECKING:  # a corpus is prepared without torch
+if TYPE_CHECKING:  # corpora are prepared without importing torch
     from torch import Tensor
 
 Errors = Callable[[Path], AbstractContextManager[object]]
-"""Turns errors of the disk while a path is written into messages; nullcontext leaves them to the caller."""
+"""Turns disk errors while a path is written into messages; nullcontext leaves them to the caller."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -29,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def disk_errors(
     what: str | Path, advice: str = "", *, if_full: str = "", arguments: Collection[str] = ()
 ) -> Iterator[None]:
-    """Turn an error of the disk into one sentence with advice, another one where the disk is full.
+    """Turn a disk error about `what` into one sentence with `advice`, or with `if_full` if the disk is full.
 
     `arguments` are the Python arguments that the advice names.
     """
@@ -44,7 +44,7 @@ def disk_errors(
 
 
 def sync(path: Path) -> None:
-    """Return once a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows can neither open nor flush a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -56,13 +56,13 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path, errors: Errors = disk_errors) -> Iterator[Path]:
-    """A temporary file in the folder of `path` that replaces it once the block has ended without an error."""
+    """A temporary file next to `path` that replaces it when the block ends without an error."""
     with errors(path), hidden_file(path) as temporary:
-        # Not mkstemp, whose files only their owner can read.
+        # Not mkstemp: only the owner could read the file.
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
         yield temporary
-        temporary.chmod(mode)  # a writer that replaced the file may have hidden it from other users
+        temporary.chmod(mode)  # a writer that replaced the file may have changed its mode
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
@@ -80,7 +80,7 @@ def write_tensors(
     metadata: dict[str, str] | None = None,
     errors: Errors = disk_errors,
 ) -> None:
-    """Write tensors of any device and layout to a safetensors file, completely or not at all."""
+    """Write tensors on any device and of any layout to a safetensors file, completely or not at all."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -88,19 +88,19 @@ def write_tensors(
     with atomic_file(path, errors) as temporary:
         try:
             save_file(plain, temporary, metadata)
-        except SafetensorError as error:  # how it reports a full disk
+        except SafetensorError as error:  # its error for a full disk
             raise OSError(str(error).removeprefix("Error while serializing: ")) from error
 
 
 @contextmanager
 def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterator[Path]:
-    """A temporary folder whose files move into `folder` once the block has ended without an error.
+    """A temporary folder whose files move into `folder` when the block ends without an error.
 
     Until then nothing in `folder` changes, and a folder that this call made is removed after an error. The file `last`
-    is removed first and moved last, so a folder that has it is complete. Files named in `optional` that the
-    block has not written are removed.
+    is removed first and moved last, so a folder that contains it is complete. Files in `optional` that the block did
+    not write are removed.
     """
-    with disk_errors(folder), _parents_made(folder):
+    with disk_errors(folder), _created_parents(folder):
         folder.mkdir(exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=folder))
         try:
@@ -117,31 +117,31 @@ def update_folder(folder: Path, last: str, optional: Collection[str]) -> Iterato
 
 @contextmanager
 def new_folder(folder: Path, last: str) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` once the block has ended without an error.
+    """A temporary folder that becomes `folder` when the block ends without an error.
 
-    There must be nothing at `folder`, or an empty folder, into which the files then move, the file `last` at the end.
+    `folder` must not exist or must be empty; the files move into an empty folder, `last` as the last one.
     """
-    _refuse_filled(folder)
-    if folder.exists():  # it may be a mounted disk or the current folder, which cannot be replaced
+    _refuse_nonempty(folder)
+    if folder.exists():  # a mounted disk or the current folder cannot be replaced
         with update_folder(folder, last, ()) as staging:
             yield staging
             _sync_all(staging)
         return
-    with disk_errors(folder), _parents_made(folder), atomic_folder(folder, nullcontext, new=True) as temporary:
+    with disk_errors(folder), _created_parents(folder), atomic_folder(folder, nullcontext, new=True) as temporary:
         yield temporary
         _sync_all(temporary)
 
 
 def check_new_folder(folder: Path) -> None:
-    """Refuse what `new_folder` would refuse, before the work whose result goes there."""
-    _refuse_filled(folder)
+    """Raise the errors of `new_folder` in advance, before the work whose result goes there."""
+    _refuse_nonempty(folder)
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     with disk_errors(folder):
         Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=nearest)).rmdir()
 
 
 def read_description(path: Path, format: str, version: int, what: str, advice: str) -> dict[str, Any]:
-    """The JSON file of a complete folder; refused with advice if it does not describe `what` in this version."""
+    """The JSON file of a complete folder; an error with `advice` if it does not describe `what` in this version."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -156,17 +156,17 @@ def read_description(path: Path, format: str, version: int, what: str, advice: s
 
 
 @contextmanager
-def atomic_folder(folder: Path, errors: Errors, *, alone: bool = False, new: bool = False) -> Iterator[Path]:
-    """A temporary folder next to `folder` that replaces it once the block, which flushes its files, has ended.
+def atomic_folder(folder: Path, errors: Errors, *, locked: bool = False, new: bool = False) -> Iterator[Path]:
+    """A temporary folder next to `folder` that replaces it when the block, which must flush its files, ends.
 
-    With `new` a folder that another process has filled in the meantime stays, which is an error.
-    `errors` turns those that are not the block's own into messages. What killed writers of the folder left is removed
-    (`cache.remove_leftovers`).
+    With `new`, a folder that another process has filled in the meantime stays and raises an error. `errors` turns disk
+    errors outside the block into messages. Temporary folders of killed writers are removed: `locked` is that of
+    `cache.remove_leftovers`.
     """
     temporary = temporary_name(folder)
     with errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent, folder.name, alone=alone)
+        remove_leftovers(folder.parent, folder.name, locked=locked)
         temporary.mkdir()
     try:
         yield temporary
@@ -195,29 +195,29 @@ def _replace_folder(temporary: Path, folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden, random name in the folder of `path`; `cache.remove_leftovers` recognises it."""
+    """A hidden, random name next to `path`, which `cache.remove_leftovers` recognises."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
-def _parents_made(folder: Path) -> Iterator[None]:
-    """Make the folders above, and remove those that were made, and the folder, if they are empty after an error."""
+def _created_parents(folder: Path) -> Iterator[None]:
+    """Create the parents of a folder; after an error, remove the created ones and the folder if they are empty."""
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         for parent in made:
-            with suppress(OSError):  # someone else has put a file there
+            with suppress(OSError):  # another process has put a file there
                 parent.rmdir()
         raise
 
 
-def _refuse_filled(folder: Path) -> None:
+def _refuse_nonempty(folder: Path) -> None:
     with disk_errors(folder):
         filled = os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir()))
     if filled:
-        raise ElmoError(f"{folder} is not empty: name a folder that is new, or remove that one first")
+        raise ElmoError(f"{folder} is not empty: choose a new folder, or remove this one first")
 
 
 def _sync_all(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The cache folder, for what can be computed or downloaded again: its keys, the bound on its size, its leftovers."""
+"""The cache folder, for data that can be computed or downloaded again: its keys, size limit and leftover files."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ KEY_BYTES = 16
 
 
 def cache_folder() -> Path:
-    """The folder named by ELMOKIT_CACHE, or ~/.cache/elmokit; for a user without a home, one for temporary files."""
+    """The folder of ELMOKIT_CACHE, or ~/.cache/elmokit; a temporary folder for a user without a home."""
     named = os.environ.get("ELMOKIT_CACHE") or "~/.cache/elmokit"
     try:
         return Path(named).expanduser()
-    except RuntimeError:  # as in a container that runs with any user id
+    except RuntimeError:  # in a container with an arbitrary user id, for example
         return Path(tempfile.gettempdir(), f"elmokit-{os.getuid()}")
 
 
 def key_of(facts: object) -> bytes:
-    """A digest of 16 bytes of anything that JSON can express, the same in every process and on every machine."""
-    # ASCII JSON separates words whatever they contain, and can express lone surrogates.
+    """A 16-byte hash of any JSON value, the same in every process and on every machine."""
+    # JSON separates words unambiguously, and in ASCII it can express lone surrogates.
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode("ascii"), digest_size=KEY_BYTES).digest()
 
 
 def name_of(facts: object) -> str:
-    """The same digest as 32 letters and digits, for a file's name."""
+    """The same hash as 32 hexadecimal digits, for a file name."""
     return key_of(facts).hex()
 
 
-def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
-    """Remove the temporary files that killed writers of `name`, or of any file, left in a folder.
+def remove_leftovers(folder: Path, name: str = "", *, locked: bool) -> None:
+    """Remove temporary files that killed writers left in a folder: writers of `name`, or of any file.
 
-    If the caller is `alone`, because it has the lock of the writers, all of them; otherwise those that are a day old.
+    `locked` says that the caller has the writers' lock: then all of them are removed, otherwise those older than a day.
     """
     for leftover in folder.glob(f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"):
         with suppress(OSError):
-            if alone or time.time() - leftover.stat().st_mtime > _OLD_SECONDS:
+            if locked or time.time() - leftover.stat().st_mtime > _OLD_SECONDS:
                 if leftover.is_dir() and not leftover.is_symlink():
                     shutil.rmtree(leftover, ignore_errors=True)
                 else:
@@ -54,20 +54,20 @@ def remove_leftovers(folder: Path, name: str = "", *, alone: bool) -> None:
 
 
 def remove_abandoned(folder: Path, names: str) -> None:
-    """Remove what killed builders left next to a folder whose lock the caller has; `names` matches their folders."""
+    """Remove files of killed builders next to `folder`, whose lock the caller has; `names` is a glob of folders."""
     parent = folder.parent
-    # Not the caller's own lock: some network file systems would give it twice, and free both with the second.
+    # Not the caller's own lock: some network file systems grant it twice, and release both with the second.
     for path in set(parent.glob(f".{names}.lock")) - {parent / f".{folder.name}.lock"}:
-        with suppress(OSError):  # most often because its builder is alive
+        with suppress(OSError):  # usually because the builder is alive
             lock = try_lock(path)
             if not lock.supported:
-                return  # then it is unknown whether it is alive
-            remove_leftovers(parent, path.stem.removeprefix("."), alone=True)
+                return  # without locks it is unknown whether the builder is alive
+            remove_leftovers(parent, path.stem.removeprefix("."), locked=True)
             lock.release(remove=True)
 
 
-def remove_oldest(files: Iterable[Path], most_bytes: int, *, but: Collection[Path] = ()) -> None:
-    """Remove the files that were used longest ago until the others have at most `most_bytes` in all."""
+def remove_oldest(files: Iterable[Path], most_bytes: int, *, keep: Collection[Path] = ()) -> None:
+    """Remove the least recently used files, but not those in `keep`, until the rest has at most `most_bytes`."""
     known = []
     for path in files:
         with suppress(OSError):  # another process has removed it
@@ -77,7 +77,7 @@ def remove_oldest(files: Iterable[Path], most_bytes: int, *, but: Collection[Pat
     for _, size, path in sorted(known):
         if total <= most_bytes:
             break
-        if path not in but:
+        if path not in keep:
             with suppress(OSError):  # on Windows another process may have it open
                 path.unlink()
             total -= size

@@ -1,8 +1,8 @@
-"""HDF5 files that may be damaged or made to do harm, read within bounds.
+"""Reads HDF5 files that may be damaged or malicious, within limits.
 
-The HDF5 library follows links into other files, unpacks a chunk to any size, and may never return from a damaged heap,
-where strings of variable length are stored. So links are not followed, chunks are unpacked here first, and such strings
-are read without the library.
+The HDF5 library follows links into other files, decompresses a chunk to any size, and may never return from a damaged
+heap, which stores strings of variable length. So links are refused, chunks are first decompressed here, and these
+strings are read without the library.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, BinaryIO
 import h5py
 
 from elmokit.errors import DamagedFileError, ElmoError
-from elmokit.storage.trusted import check_unpacked, most_unpacked
+from elmokit.storage.trusted import check_decompressed_size, max_decompressed_size
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
-"""What the library and h5py raise on files that are cut, have flipped bits or false sizes."""
+READ_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
+"""The errors of the library and h5py for files that are cut short, have flipped bits or false sizes."""
 
 _SHUFFLE, _DEFLATE, _CHECKSUM = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32
 _FILTERS = {(_DEFLATE,), (_SHUFFLE, _DEFLATE), (_DEFLATE, _CHECKSUM), (_SHUFFLE, _DEFLATE, _CHECKSUM)}
 _FILTERS |= {(_SHUFFLE,), (_CHECKSUM,), (_SHUFFLE, _CHECKSUM)}
-"""The filters of chunks that are allowed, in this order; others may load libraries or have no bounds."""
+"""The allowed filters of chunks, in their order; others may load libraries or decompress without limits."""
 _REFERENCE = struct.Struct("<IQI")
-"""A string of variable length in its dataset: its length, where its heap begins, its number there."""
+"""The reference to a string in its dataset: its length, the address of its heap, its number in the heap."""
 _OBJECT = struct.Struct("<H6xQ")
-"""What comes before an object in a heap: its number and its length."""
+"""The header of an object in a heap: its number and its length."""
 _HEAPS_AT_ONCE = 8
 
 
 def has(group: Any, name: str) -> bool:  # noqa: ANN401 - h5py has no types
-    """Whether a name is in this file itself, without opening what it names. A link is refused."""
+    """Whether a group contains a name, without opening the object. A link is refused."""
     if not group.id.links.exists(name.encode()):
         return False
     if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
@@ -44,15 +44,15 @@ def has(group: Any, name: str) -> bool:  # noqa: ANN401 - h5py has no types
 
 
 def find(group: Any, name: str) -> Any | None:  # noqa: ANN401
-    """The group or dataset of a name in this file itself; None if there is none. A link is refused."""
+    """The group or dataset of this name in a group, or None. A link is refused."""
     return group[name] if has(group, name) else None
 
 
 def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: ANN401
-    """Refuse a dataset that is not numbers, not in this file, not whole, or unpacks to far more than `file_bytes`."""
+    """Refuse a dataset without numbers, outside this file, cut short, or far larger than `file_bytes` decompressed."""
     if dataset.dtype.kind not in "fiu":
         raise ElmoError(f"{where} must contain numbers, got {dataset.dtype}")
-    _refuse_elsewhere(dataset, where)
+    _refuse_external(dataset, where)
     shape = (0,) if dataset.shape is None else dataset.shape
     stored, needed = dataset.id.get_storage_size(), math.prod(shape) * dataset.dtype.itemsize
     plist = dataset.id.get_create_plist()
@@ -60,27 +60,27 @@ def check_numbers(dataset: Any, where: str, file_bytes: int) -> None:  # noqa: A
     if stored < needed and (not filters or not stored):
         raise _cut_short(where, stored, needed)
     chunk_bytes = math.prod(dataset.chunks or (0,)) * dataset.dtype.itemsize
-    check_unpacked(max(needed, chunk_bytes), file_bytes, where)
+    check_decompressed_size(max(needed, chunk_bytes), file_bytes, where)
     if dataset.chunks is None:
         return
     if filters and filters not in _FILTERS:
         raise ElmoError(
             f"{where} must be plain or packed with gzip, got the HDF5 filters {filters}: h5repack changes them"
         )
-    for place in itertools.product(*map(range, (0,) * len(shape), shape, dataset.chunks)):
-        info = dataset.id.get_chunk_info_by_coord(place)
-        if info.byte_offset is None or not 0 <= info.size <= most_unpacked(file_bytes):
+    for corner in itertools.product(*map(range, (0,) * len(shape), shape, dataset.chunks)):
+        info = dataset.id.get_chunk_info_by_coord(corner)
+        if info.byte_offset is None or not 0 <= info.size <= max_decompressed_size(file_bytes):
             raise _cut_short(where, stored, needed)
         if _DEFLATE in filters and not info.filter_mask >> filters.index(_DEFLATE) & 1:
-            _, packed = dataset.id.read_direct_chunk(place)
-            if len(zlib.decompressobj().decompress(packed, chunk_bytes + 5)) > chunk_bytes + 4:  # 4 for a checksum
+            _, compressed = dataset.id.read_direct_chunk(corner)
+            if len(zlib.decompressobj().decompress(compressed, chunk_bytes + 5)) > chunk_bytes + 4:  # 4 for a checksum
                 raise DamagedFileError(
                     f"{where} has a chunk that unpacks to more than its {chunk_bytes} bytes; do not trust it"
                 )
 
 
-def whole_number(file: Any, name: str) -> int | None:  # noqa: ANN401
-    """An attribute of the file, None if there is none; text is refused, which may be of variable length."""
+def integer_attribute(file: Any, name: str) -> int | None:  # noqa: ANN401
+    """An integer attribute of the file, or None. Text is refused, because it may be of variable length."""
     if not h5py.h5a.exists(file.id, name.encode()):
         return None
     attribute = h5py.h5a.open(file.id, name.encode())
@@ -89,14 +89,14 @@ def whole_number(file: Any, name: str) -> int | None:  # noqa: ANN401
     return int(file.attrs[name])
 
 
-class Strings:
-    """The strings of variable length of a dataset [N], read from `raw`, the bytes of the file."""
+class VariableLengthStrings:
+    """The variable-length strings of a dataset [N], read from `raw`, the open file."""
 
     def __init__(self, dataset: Any, raw: BinaryIO, where: str) -> None:  # noqa: ANN401
         kind = h5py.check_string_dtype(dataset.dtype)
         if kind is None or kind.length is not None or dataset.ndim != 1:
             raise ElmoError(f"{where} must contain strings of variable length, got {dataset.dtype}")
-        _refuse_elsewhere(dataset, where)
+        _refuse_external(dataset, where)
         self._raw = raw
         self._bytes = raw.seek(0, 2)
         self._length = int(dataset.shape[0])
@@ -105,14 +105,14 @@ class Strings:
         if self._offset is None or stored != needed or self._offset + needed > self._bytes:
             raise _cut_short(where, stored, needed)
         self._heaps: OrderedDict[int, tuple[bytes, dict[int, tuple[int, int]]]] = OrderedDict()
-        self._budget = most_unpacked(self._bytes)
-        """Bytes of heaps that may be read: of many that overlap, each could be as long as the file."""
+        self._budget = max_decompressed_size(self._bytes)
+        """Limit for the bytes of all heaps: many overlapping heaps could each be as long as the file."""
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, start: int, stop: int) -> list[str]:
-        """The strings from start to stop."""
+        """The strings from `start` to `stop`."""
         self._raw.seek(self._offset + start * _REFERENCE.size)
         data = self._raw.read((min(stop, self._length) - start) * _REFERENCE.size)
         found, heap = [], -1
@@ -120,16 +120,16 @@ class Strings:
             if not length:
                 found.append("")
                 continue
-            if address != heap:  # neighbours are most often in the same
-                (contents, places), heap = self._heap(address), address
-            at, size = places[index]
+            if address != heap:  # adjacent strings are usually in one heap
+                (contents, objects), heap = self._heap(address), address
+            at, size = objects[index]
             if length > size:
-                raise ValueError(f"a string of {length} bytes in a place for {size}")
+                raise ValueError(f"a string of {length} bytes in an object of {size}")
             found.append(contents[at : at + length].partition(b"\0")[0].decode("utf-8"))
         return found
 
     def _heap(self, address: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
-        """The bytes of a heap, and where in it each object begins and how long it is."""
+        """The bytes of a heap, and the offset and length of each object in it."""
         if address not in self._heaps:
             if len(self._heaps) == _HEAPS_AT_ONCE:
                 self._heaps.popitem(last=False)
@@ -146,20 +146,20 @@ class Strings:
         if magic != b"GCOL" or version != 1 or not 16 <= size <= self._bytes - address or self._budget < 0:
             raise ValueError(f"no heap at byte {address}")
         data, at = self._raw.read(size - 16), 0
-        places = {}
+        objects = {}
         while at + 16 <= len(data):
             index, length = _OBJECT.unpack_from(data, at)
-            if not index:  # what is free
+            if not index:  # free space
                 break
             at += 16
             if length > len(data) - at:
                 raise ValueError(f"an object of {length} bytes beyond the end of its heap")
-            places[index] = at, length
+            objects[index] = at, length
             at += -(-length // 8) * 8
-        return data, places
+        return data, objects
 
 
-def _refuse_elsewhere(dataset: Any, where: str) -> None:  # noqa: ANN401
+def _refuse_external(dataset: Any, where: str) -> None:  # noqa: ANN401
     if dataset.external or dataset.is_virtual:
         raise DamagedFileError(f"{where} must be in the file itself, and it points to another one; do not trust it")
 

@@ -1,7 +1,7 @@
 """Locks between processes; the system releases them when their process ends, even if it is killed.
 
-The lock itself is `filelock.lock_descriptor`. The file is opened here, because a lock file may be removed by the
-process that had it, and because a file system without locks must not leave a lock file that nobody ever removes.
+`filelock.lock_descriptor` does the locking. The lock file is opened here for two reasons: the process that had the lock
+may remove the file, and on a file system without locks no lock file may remain forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from elmokit.storage.trusted import no_link
+from elmokit.storage.trusted import open_no_follow
 
 log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.1
@@ -31,14 +31,14 @@ class ProcessLock:
 
     @property
     def supported(self) -> bool:
-        """Whether the lock excludes others; some network file systems have no locks."""
+        """Whether the lock excludes other processes; some network file systems have no locks."""
         return self._fd is not None
 
     def release(self, *, remove: bool = False) -> None:
-        """Release the lock and, with `remove`, leave no file of it; releasing twice is fine."""
+        """Release the lock and, with `remove`, delete its file; releasing twice is fine."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            if remove:  # before the lock is free: a process that has opened the file meanwhile notices
+            if remove:  # before the release: a process that has opened the file detects this
                 with suppress(OSError):
                     self.path.unlink()
             os.close(fd)
@@ -51,16 +51,16 @@ class ProcessLock:
 
 
 def try_lock(path: Path) -> ProcessLock:
-    """Lock a file, which is made if it is not there.
+    """Lock a file, which is created if it does not exist.
 
-    Raises BlockingIOError when another process has the lock, FileNotFoundError when the folder is not there.
+    Raises BlockingIOError if another process has the lock, FileNotFoundError if the folder does not exist.
     """
     while True:
-        fd = no_link(path, os.O_RDWR | os.O_CREAT)
+        fd = open_no_follow(path, os.O_RDWR | os.O_CREAT)
         try:
             if not lock_descriptor(fd, blocking=False):
                 raise BlockingIOError(errno.EWOULDBLOCK, "locked by another process", str(path))
-            # The process before us may have removed the file between our open and our lock, which then locks nothing.
+            # The previous process may have removed the file between our open and our lock, which is then useless.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), path.stat()):
                     return ProcessLock(path, fd)
@@ -76,9 +76,9 @@ def try_lock(path: Path) -> ProcessLock:
 def folder_lock(
     folder: Path, message: str, errors: Callable[[Path], AbstractContextManager[object]]
 ) -> Iterator[ProcessLock]:
-    """One process at a time in the block, by a lock file next to the folder; others wait, and log the message.
+    """Let one process at a time run the block, by a lock file next to the folder; others log the message and wait.
 
-    `errors` turns errors of the disk into messages until the lock is acquired.
+    `errors` turns disk errors before the lock is acquired into messages.
     """
     with errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def folder_lock(
 
 
 def wait_for_lock(path: Path, message: str) -> ProcessLock:
-    """Lock a file once no other process has it, and log the message if there is a wait."""
+    """Wait until no other process has the lock and lock the file; the message is logged if there is a wait."""
     waiting = False
     while True:
         with suppress(BlockingIOError):

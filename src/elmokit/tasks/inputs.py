@@ -19,7 +19,7 @@ from torch import Tensor
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.storage.cache import cache_folder, key_of
-from elmokit.storage.vectors import Place, StoredLayers, VectorBlock, VectorStore
+from elmokit.storage.vectors import StoredLayers, VectorBlock, VectorSpan, VectorStore
 from elmokit.tasks.options import TaskOptions
 from elmokit.tasks.reading import Tokens
 from elmokit.tasks.static import StaticVectors
@@ -204,7 +204,7 @@ def _compute_block(
 
 
 @torch.no_grad()
-def _word_vectors(elmo: Elmo, sentences: Mapping[bytes, Tokens], dtype: torch.dtype) -> dict[bytes, Place]:
+def _word_vectors(elmo: Elmo, sentences: Mapping[bytes, Tokens], dtype: torch.dtype) -> dict[bytes, VectorSpan]:
     """Layer 0 of the sentences, rounded like stored layers so that results do not depend on the cache."""
     numbers, word_rows = _number_words(sentences)
     words = rounded(elmo.encode_types(list(numbers)), dtype)
@@ -212,7 +212,7 @@ def _word_vectors(elmo: Elmo, sentences: Mapping[bytes, Tokens], dtype: torch.dt
     layers = torch.zeros(len(word_rows), 0, elmo.config.vector_size, dtype=dtype)
     block = VectorBlock.of(rows, layers, words, word_rows)
     ends = block.ends.tolist()
-    return {key: Place(block, end - rows[key], end) for key, end in zip(rows, ends, strict=True)}
+    return {key: VectorSpan(block, end - rows[key], end) for key, end in zip(rows, ends, strict=True)}
 
 
 def _number_words(sentences: Mapping[bytes, Tokens]) -> tuple[dict[str, int], Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from elmokit.corpus.lines import byte_lines
 from elmokit.errors import ElmoError
-from elmokit.text.packed import PACKED_ENDINGS, open_packed
+from elmokit.text.packed import COMPRESSED_ENDINGS, open_decompressed
 from elmokit.text.policy import TextPolicy
 from elmokit.text.tokens import SegmenterName
 
@@ -31,7 +31,7 @@ def suffix_of(path: FilePath) -> str:
     '.tsv'
     """
     name = Path(path).name.lower()
-    for ending in PACKED_ENDINGS:
+    for ending in COMPRESSED_ENDINGS:
         name = name.removesuffix(ending)
     return Path(name).suffix
 
@@ -43,7 +43,7 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
             "examples are read from a file, whose suffix gives the format, got - (standard input): name a file"
         )
     with ExitStack() as stack:
-        for number, line in byte_lines(open_packed(path, stack), str(path)):
+        for number, line in byte_lines(open_decompressed(path, stack), str(path)):
             try:
                 yield number, line.decode("utf-8")
             except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""From tokens to the ids that a model reads; the only place that knows 261 and 262.
+"""From tokens to the ids that a model reads.
 
-A byte model's raw ids are the UTF-8 bytes 0 to 255 and five markers; the id in the model is raw + 1, so that 0 is
-free for a padded token. A symbol model has a table of code points and, often, a table of words.
+A byte model's raw ids are the UTF-8 bytes 0 to 255 and five markers. The model's id is the raw id + 1, because 0 is
+a padded token. A symbol model has a table of code points and, often, a table of words.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from elmokit.text.policy import CharacterPieces
 from elmokit.text.vocab import BEGIN, END, Vocabulary
 
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, PADDING = 256, 257, 258, 259, 260
-"""Raw ids beyond the bytes."""
+"""Raw ids of the five markers."""
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The ids of U tokens; a model uses the parts it has."""
+    """The ids of U tokens; None for a kind of input that the model does not have."""
 
     characters: Ids | None  # [U, M]
     words: Ids | None  # [U]
 
 
 class Indexer(Protocol):
-    """Turns distinct tokens into ids; `begin` and `end` are the tokens of the sentence boundaries."""
+    """Turns tokens into ids; `begin` and `end` are the tokens of the sentence boundaries."""
 
     begin: str
     end: str
@@ -44,7 +44,7 @@ class Indexer(Protocol):
 
 
 def byte_ids(token: str, max_characters: int) -> list[int]:
-    """M model ids of one token: word begin, its first M - 2 bytes, word end, padding.
+    """The M model ids of a token: word begin, its first M - 2 bytes, word end, padding.
 
     Lone surrogates have no UTF-8 bytes and are left out, as in the original systems.
     """
@@ -67,9 +67,9 @@ def word_of_byte_ids(ids: Sequence[int]) -> str:
 
 
 def _cut_bytes(token: str, most: int) -> bytes:
-    """The first bytes of a token."""
-    # A character has at least one byte, so cutting the string first is exact and fast for huge tokens, unless there
-    # are lone surrogates, which have none.
+    """The first `most` UTF-8 bytes of a token."""
+    # Cutting the string first is fast for huge tokens. It is exact, because a character has at least one byte, except
+    # for lone surrogates, which have none.
     data = token[:most].encode("utf-8", "ignore")[:most]
     if len(data) < most and len(token) > most:
         data = token.encode("utf-8", "ignore")[:most]
@@ -77,7 +77,7 @@ def _cut_bytes(token: str, most: int) -> bytes:
 
 
 class ByteIndexer:
-    """Tokens → [U, M] byte ids, those of `byte_ids` for many tokens at once."""
+    """Tokens → [U, M] byte ids: the same as `byte_ids`, for many tokens at once."""
 
     begin, end = BEGIN, END
 
@@ -113,7 +113,7 @@ class WordIndexer:
 
 @dataclass(frozen=True)
 class SymbolTable:
-    """A model's own code points and their file ids, with the markers of the ELMoForManyLangs models."""
+    """The code points of a model and their ids in its file, with the markers of the ELMoForManyLangs models."""
 
     ids: Mapping[str, int]
 
@@ -127,7 +127,7 @@ class SymbolTable:
                 raise ElmoError(f"a character table needs the entry {marker}, and it is not among its {len(self.ids)}")
 
     def token(self, token: str, max_characters: int) -> list[int]:
-        """M model ids (file id + 1) of one token, already cut to M - 2 code points."""
+        """The M model ids (file id + 1) of a token that is already cut to M - 2 code points."""
         if token in (self.begin, self.end):
             inner = [self.ids[token]]
         else:
@@ -138,7 +138,7 @@ class SymbolTable:
 
 
 class SymbolIndexer:
-    """Tokens → [U, M] code-point ids and, where there is a word table, [U] word ids."""
+    """Tokens → [U, M] ids of code points and, if the model has a word table, [U] word ids."""
 
     begin, end = SymbolTable.begin, SymbolTable.end
 
@@ -146,7 +146,7 @@ class SymbolIndexer:
         self.symbols, self.words, self.max_characters = symbols, words, max_characters
 
     def __call__(self, tokens: Sequence[str]) -> TokenIds:
-        """Ids of U tokens, each cut to M - 2 code points, for the word table too."""
+        """Ids of U tokens; each token is cut to M - 2 code points, also for the word table."""
         cut = [t if t in (self.begin, self.end) else t[: self.max_characters - 2] for t in tokens]
         characters = words = None
         if self.symbols is not None:
@@ -158,10 +158,10 @@ class SymbolIndexer:
 
 
 def indexer_of(config: ElmoConfig, vocab: Vocabulary | None, symbols: SymbolTable | None, where: str) -> Indexer:
-    """What turns tokens into the ids of a model; `where` is its name in messages."""
+    """The indexer of a model; `where` is the model's name in messages."""
     characters, words = config.characters, config.words
     if words is not None and vocab is None:
-        raise ElmoError(f"{where} reads words and has no vocabulary: name its vocab.txt with vocab", "vocab")
+        raise ElmoError(f"{where} reads words and has no vocabulary: give its vocab.txt as vocab", "vocab")
     longest = characters.max_characters if characters else words.max_characters if words else None
     if longest is not None and (words is not None or symbols is not None):
         return SymbolIndexer(symbols, vocab if words else None, longest)
@@ -172,7 +172,7 @@ def indexer_of(config: ElmoConfig, vocab: Vocabulary | None, symbols: SymbolTabl
 
 
 def pieces_of(segment: str | None, indexer: Indexer, vocab: Vocabulary | None) -> CharacterPieces | None:
-    """How tokens are split into characters, if the training text of the model was (`segment` is "chars")."""
+    """The splitter of tokens into characters, if the model's training text was split so (`segment` is "chars")."""
     if segment != "chars":
         return None
     return CharacterPieces([indexer.begin, indexer.end, *(vocab.specials if vocab else ())])

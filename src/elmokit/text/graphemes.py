@@ -1,6 +1,6 @@
-r"""Classes of characters for the tokenizers, written as the inside of a regular expression's brackets.
+r"""Character classes for the tokenisers, as the content of the brackets in a regular expression.
 
-Python's `\w` knows no combining marks and cannot leave a script out, so the classes are collected from `unicodedata`.
+Python's `\w` has no combining marks and cannot exclude a script, so the classes are collected from `unicodedata`.
 """
 
 import re
@@ -18,31 +18,31 @@ JAMO = (
 )
 """One Hangul syllable in decomposed letters (an expression, not a class)."""
 
-_PICTURE = (
+_PICTOGRAPHS = (
     r"©®‼⁉™ℹ〰〽㊗㊙\u2190-\u21ff\u2300-\u23ff\u2460-\u24ff\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
     r"\U0001f000-\U0001fbff"
 )
-_DRESS = r"[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
+_MODIFIERS = r"[\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
 EMOJI = (
     r"[\U0001f1e6-\U0001f1ff]{2}"  # a flag: two regional indicators
     r"|[0-9#*]\ufe0f?\u20e3"  # a keycap
-    rf"|[{_PICTURE}]{_DRESS}(?:\u200d[{_PICTURE}]{_DRESS})*"  # a picture, its skin tone, and those joined to it
+    rf"|[{_PICTOGRAPHS}]{_MODIFIERS}(?:\u200d[{_PICTOGRAPHS}]{_MODIFIERS})*"  # a picture, skin tone, joined pictures
 )
-"""One emoji or pictograph with all that modifies it (an expression, not a class)."""
+"""One emoji or pictograph with its modifiers (an expression, not a class)."""
 
 _JOINERS = "\u00ad\u200c\u200d\u2060\uff9e\uff9f"
-"""Soft hyphen, zero-width joiners and half-width voicing marks: letters on either side are one word."""
+"""Soft hyphen, zero-width joiners and half-width voicing marks: they do not separate words."""
 
 _ENCLOSED = frozenset([*range(0x2460, 0x2500), *range(0x2776, 0x2794), *range(0x3200, 0x3400)])
-"""Numbers in circles and brackets: symbols to a reader, digits to `str.isalnum`."""
+"""Numbers in circles and brackets, which `str.isalnum` counts as digits but readers see as symbols."""
 
-# Whole blocks above the basic plane: listing each range there would make every lookup walk hundreds of them.
+# Whole blocks above the basic plane: hundreds of exact ranges would slow down every lookup.
 _ASTRAL_WORDS = r"\U00010000-\U0001afef\U0001b170-\U0001cfff\U0001d400-\U0001d7ff\U0001df00-\U0001efff"
 _ASTRAL_MARKS = r"\U0001d165-\U0001d1ad\U000e0100-\U000e01ef"
 
 
 def _collect(belongs: Callable[[str], bool]) -> str:
-    """Write the characters of the basic plane for which `belongs` is true as ranges."""
+    """The characters of the basic plane for which `belongs` is true, as ranges."""
     ranges: list[list[int]] = []
     for code in range(0x10000):
         if belongs(chr(code)):
@@ -59,13 +59,13 @@ def _is_mark(char: str) -> bool:
 
 @cache
 def marks() -> str:
-    """Return the class of what is never a token alone: combining marks, variation selectors, joiners."""
+    """The class of characters that are never a token alone: combining marks, variation selectors, joiners."""
     return _collect(_is_mark) + _ASTRAL_MARKS
 
 
 @cache
 def word_characters(*without: str) -> str:
-    r"""Return the class of letters, digits and marks of every script, less the classes in `without`.
+    r"""The class of letters, digits and marks of all scripts, without the classes in `without`.
 
     >>> import re
     >>> re.findall(f"[{word_characters(HAN)}]+", "naïve 東京 नमस्ते")

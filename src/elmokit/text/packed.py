@@ -1,4 +1,4 @@
-"""Opens text files and standard input as bytes; .gz, .xz, .bz2 and .zst are detected by content and unpacked."""
+"""Opens text files and standard input as bytes; .gz, .xz, .bz2 and .zst are detected by content and decompressed."""
 
 import bz2
 import gzip
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 BOM = b"\xef\xbb\xbf"
-PACKED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
-"""What reading a damaged file raises."""
+COMPRESSED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
+READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
+"""The errors that reading a damaged file may raise."""
 LONGEST_LINE = 1 << 24
-"""Bytes; a few kilobytes without line ends could unpack to more than any memory."""
+"""In bytes. Without a limit, a few compressed kilobytes without line ends could fill the memory."""
 
-_HEAD = 10
-_PIECE = 1 << 10
+_HEAD_BYTES = 10
+_PIECE_BYTES = 1 << 10
 _XZ_MEMORY = 1 << 28
-"""Bytes for the window of an .xz file, which may ask for 4 GiB; the strongest preset needs a quarter of this."""
+"""Largest window of an .xz file in bytes. A file may demand 4 GiB; the strongest preset needs a quarter of this."""
 _REFUSED = (
     (re.compile(rb"PK\x03\x04"), "a zip archive", "unpack it first"),
     (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16 text", "convert it first with iconv -f UTF-16 -t UTF-8"),
 )
 
 
-def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], None] | None = None) -> IO[bytes]:
-    """The bytes of a text file, unpacked, or of standard input for "-"; the stack closes what was opened.
+def open_decompressed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], None] | None = None) -> IO[bytes]:
+    """The decompressed bytes of a text file, or of standard input for "-"; `stack` closes the opened files.
 
-    A file that cannot be read, or is of a kind that is not UTF-8 text, is an ElmoError. `on_bytes` is called with the
-    number of packed bytes of each read.
+    A file that cannot be read or is known not to be UTF-8 text raises ElmoError. `on_bytes` is called with the number
+    of compressed bytes of each read.
     """
     name = name_of(source)
     try:
         raw = _raw(source, stack)
         head = b""
-        # No kind has a line end in its first bytes: a short first line decides without waiting for a second one.
-        while len(head) < _HEAD and b"\n" not in head:
-            more = raw.read1(_HEAD - len(head))  # type: ignore[attr-defined]  # typeshed's IO lacks it
+        # No compressed kind has a line end in its first bytes, so a short first line needs no wait for a second one.
+        while len(head) < _HEAD_BYTES and b"\n" not in head:
+            more = raw.read1(_HEAD_BYTES - len(head))  # type: ignore[attr-defined]  # typeshed's IO lacks it
             if not more:
                 break
             head += more
@@ -62,14 +62,14 @@ def open_packed(source: str | Path, stack: ExitStack, on_bytes: Callable[[int], 
                 f"the input must be UTF-8 text, plain or in .gz, .xz, .bz2 or .zst, got {kind} in {name}: {remedy}"
             )
     whole = stack.enter_context(io.BufferedReader(_RejoinedStream(head, raw, on_bytes), 1 << 18))
-    for start, opener in _PACKED:
+    for start, opener in _COMPRESSED:
         if start.match(head):
             return stack.enter_context(opener(whole))
     return whole
 
 
 def read_line(file: IO[bytes], name: str, number: int) -> bytes:
-    """The next line with its end, b"" after the last; one that is too long for a sentence is an ElmoError."""
+    """The next line with its line end, b"" after the last one; a line that is too long raises ElmoError."""
     line = file.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise ElmoError(
@@ -87,13 +87,13 @@ def _raw(source: str | Path, stack: ExitStack) -> IO[bytes]:
     if str(source) == "-":
         if sys.stdin is None:  # closed by the shell, with `<&-`
             raise ElmoError("standard input is closed: give a file, or pipe the text into the command")
-        return sys.stdin.buffer  # not ours to close
+        return sys.stdin.buffer  # must stay open
     file = Path(source).open("rb")  # noqa: SIM115 -- the stack closes it
     return stack.enter_context(file)
 
 
 class _RejoinedStream(io.RawIOBase):
-    """A stream whose first bytes were read already; a pipe cannot be rewound."""
+    """A stream whose first bytes were already read: a pipe cannot be rewound."""
 
     def __init__(self, head: bytes, rest: IO[bytes], on_bytes: Callable[[int], None] | None) -> None:
         self._head, self._rest, self._on_bytes = head, rest, on_bytes
@@ -106,7 +106,7 @@ class _RejoinedStream(io.RawIOBase):
         if self._head:
             piece, self._head = self._head[: len(view)], self._head[len(view) :]
         else:
-            # read1 returns what a pipe has by now instead of waiting for a full buffer.
+            # read1 returns the bytes that a pipe has now instead of waiting for a full buffer.
             piece = self._rest.read1(len(view))  # type: ignore[attr-defined]  # typeshed's IO lacks it
         if self._on_bytes is not None:
             self._on_bytes(len(piece))
@@ -114,17 +114,17 @@ class _RejoinedStream(io.RawIOBase):
         return len(piece)
 
 
-class _Frames(io.RawIOBase):
-    """An xz or zstd file of any number of frames; an incomplete last frame is an error.
+class _FrameReader(io.RawIOBase):
+    """Decompresses an xz or zstd file with any number of frames; an incomplete last frame is an error.
 
-    In an `xz` file zeros may follow a frame, and anything else that is no frame is ignored, as other readers do.
+    In an `xz` file, zeros may follow a frame, and other data after a frame is ignored, as other readers do.
     """
 
     def __init__(
-        self, packed: IO[bytes], new: Callable[[], Any], failure: type[Exception], *, xz: bool = False
+        self, compressed: IO[bytes], new: Callable[[], Any], failure: type[Exception], *, xz: bool = False
     ) -> None:
-        self._packed, self._new, self._failure, self._xz = packed, new, failure, xz
-        self._most = (1 << 18,) if xz else ()  # a decompressor of xz can give a piece at a time
+        self._compressed, self._new, self._failure, self._xz = compressed, new, failure, xz
+        self._max_length = (1 << 18,) if xz else ()  # only xz can limit the size of its output
         self._frame: Any = None
         self._frames = 0
         self._input = self._output = b""
@@ -135,11 +135,11 @@ class _Frames(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer") -> int:
         while not self._output:
             if not self._input and getattr(self._frame, "needs_input", True):
-                # Little at a time, for a small piece may unpack to a great deal.
-                self._input = self._packed.read1(_PIECE)  # type: ignore[attr-defined]
+                # Read a little at a time: a small piece may decompress to a very large one.
+                self._input = self._compressed.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
                 if not self._input:
                     if self._frame is not None:
-                        raise EOFError("the file ends inside a packed frame")
+                        raise EOFError("the file ends inside a compressed frame")
                     return 0
             if self._xz and self._frames and self._frame is None:
                 self._input = self._input.lstrip(b"\0")
@@ -147,7 +147,7 @@ class _Frames(io.RawIOBase):
                     continue
             self._frame = self._frame or self._new()
             try:
-                self._output = self._frame.decompress(self._input, *self._most)
+                self._output = self._frame.decompress(self._input, *self._max_length)
             except self._failure as error:
                 if self._xz and self._frames:
                     return 0
@@ -162,25 +162,25 @@ class _Frames(io.RawIOBase):
         return len(piece)
 
 
-def _open_xz(packed: IO[bytes]) -> IO[bytes]:
+def _open_xz(compressed: IO[bytes]) -> IO[bytes]:
     new = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
-    return io.BufferedReader(_Frames(packed, new, lzma.LZMAError, xz=True), 1 << 18)
+    return io.BufferedReader(_FrameReader(compressed, new, lzma.LZMAError, xz=True), 1 << 18)
 
 
-def _open_zstd(packed: IO[bytes]) -> IO[bytes]:
+def _open_zstd(compressed: IO[bytes]) -> IO[bytes]:
     if sys.version_info >= (3, 14):
         zstd: Any = import_module("compression.zstd")
-        return io.BufferedReader(_Frames(packed, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 18)
+        return io.BufferedReader(_FrameReader(compressed, zstd.ZstdDecompressor, zstd.ZstdError), 1 << 18)
     try:
         zstandard: Any = import_module("zstandard")
     except ImportError as error:
         raise MissingExtraError("zstandard", "zstd", "reading a .zst file") from error
     new = zstandard.ZstdDecompressor().decompressobj
-    return io.BufferedReader(_Frames(packed, new, zstandard.ZstdError), 1 << 18)
+    return io.BufferedReader(_FrameReader(compressed, new, zstandard.ZstdError), 1 << 18)
 
 
-# How files of a kind begin, and what opens them. "BZh9" alone could begin a text; the block mark after it cannot.
-_PACKED: tuple[tuple[re.Pattern[bytes], Any], ...] = (
+# The first bytes of each kind of file, and its opener. A text may begin with "BZh9", but not with the block mark too.
+_COMPRESSED: tuple[tuple[re.Pattern[bytes], Any], ...] = (
     (re.compile(rb"\x1f\x8b"), gzip.open),
     (re.compile(rb"\xfd7zXZ\x00"), _open_xz),
     (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),

@@ -1,7 +1,7 @@
 """The text policy of a model: how strings become tokens, in Python, on the command line and in every adapter.
 
-A string is tokenised as the model's training text was; a list of tokens is taken as it is. A model of characters also
-takes whole words: each is read character by character (`CharacterPieces`).
+A string is tokenised like the model's training text; a list of tokens is used unchanged. A model of characters also
+accepts whole words: it reads each character by character (`CharacterPieces`).
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ class TextPolicy:
     """
 
     def __init__(self, segment: SegmenterName | None = None, *, model: str = "this model") -> None:
-        """`segment`: the name of the tokenizer; None: `model` does not say how its training text was tokenised.
+        """`segment`: the name of the tokeniser; None if `model` does not say how its training text was tokenised.
 
-        Such a model splits strings at white space, and a warning is logged once if punctuation sticks to words.
+        Without a name, strings are split at white space, and a warning is logged once if punctuation sticks to words.
         """
         segmenter("whitespace" if segment is None else segment)  # refuses an unknown name
         self.name: PolicyName = "whitespace" if segment in (None, "none") else segment  # type: ignore[assignment]
         self.model = model
-        self._watches = segment is None
+        self._may_warn = segment is None
 
     @classmethod
     def of_model(
         cls, text: Mapping[str, str], segment: SegmenterName | None, where: str
     ) -> tuple[dict[str, str], TextPolicy]:
-        """What is known of a model's training text, and the model's policy; `segment` overrides it.
+        """The known facts about a model's training text, and the model's policy; `segment` overrides the tokeniser.
 
-        For a model that does not say how its text was tokenised, `segment` is stored as the answer.
+        If the model does not say how its text was tokenised, `segment` becomes part of the facts.
         """
-        stated = {**text} if segment is None else {"segment": name_in_files(segment), **text}
+        facts = {**text} if segment is None else {"segment": name_in_files(segment), **text}
         try:
-            return stated, cls(segment or cast(SegmenterName | None, stated.get("segment")), model=where)
+            return facts, cls(segment or cast(SegmenterName | None, facts.get("segment")), model=where)
         except ElmoError as error:
             raise ElmoError(f"{where}: {error}", *error.arguments) from error
 
     @classmethod
     def of(cls, segment: SegmenterName | TextPolicy) -> TextPolicy:
-        """A policy as it is, or the policy of that name."""
+        """The policy of a name; a policy is returned unchanged."""
         return segment if isinstance(segment, TextPolicy) else cls(segment)
 
     def __repr__(self) -> str:
@@ -70,25 +70,25 @@ class TextPolicy:
 
     @property
     def name_in_files(self) -> SegmenterName:
-        """The name that model files, prepared corpora and task folders have for it."""
+        """The name of the tokeniser in model files, prepared corpora and task folders."""
         return name_in_files(self.name)
 
     def override(self, segment: SegmenterName | None) -> TextPolicy:
-        """This policy, or that of `segment` if one is given."""
+        """The policy of `segment` or, if it is None, this policy."""
         return self if segment is None else TextPolicy(segment, model=self.model)
 
     def tokenize(self, text: str) -> list[Token]:
         """The tokens of a string with their character offsets."""
-        self._look(text)
+        self._warn_once(text)
         return segmenter(self.name)(text)
 
     def split(self, text: str) -> list[str]:
         """The texts of the tokens of a string, which is faster than `tokenize`."""
-        self._look(text)
+        self._warn_once(text)
         return word_splitter(self.name)(text)
 
     def tokens_of(self, sentence: Sentence) -> list[str]:
-        """The tokens of a sentence: a string is split, a list of tokens is taken as it is."""
+        """The tokens of a sentence: a string is split, a list of tokens is returned as a list of strings."""
         if isinstance(sentence, str):
             return self.split(sentence)
         check_texts(sentence, "a sentence must be a string or a list of tokens")
@@ -105,11 +105,11 @@ class TextPolicy:
         check_texts(sentences, "sentences must be a list of strings or of token lists")
         return [self.tokens_of(sentence) for sentence in sentences]
 
-    def _look(self, text: str) -> None:
-        """Log a warning, once, if the model does not say how it was trained and punctuation sticks to words."""
-        if not self._watches or (stuck := _stuck_word(text)) is None:
+    def _warn_once(self, text: str) -> None:
+        """Warn once if the model does not say how its training text was tokenised and punctuation sticks to words."""
+        if not self._may_warn or (stuck := _stuck_word(text)) is None:
             return
-        self._watches = False
+        self._may_warn = False
         better = "jieba" if _UNSPACED.search(stuck) else "english"
         shown = stuck if len(stuck) <= _SHOWN else f"{stuck[: _SHOWN - 1]}…"
         log.warning(
@@ -125,7 +125,7 @@ _SHOWN = 20
 
 
 def check_texts(value: object, rule: str) -> None:
-    """Refuse what is no list: bytes would be read as numbers, a dict or a data frame as the names of its columns."""
+    """Refuse a value that is not a list: bytes would be read as numbers, a dict or data frame as its column names."""
     _refuse_bytes(value)
     kind = type(value).__name__
     if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
@@ -135,15 +135,15 @@ def check_texts(value: object, rule: str) -> None:
 
 
 def _refuse_bytes(value: object) -> None:
-    """Text is asked for: bytes would be read as a list of numbers."""
+    """Refuse bytes, which would be read as a list of numbers."""
     if isinstance(value, bytes | bytearray | memoryview):
         shown = repr(bytes(value[:_SHOWN]))
         raise ElmoError(f"text must be a string, got bytes {shown}: decode them first, as in data.decode('utf-8')")
 
 
 def _stuck_word(text: str) -> str | None:
-    """A word of the text that white space alone does not separate from its punctuation; abbreviations do not count."""
-    if not (found := _WORD_AND_MARK.search(text)):  # most text that is tokenised already ends here
+    """The first word in the text with punctuation stuck to it, or None; abbreviations do not count."""
+    if not (found := _WORD_AND_MARK.search(text)):  # nearly all text that is already tokenised returns here
         return None
     starts = {start for start, _ in english_spans(text)}
     for match in _WORD_AND_MARK.finditer(text, found.start()):
@@ -155,7 +155,7 @@ def _stuck_word(text: str) -> str | None:
 def rows_of_tokens(
     tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt] | None = None
 ) -> list[list[str]]:
-    """Rows of tokens; with `sequence_len`, padded rows are cut to their true lengths (TF-Hub's `tokens` signature)."""
+    """Rows of tokens; with `sequence_len`, padded rows are cut to these lengths (TF-Hub's `tokens` signature)."""
     rows = TextPolicy("whitespace").sentences_of(tokens)
     if sequence_len is None:
         return rows
@@ -171,7 +171,7 @@ def rows_of_tokens(
 
 
 class CharacterPieces:
-    """What a model of characters reads of each token: the tokens that `chars` finds in it.
+    """Splits tokens for a model of characters: each token becomes the tokens that the tokeniser `chars` finds in it.
 
     >>> CharacterPieces().of("2020年"), CharacterPieces().of("银行"), CharacterPieces().of("GPU")
     (('2020', '年'), ('银', '行'), ('GPU',))
@@ -191,8 +191,8 @@ class CharacterPieces:
 
     def split(self, sentences: Iterable[Sequence[str]]) -> tuple[list[list[str]], list[list[int]]]:
         """The pieces of each sentence, and the number of pieces of each of its tokens."""
-        apart = [[self.of(token) for token in sentence] for sentence in sentences]
-        return [[*chain.from_iterable(pieces)] for pieces in apart], [[*map(len, pieces)] for pieces in apart]
+        by_token = [[self.of(token) for token in sentence] for sentence in sentences]
+        return [[*chain.from_iterable(pieces)] for pieces in by_token], [[*map(len, pieces)] for pieces in by_token]
 
 
 @lru_cache(1 << 16)

@@ -1,22 +1,22 @@
-"""Paragraphs of raw text → sentences, by rules for the full stops of many scripts.
+"""Splits paragraphs of raw text into sentences, by rules for the full stops of many scripts.
 
-A sentence ends at `. ! ? …` if white space follows, and after it anything but a lower-case letter, unless the word
-before the full stop is an abbreviation, an initial or the number of a list item; and at the full stops of other scripts
-(`。 ！ ？ । ؟ ۔ ። ։ ။ ។`) whatever follows. Closing quotes and brackets belong to the sentence that they close. In
-doubt the rules do not split: two sentences in one harm a language model less than half a sentence does.
+A sentence ends at `. ! ? …` if white space follows and the next letter is not lower-case, unless the word before the
+full stop is an abbreviation, an initial or the number of a list item. It ends at the full stops of other scripts
+(`。 ！ ？ । ؟ ۔ ። ։ ။ ។`) even without white space. Closing quotes and brackets belong to the sentence that they close.
+In doubt the rules do not split: for a language model, two sentences in one are better than half a sentence.
 """
 
 from __future__ import annotations
 
 import re
 
-# Full stops that need no white space after them, and those of them that also occur inside quoted titles.
+# Full stops that need no white space after them, and the marks among them that also occur inside quoted titles.
 _WIDE = "。｡！？।॥؟۔።፧։။។៕"
 _WIDE_MARKS = "！？"
 _CLOSING = "\"'”’»›)]}」』）】〕］｝〞"
 _NARROW = ".!?…‼⁇⁈⁉"
 
-# No repetition is tried twice on the same text, so the time for a long run of one character is linear.
+# No repetition is tried twice on the same text, so the time for a long run of one character is linear in its length.
 _END = re.compile(
     rf"(?P<narrow>(?<![{_NARROW}])[{_NARROW}]++)(?:[“«‹{re.escape(_CLOSING)}]|\[[0-9a-z]{{1,3}}\])*+(?=\s)"  # 1905.[3]
     rf"|(?P<wide>[{_WIDE}]+[{re.escape(_CLOSING)}]*)"
@@ -38,7 +38,7 @@ _TITLES = """Mr Mrs Ms Messrs Mme Mlle Mlles Dr Drs Prof Rev Revd Hon Fr Msgr Mg
 Cdr Cmdr Col Maj Brig Gen Adm Gov Sen Rep Pres Supt Insp Mt Ft vs viz cf Cf eg ie Esq Geo Wm Chas Thos Jas Jos Mons Hr
 Hrn Nr bzw ca Ca Sra Srta"""
 _NEVER_LAST = frozenset(_TITLES.split())
-"""Abbreviations that a name or the rest of a phrase follows: no sentence ends after them."""
+"""Abbreviations after which no sentence ends, because a name or the rest of a phrase follows."""
 
 _NUMBERED = """no nos p pp vol vols fig figs ch chap chaps sec secs art arts op eq eqs pt pts bk cap lib ver ed para
 approx est fl jan feb mar apr jun jul aug sep sept oct nov dec"""
@@ -61,13 +61,13 @@ _OPENERS = frozenset(_FIRST_WORDS.split())
 _GERMAN = """Januar Februar März April Mai Juni Juli August September Oktober November Dezember Jänner Jahrhundert
 Jahrhunderts"""
 _AFTER_ORDINALS = frozenset(_GERMAN.split())
-"""Words that follow an ordinal number in German, which has a full stop: am 3. Oktober."""
+"""Words that follow a German ordinal number, which ends with a full stop: am 3. Oktober."""
 
 
 def split_sentences(text: str) -> list[str]:
     """The sentences of a paragraph, in order and without the white space around them.
 
-    A line end inside a paragraph counts as a space, and as nothing between characters of Chinese and Japanese.
+    A line end inside a paragraph counts as a space; between Chinese or Japanese characters it is removed.
 
     >>> split_sentences('Mr. Li paid $1.50. "Why?" he asked. 他走了。她没有。')
     ['Mr. Li paid $1.50.', '"Why?" he asked.', '他走了。', '她没有。']
@@ -105,7 +105,7 @@ def _wide_ends(text: str, match: re.Match[str]) -> bool:
 
 
 def _narrow_ends(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a sentence ends at a full stop of Latin, Greek or Cyrillic, which white space follows."""
+    """Whether a sentence ends at a Latin, Greek or Cyrillic full stop, after which white space follows."""
     following = _NEXT.match(text, match.end())
     assert following is not None
     word = following["word"]
@@ -118,7 +118,7 @@ def _narrow_ends(text: str, start: int, match: re.Match[str]) -> bool:
     if stop.endswith(("!", "?")) or any(mark in stop for mark in "‼⁇⁈⁉"):
         return True
     if stop != ".":
-        # After a space, dots are an omission and the sentence continues; otherwise they end it, but rarely before "I".
+        # Dots after a space are an omission, and the sentence continues; others end it, but rarely before "I".
         return not text[match.start() - 1 : match.start()].isspace() and (len(stop) > 3 or word != "I")
     # The next word may be an initial itself: J. A. Lamb
     opener = word in _OPENERS and not (len(word) == 1 and text.startswith(".", following.end()))
@@ -137,7 +137,7 @@ def _is_abbreviation(text: str, start: int, period: int, end: int, following: st
     if last_part in _NEVER_LAST or (last_part.isupper() and len(last_part) > 1 and last_part.title() in _NEVER_LAST):
         return True
     if end > period + 1:
-        return False  # a quote or a bracket closes after it
+        return False  # a closing quote or bracket follows
     before = text[start : min(period - len(word), start + _LONGEST_LEAD)]
     if not before.strip(_BEFORE_SENTENCE) and _is_item(word):
         return True
@@ -153,5 +153,5 @@ def _is_abbreviation(text: str, start: int, period: int, end: int, following: st
 
 
 def _is_item(word: str) -> bool:
-    """Whether the word numbers an item or a chapter: 3. Of Trade.  IV. The Duel.  A. Results."""
+    """Whether the word is the number of an item or chapter: 3. Of Trade.  IV. The Duel.  A. Results."""
     return word.isdigit() or (len(word) == 1 and word.isalpha()) or _ROMAN.fullmatch(word) is not None

@@ -1,4 +1,4 @@
-"""Tokenizers: text to tokens with their character offsets."""
+"""Tokenisers: from text to tokens with character offsets."""
 
 import logging
 import re
@@ -16,30 +16,30 @@ from elmokit.text.graphemes import BOPOMOFO, EMOJI, HAN, HANGUL, JAMO, KANA, mar
 
 
 class Token(NamedTuple):
-    """A token and its place in a text; no tokenizer here rewrites a character, so `text[start:end]` is the token."""
+    """A token and its offsets in a text. No tokeniser here rewrites a character, so `text[start:end]` is the token."""
 
     text: str
     start: int
-    """Index in the text of the token's first character."""
+    """Index of the token's first character."""
     end: int
-    """Index in the text after the token's last character."""
+    """Index after the token's last character."""
 
 
 Segmenter = Callable[[str], list[Token]]
-"""Text to its tokens: all of its characters but white space, in order."""
+"""A function from a text to its tokens, which contain all characters but white space, in order."""
 
 SegmenterName = Literal["english", "jieba", "chars", "whitespace", "none"]
-"""The names of the tokenizers; "none" is the name that files have for "whitespace", and means the same everywhere."""
+"""The names of the tokenisers; "none" is the name of "whitespace" in files and means the same everywhere."""
 
 WordSplitter = Callable[[str], list[str]]
-"""Text to the texts of its tokens."""
+"""A function from a text to the texts of its tokens."""
 
 Spans = Iterator[tuple[int, int]]
 """The start and end of each token."""
 
 
 def segmenter(name: SegmenterName) -> Segmenter:
-    """Return the tokenizer of that name.
+    """The tokeniser of that name.
 
     >>> words(segmenter("english")("The U.S. didn't pay $1,000 (yet)."))
     ['The', 'U.S.', 'did', "n't", 'pay', '$', '1,000', '(', 'yet', ')', '.']
@@ -48,7 +48,7 @@ def segmenter(name: SegmenterName) -> Segmenter:
 
 
 def word_splitter(name: SegmenterName) -> WordSplitter:
-    """Return a function that gives the same as `words(segmenter(name)(text))`, faster.
+    """A function that returns the same as `words(segmenter(name)(text))`, but faster.
 
     >>> word_splitter("english")("It's done.")
     ['It', "'s", 'done', '.']
@@ -57,13 +57,13 @@ def word_splitter(name: SegmenterName) -> WordSplitter:
 
 
 def name_in_files(name: SegmenterName) -> SegmenterName:
-    """The name under which files store a tokenizer: "none" for white space, as in the first models."""
+    """The name of a tokeniser in files: "none" for white space, as in the first models."""
     _spans_named(name)
     return "none" if name == "whitespace" else name
 
 
 def words(tokens: Iterable[Token]) -> list[str]:
-    """Return the tokens' texts, which is what `Elmo.encode` takes as a sentence."""
+    """The tokens' texts, a list that `Elmo.encode` accepts as a sentence."""
     return [token.text for token in tokens]
 
 
@@ -83,14 +83,14 @@ def _texts(spans: Callable[[str], Spans], text: str) -> list[str]:
 
 
 def _space_spans(text: str) -> Spans:
-    """Split at white space, as `str.split()` does: for text that is tokenised already."""
+    """Split at white space, like `str.split()`: for text that is already tokenised."""
     return (match.span() for match in _NON_SPACE.finditer(text))
 
 
 def _char_spans(text: str) -> Spans:
     """Split Chinese, Japanese and Korean by character; words of other scripts and numbers stay whole.
 
-    Marks and variation selectors stay with their character, an emoji sequence is one token, so is any other symbol.
+    Marks and variation selectors stay with their character. An emoji sequence or any other symbol is one token.
     """
     return (match.span() for match in _characters().finditer(text))
 
@@ -102,9 +102,9 @@ def _char_texts(text: str) -> list[str]:
 def _jieba_spans(text: str) -> Spans:
     """Split Chinese into words with jieba.
 
-    The tokens are jieba's own, without white space. What jieba would split is one token: a word with letters that are
-    neither ASCII nor Chinese (`Zürich`), a character with its marks, an emoji sequence. Words that were added to jieba
-    (`jieba.load_userdict`) count.
+    The tokens are jieba's, without white space, with three exceptions that jieba would split: a word with letters that
+    are neither ASCII nor Chinese (`Zürich`), a character with its marks, and an emoji sequence are one token each.
+    Words that were added to jieba (`jieba.load_userdict`) are used.
     """
     jieba, done = _jieba(), 0
     for match in (*_jieba_wholes().finditer(text), None):
@@ -138,19 +138,19 @@ def _characters() -> re.Pattern[str]:
 
 
 _JIEBA_PIECE = re.compile(r".{0,1000}[\s，。、；：？！]|.{1,1000}", re.DOTALL)
-"""What jieba reads at a time: its time grows with the square of a run of unknown words. Words end at a separator, so
-only a run of more than 1,000 characters without one may be split inside a word."""
+"""The text that jieba reads at once: its time grows with the square of a run of unknown words. Pieces end at
+separators, so only a run of more than 1,000 characters without one may be split inside a word."""
 
 
 @cache
 def _jieba_wholes() -> re.Pattern[str]:
-    """Compile what jieba must not see: emoji, words (those in ASCII are let through), characters with marks."""
+    """Matches tokens that jieba must not split: emoji, words (ASCII ones are left to it), characters with marks."""
     return re.compile(rf"(?:{EMOJI}|[{word_characters(HAN, KANA)}]+)[{marks()}]*|\S[{marks()}]+")
 
 
 @cache
 def _jieba() -> ModuleType:
-    """Import jieba without its progress lines and the warnings of its old code."""
+    """Import jieba without its progress messages and the warnings about its old code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid escape sequence")
         warnings.filterwarnings("ignore", ".*pkg_resources")
@@ -162,11 +162,11 @@ def _jieba() -> ModuleType:
     return jieba
 
 
-# jieba made faster, for processes that only segment a corpus; its results are the same.
+# A faster jieba with the same results, for processes that only segment a corpus.
 #
-# jieba searches for the most likely words of a sentence twice: among the words of its dictionary, and, for runs of
-# single characters, with a hidden Markov model of each character's position in its word. Both searches are replaced by
-# loops that add the same numbers in the same order, so every comparison, including ties, has the same result.
+# jieba searches for the most likely words of a sentence in two ways: with its dictionary and, for runs of single
+# characters, with a hidden Markov model of each character's position in its word. Both searches are replaced by loops
+# that add the same numbers in the same order, so every comparison, including ties, has the same result.
 
 _KNOWN_VERSION = "0.42.1"
 _ABSENT = object()
@@ -186,7 +186,7 @@ def speed_up_jieba() -> None:
 
 
 def _dictionary_search(counts: Mapping[str, int], total: int) -> Any:  # noqa: ANN401 -- takes jieba's own arguments
-    """Return a function that fills `route`: for each start, the weight of the best words and the end of the first."""
+    """A function that fills `route`: for each start, the weight of the best words and the end of the first word."""
     log_total = log(total)
     # A count of 0 marks the prefix of a longer word.
     weight_of = {word: log(count) - log_total if count else None for word, count in counts.items()}.get
@@ -220,7 +220,7 @@ def _tag_search(
     emissions: Mapping[str, Mapping[str, float]],
     never: float,
 ) -> Any:  # noqa: ANN401 -- takes jieba's own arguments
-    """Return a function that finds the most likely tags: begin, middle or end of a word, or a single-character word."""
+    """A function that finds the most likely tags: begin, middle or end of a word, or a single-character word."""
     begin_of, middle_of, end_of, single_of = (emissions[tag].get for tag in "BMES")
     known: dict[str, tuple[float, float, float, float]] = {}
 

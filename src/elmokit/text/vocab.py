@@ -1,4 +1,4 @@
-"""The word list of a model: one token per line, `<S>`, `</S>` and `<UNK>` among them."""
+"""The vocabulary of a model, with `<S>`, `</S>` and `<UNK>` among its words; vocab.txt has one word per line."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _SHOWN = 5
 
 
 class Vocabulary(Sequence[str]):
-    """Words in file order; a word's index is its row in the softmax and, plus one, in a word table.
+    """Words in file order. A word's index is its row in the softmax; its row in a word table is the index + 1.
 
     A model that reads words or has a softmax needs the three `specials` among them (`require_specials`).
     """
 
     def __init__(self, words: Iterable[str], *, specials: tuple[str, str, str] = (BEGIN, END, UNKNOWN)) -> None:
         self._words = list(words)
-        # Of equal words the last one counts, as in bilm-tf.
+        # If a word occurs twice, the last index counts, as in bilm-tf.
         self._index = {word: number for number, word in enumerate(self._words)}
         self.specials = specials
         self.begin, self.end, self.unknown = (self._index.get(special, -1) for special in specials)
 
     @classmethod
     def from_text(cls, text: str) -> Vocabulary:
-        """Read vocab.txt, one token per line; as in bilm-tf, `!!!MAXTERMID` is left out and an empty line counts."""
+        """Read the text of a vocab.txt; as in bilm-tf, `!!!MAXTERMID` is left out and an empty line is a word."""
         lines = (line.strip() for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n"))
         return cls(line for line in lines if line != SKIPPED_LINE)
 
     def require_specials(self) -> None:
-        """Refuse a word list without the sentence boundaries and the unknown word."""
+        """Raise ElmoError if a special word is missing."""
         if missing := [special for special in self.specials if special not in self._index]:
             raise ElmoError(f"a vocabulary needs the entry {missing[0]}, and it is not among its {len(self)} words")
 
     def to_text(self) -> str:
-        """The vocabulary as vocab.txt."""
+        """The vocabulary as the text of a vocab.txt."""
         return "".join(f"{word}\n" for word in self._words)
 
     def index(self, word: str, *_: int) -> int:
@@ -68,15 +68,15 @@ class UnknownTokens:
     """Counts the tokens that a model reads as `<UNK>`; a model without a vocabulary has none."""
 
     def __init__(self, vocab: Vocabulary | None, pieces: CharacterPieces | None = None) -> None:
-        """`pieces`: what the model reads of each token, if that is not the token itself."""
+        """`pieces`: splits each token for a model of characters."""
         self._vocab, self._pieces = vocab, pieces
         self.tokens = 0
         self.unknown = 0
         self._examples: dict[str, None] = {}
-        """The first few, in their order."""
+        """The first few unknown tokens, in order."""
 
     def add(self, tokens: Iterable[str], times: int = 1) -> None:
-        """Count tokens, each of which occurs `times` times."""
+        """Count tokens that each occur `times` times."""
         if self._vocab is None:
             return
         for token in tokens if self._pieces is None else chain.from_iterable(map(self._pieces.of, tokens)):
@@ -87,7 +87,7 @@ class UnknownTokens:
                     self._examples[token] = None
 
     def message(self) -> str | None:
-        """A sentence for the user, if there were any."""
+        """A sentence about the unknown tokens for the user, or None if there are none."""
         if self._vocab is None or not self.unknown:
             return None
         names = list(self._examples)

@@ -1,14 +1,14 @@
 """Static word vectors: files of word2vec (text and binary), GloVe and fastText, and their rows for a vocabulary.
 
-| format | how it is detected | the record of a word |
+| format | detected by | record of a word |
 | --- | --- | --- |
 | word2vec text, fastText .vec | line 1 is "N D" and line 2 is text | a line: the word and D numbers |
-| word2vec binary | line 1 is "N D" and what follows is not text | word, space, D float32 little endian, perhaps "\\n" |
-| GloVe | no such line | a line: the word and D numbers |
+| word2vec binary | line 1 is "N D" and line 2 is not text | word, space, D float32 little endian, perhaps "\\n" |
+| GloVe | line 1 is not "N D" | a line: the word and D numbers |
 
-Any of them may be packed as .gz, .xz, .bz2, .zst or be the only file of a .zip. Only the numbers of wanted words are
-read; of the others the number of fields is checked. If a word occurs twice, the first one counts. `write_word2vec`
-writes the first two.
+Each format may be compressed as .gz, .xz, .bz2 or .zst, or be the only file of a .zip. Only the numbers of wanted
+words are parsed; for other words only the number of fields is checked. If a word occurs twice, the first one counts.
+`write_word2vec` writes the first two formats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from elmokit.errors import ElmoError
 from elmokit.storage.atomic import atomic_file
-from elmokit.text.packed import BOM, DAMAGE, open_packed, read_line
+from elmokit.text.packed import BOM, READ_ERRORS, open_decompressed, read_line
 from elmokit.text.vocab import Vocabulary
 
 VectorFormat = Literal["word2vec text", "word2vec binary", "GloVe", "fastText"]
@@ -48,13 +48,13 @@ _REFUSED = (
 )
 _HEADER = re.compile(rb"[ \t]*([0-9]{1,12})[ \t]+([0-9]{1,7})[ \t]*\r?\n")
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
-_DAMAGED = (*DAMAGE, zipfile.BadZipFile, struct.error, RuntimeError, UnicodeDecodeError, OverflowError)
+_DAMAGED = (*READ_ERRORS, zipfile.BadZipFile, struct.error, RuntimeError, UnicodeDecodeError, OverflowError)
 
 
 class VectorFile:
     """An open file of word vectors of any format; a context manager.
 
-    `size` and `format` are known at once, `n_words` and `n_unreadable` after `rows` has ended.
+    `size` and `format` are known from the start, `n_words` and `n_unreadable` after `rows` has ended.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class VectorFile:
             raise
 
     def rows(self, wanted: Callable[[str], bool] | Container[str]) -> Iterator[tuple[str, Floats]]:
-        """Each wanted word with its vector [size], in file order and once."""
+        """Each wanted word once with its vector [size], in file order."""
         want = wanted if callable(wanted) else wanted.__contains__
         binary = self.format == "word2vec binary"
         records, row_of = (
@@ -106,8 +106,8 @@ class VectorFile:
             )
 
     def _unpacked(self) -> io.BufferedReader:
-        packed: Any = self._only_member() if _is_zip(self.path) else open_packed(self.path, self._open)
-        # A buffer over a buffer is filled completely, so that peek shows a whole MiB even of a pipe.
+        packed: Any = self._only_member() if _is_zip(self.path) else open_decompressed(self.path, self._open)
+        # A buffer over a buffer is filled completely, so that `peek` returns a whole MiB, even from a pipe.
         return self._open.enter_context(io.BufferedReader(packed, _PEEK))
 
     def _only_member(self) -> IO[bytes]:
@@ -115,12 +115,12 @@ class VectorFile:
         members = [info for info in archive.infolist() if not info.filename.endswith("/")]
         if len(members) != 1:
             raise ElmoError(
-                f"{self.path} must contain one file of word vectors, got {len(members)}: unpack it and name one of them"
+                f"{self.path} must contain one file of word vectors, got {len(members)}: unpack it and give one of them"
             )
         return self._open.enter_context(archive.open(members[0]))
 
     def _detect(self) -> tuple[VectorFormat, int, int | None]:
-        """The format, the size of a vector, and the number of words if the file states it."""
+        """The format, the size of a vector, and the number of words or None if the file does not state it."""
         head = self._file.peek()
         for start, kind, remedy in _REFUSED:
             if start.match(head):
@@ -129,7 +129,7 @@ class VectorFile:
                 )
         head = head.removeprefix(BOM)
         if not head.strip():
-            raise ElmoError(f"{self.path} contains no word vectors, it is empty: get it again")
+            raise ElmoError(f"{self.path} is empty and contains no word vectors: get it again")
         if header := _HEADER.match(head):
             n_words, size = int(header[1]), int(header[2])
             if not (n_words and 0 < size <= _MOST_NUMBERS):
@@ -141,7 +141,7 @@ class VectorFile:
                 return "word2vec binary", size, n_words
             named_vec = ".vec" in (suffix.lower() for suffix in self.path.suffixes)
             return "fastText" if named_vec else "word2vec text", size, n_words
-        # A first word such as "1 000" looks like one more number, so the first lines vote.
+        # A word such as "1 000" looks like one more number, so the first lines vote on the size.
         sizes = Counter(_trailing_numbers(line) for line in head.split(b"\n")[:10] if line.strip())
         size = sizes.most_common(1)[0][0]
         if not 0 < size <= _MOST_NUMBERS or _NOT_TEXT.search(head, 0, 1000):
@@ -152,7 +152,7 @@ class VectorFile:
         return "GloVe", size, None
 
     def _text_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
-        """Each line's number, its word, the line, and where in it the numbers begin."""
+        """The number of each line, its word, the line, and the offset of its numbers."""
         size = self.size
         number = 0
         while line := read_line(self._file, str(self.path), number := number + 1):
@@ -167,10 +167,10 @@ class VectorFile:
                 spaces = line.count(b" ")
             if spaces == size:
                 end = line.find(b" ")
-            elif spaces > size:  # some are within the word, or there are several in a row
+            elif spaces > size:  # some spaces are inside the word, or consecutive
                 word, *numbers = line.rsplit(None, size)
                 end = len(word)
-                # A word with that many spaces is two lines without a line end between them.
+                # A word with so many spaces is two lines without a line end between them.
                 if len(numbers) < size or word.count(b" ") >= max(size, 20):
                     raise self._damaged_line(number)
             elif not line:
@@ -186,7 +186,7 @@ class VectorFile:
             raise self._damaged_line(number) from error
         if len(numbers) != self.size:
             raise self._damaged_line(number)
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused as such
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused later
             return np.array(numbers, dtype=np.float32)
 
     def _damaged_line(self, number: int) -> ElmoError:
@@ -196,7 +196,7 @@ class VectorFile:
         )
 
     def _binary_records(self) -> Iterator[tuple[int, bytes, bytes, int]]:
-        """Each record's number, its word, a block of the file, and where in it the numbers begin."""
+        """The number of each record, its word, a block of the file, and the offset of its numbers in the block."""
         assert self._announced is not None
         read_line(self._file, str(self.path), 1)
         width = 4 * self.size
@@ -211,7 +211,7 @@ class VectorFile:
                 end = block.find(b" ", start, _LONGEST_WORD)
                 if not more or end < 0:
                     raise self._damaged_record(number)
-            # Without the line end after the vector before it, which some files have.
+            # Some files have a line end after each vector.
             word = block[start:end].lstrip(b"\n")
             if b"\0" in word or end - start > _LONGEST_WORD:
                 raise self._damaged_record(number)
@@ -236,16 +236,16 @@ class VectorFile:
 
 def _is_zip(path: Path) -> bool:
     if not path.is_file():
-        return False  # a pipe, whose first bytes are not to be read twice
+        return False  # a pipe, whose first bytes cannot be read twice
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def _is_binary(body: bytes, size: int) -> bool:
-    """Whether what follows the line "N D" is word2vec's binary form and not text."""
+    """Whether the data after the line "N D" is word2vec's binary format and not text."""
     if _trailing_numbers(body[: body.find(b"\n") % (len(body) + 1)]) >= size:
         return False
-    # More than a vector, for a small one may happen to look like text.
+    # More than one vector: a small one may look like text by chance.
     start = body[: max(4 * size, 1 << 12)]
     try:
         getincrementaldecoder("utf-8")().decode(start)  # the last character may be incomplete
@@ -255,7 +255,7 @@ def _is_binary(body: bytes, size: int) -> bool:
 
 
 def _trailing_numbers(line: bytes) -> int:
-    """How many fields at the end of a line are numbers, the first field never one of them."""
+    """The number of fields at the end of a line that are numbers; the first field never counts."""
     fields = line.split() if not line.startswith((b" ", b"\t")) else [b"", *line.split()]
     count = 0
     for field in reversed(fields[1:]):
@@ -276,14 +276,14 @@ def _unreadable(path: Path, error: BaseException) -> ElmoError:
 
 
 def can_be_written(word: str) -> bool:
-    """Whether a word can be in a file of word vectors, where white space ends it."""
+    """Whether a file of word vectors can contain the word: it must be without white space and not empty."""
     return word.split() == [word]
 
 
 def write_word2vec(path: Path, words: Sequence[str], vectors: Iterable[Floats], *, size: int, binary: bool) -> None:
-    """Write words and their vectors [size] in word2vec's text or binary form, completely or not at all.
+    """Write words and their vectors [size] in word2vec's text or binary format, completely or not at all.
 
-    A number of the text has as many digits as give the same float32 again.
+    Numbers in text have enough digits to be read back as the same float32.
     """
     for word in words:
         if not can_be_written(word):
@@ -300,7 +300,7 @@ def write_word2vec(path: Path, words: Sequence[str], vectors: Iterable[Floats], 
 
 # The rows of a vocabulary
 
-# What other systems call `<S>`, `</S>` and `<UNK>`; the first one in the file is used.
+# Names of `<S>`, `</S>` and `<UNK>` in other systems; the first name that the file has is used.
 _OTHER_NAMES = (
     ("<S>", "<s>", "<bos>", "<BOS>", "[BOS]"),
     ("</S>", "</s>", "<eos>", "<EOS>", "[EOS]"),
@@ -312,25 +312,25 @@ _NOT_FOUND = 127
 
 @dataclass(frozen=True)
 class AlignedVectors:
-    """Word vectors in the order of a vocabulary. Coverage counts words, not `<S>`, `</S>` and `<UNK>`."""
+    """Word vectors in the order of a vocabulary. The counts exclude `<S>`, `</S>` and `<UNK>`."""
 
     matrix: Floats
-    """float32 [V, size]; zeros for words that are not in the file."""
+    """[V, size] float32; zeros for words that are not in the file."""
     found: NDArray[np.bool_]
-    """[V]: which rows come from the file."""
+    """[V] whether the row comes from the file."""
     n_words: int
-    """Words of the vocabulary, without the three specials."""
+    """Number of words in the vocabulary."""
     n_found: int
-    """Those of them that are in the file."""
+    """Number of these words that are in the file."""
     token_coverage: float | None
-    """The share of the text's words that are in the file; None without counts."""
+    """The share of the text's tokens whose words are in the file; None without counts."""
     missing: tuple[str, ...]
-    """The first few words that are not in the file, the most frequent ones."""
+    """The first few words of the vocabulary that are not in the file."""
     file: VectorFile
     """The file, closed."""
 
     def report(self) -> str:
-        """One sentence that says how many words were found."""
+        """A sentence with the number of words that were found."""
         shares = _percent(self.n_found / self.n_words) + " of the words"
         if self.token_coverage is not None:
             shares += f", {_percent(self.token_coverage)} of the text"
@@ -351,16 +351,16 @@ def align(
     counts: Sequence[int] | None = None,
     size_option: str = "words.embedding_size",
 ) -> AlignedVectors:
-    """The file's vectors as rows [V, size] of the vocabulary's words.
+    """The vectors of the vocabulary's words from a file, as rows [V, size].
 
-    A special under another usual name (`<unk>` for `<UNK>`) counts as found. `counts` [V] are the words' numbers of
-    occurrences; `size_option` is the option that an error about the size names.
+    A special word is also found under its usual names in other systems (`<unk>` for `<UNK>`). `counts` [V] are the
+    frequencies of the words; `size_option` is the option that an error about the size names.
     """
     if counts is not None and len(counts) != len(vocab):
-        raise ElmoError(f"counts must be one for each of the {len(vocab):,} words, got {len(counts):,}")
+        raise ElmoError(f"counts must have a value for each of the {len(vocab):,} words, got {len(counts):,}")
     ordinary = np.array([word not in vocab.specials for word in vocab])
     if not ordinary.any():
-        raise ElmoError("word vectors need a vocabulary with words in it, got one without")
+        raise ElmoError("word vectors need a vocabulary with words, got only special words: give another vocabulary")
     with VectorFile(path) as file:
         if file.size != size:
             raise ElmoError(
@@ -368,11 +368,11 @@ def align(
                 f"{size_option} to {file.size}, or give vectors of {size}",
                 size_option,
             )
-        # For each name in the file: the vocabulary's rows that it can fill, and its rank among the row's names.
+        # For each name in the file: the vocabulary's rows that it can fill, and its rank among the names of a row.
         uses: dict[str, list[tuple[int, int]]] = {}
         for index, word in enumerate(vocab):
-            others = _OTHER_NAMES[vocab.specials.index(word)] if word in vocab.specials else ()
-            for rank, name in enumerate(dict.fromkeys((word, *others))):
+            names = _OTHER_NAMES[vocab.specials.index(word)] if word in vocab.specials else ()
+            for rank, name in enumerate(dict.fromkeys((word, *names))):
                 uses.setdefault(name, []).append((index, rank))
         matrix = np.zeros((len(vocab), size), dtype=np.float32)
         best = np.full(len(vocab), _NOT_FOUND, dtype=np.int8)
@@ -395,5 +395,5 @@ def align(
 
 
 def _percent(share: float) -> str:
-    # Never 100 % while a word is missing.
+    # Rounded down, so that 100 % means that no word is missing.
     return f"{int(share * 1000) / 10:g} %"

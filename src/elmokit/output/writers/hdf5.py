@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from elmokit.errors import ElmoError
 from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, without_surrogates
 from elmokit.output.writers import Writer, register_writer
-from elmokit.storage.hostile_hdf5 import Strings, check_numbers, find, has, whole_number
+from elmokit.storage.hostile_hdf5 import VariableLengthStrings, check_numbers, find, has, integer_attribute
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -130,21 +130,21 @@ def read(path: Path) -> Iterator[tuple[list[str], Vectors]]:
     with path.open("rb") as raw, h5py.File(path, "r") as file:
         flat = all(has(file, name) for name in ("vectors", "offsets", "tokens"))
         numbered = has(file, "0") or has(file, INDEX) or not len(file)
-        named = whole_number(file, SENTENCE_KEYS) or not (flat or numbered)
+        named = integer_attribute(file, SENTENCE_KEYS) or not (flat or numbered)
         yield from (_read_sentence_keys if named else _read_elmokit if flat else _read_keys)(file, raw)
 
 
 def _read_elmokit(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401 - h5py has no types
-    version = whole_number(file, "version")
+    version = integer_attribute(file, "version")
     if version != VERSION:
         raise ElmoError(f"{file.filename} must be of version {VERSION}, got {version}: update elmokit")
     vectors, offsets = file["vectors"], file["offsets"]
     size = raw.seek(0, 2)
     check_numbers(vectors, f"{file.filename}: vectors", size)
     check_numbers(offsets, f"{file.filename}: offsets", size)
-    tokens = Strings(file["tokens"], raw, f"{file.filename}: tokens")
+    tokens = VariableLengthStrings(file["tokens"], raw, f"{file.filename}: tokens")
     layers = vectors.shape[1] if vectors.ndim == 3 else None
-    shape = VectorShape(bool(whole_number(file, "pooled")), layers, vectors.shape[-1])
+    shape = VectorShape(bool(integer_attribute(file, "pooled")), layers, vectors.shape[-1])
     rows_in_all = len(offsets) - 1 if shape.pooled else len(tokens)
     if len(vectors) < rows_in_all or vectors.ndim not in (2, 3) or offsets.ndim != 1:
         raise ValueError(f"vectors of the shape {vectors.shape} for {rows_in_all} rows")
@@ -163,9 +163,9 @@ def _read_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:
     sentences: dict[str, str] = {}
     listing = find(file, INDEX)
     if listing is not None:
-        [text] = Strings(listing, raw, f"{file.filename}: {INDEX}").read(0, 1)
+        [text] = VariableLengthStrings(listing, raw, f"{file.filename}: {INDEX}").read(0, 1)
         sentences = {number: sentence for sentence, number in json.loads(text).items()}
-    pooled = bool(whole_number(file, "pooled"))
+    pooled = bool(integer_attribute(file, "pooled"))
     size = raw.seek(0, 2)
     for number in range(len(file) - (listing is not None)):
         dataset = find(file, str(number))
@@ -198,7 +198,7 @@ def write_manylangs(stored: SentenceVectors, target: Path) -> None:
 
 
 def _read_sentence_keys(file: Any, raw: BinaryIO) -> Iterator[tuple[list[str], Vectors]]:  # noqa: ANN401
-    size, pooled = raw.seek(0, 2), bool(whole_number(file, "pooled"))
+    size, pooled = raw.seek(0, 2), bool(integer_attribute(file, "pooled"))
     for key in file:  # in alphabetical order, not in the order of the input
         dataset, name = find(file, key), key
         for written, sign in _SIGNS.items():

@@ -22,7 +22,7 @@ import numpy as np
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.output.sentence_vectors import SentenceVectors, Vectors, VectorShape, as_tokens, without_surrogates
 from elmokit.output.writers import register_writer
-from elmokit.storage.trusted import check_unpacked
+from elmokit.storage.trusted import check_decompressed_size
 
 FORMAT, VERSION = "elmokit-vectors", 1
 GROUP_BYTES = 8 << 20
@@ -146,7 +146,7 @@ def _refuse_bomb(path: Path) -> None:
         footer = _thrift(file, _STRUCT, 0)
     columns = [column.get(3, {}) for group in footer.get(4, []) for column in group.get(1, [])]
     unpacked = sum(max(0, column.get(6, 0), 4 * column.get(5, 0)) for column in columns)
-    check_unpacked(unpacked, size, str(path))
+    check_decompressed_size(unpacked, size, str(path))
 
 
 _STRUCT = 12
