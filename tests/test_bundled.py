@@ -239,7 +239,7 @@ def test_every_bundled_model_opens_by_its_name(name):
 def test_the_table_of_models(capsys):
     assert run("models") == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["name", "language", "vectors", "size", "softmax", "what", "it", "is"]
+    assert head.split() == ["name", "language", "vectors", "size", "softmax", "description"]
     assert [row.split()[0] for row in rows] == bundled_models()
     for row in rows:
         folder = FOLDER / row.split()[0]

@@ -294,8 +294,8 @@ def test_settings_of_a_head_are_tried_and_sorted(tmp_path, model, data, seen, ca
 def test_the_vectors_of_a_frozen_model_are_computed_once_for_all_settings(tmp_path, model, data, monkeypatch):
     from elmokit.tasks import inputs
 
-    computed, block = [], inputs._block
-    monkeypatch.setattr(inputs, "_block", lambda *given: computed.append(len(given[4])) or block(*given))
+    computed, block = [], inputs._compute_block
+    monkeypatch.setattr(inputs, "_compute_block", lambda *given: computed.append(len(given[4])) or block(*given))
     grid = tmp_path / "grid.toml"
     small = "hidden = 4, epochs = 1, static_size = 3"
     grid.write_text("[classify]\n" + "".join(f"s{n} = {{ {small}, dropout = 0.{n} }}\n" for n in range(1, 4)))

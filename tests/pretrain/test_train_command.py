@@ -294,7 +294,7 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--output DIR is needed"),
+        ((), "--output DIR is missing"),
         (("--output", "new"), "a corpus is needed"),
         (("gone.txt", "--output", "new"), "gone.txt"),
         (("empty.txt", "--output", "new"), "no sentence"),
