@@ -38,15 +38,15 @@ def random_tokens(lengths, size=24, dtype=torch.float64) -> Tensor:
     return torch.randn(sum(lengths), size, generator=torch.Generator().manual_seed(1), dtype=dtype) * 3 + 1
 
 
-def segments_of(lengths, ways) -> Segments:
-    return Segments(list(accumulate(lengths, initial=0)), ways)
+def segments_of(lengths, directions) -> Segments:
+    return Segments(list(accumulate(lengths, initial=0)), directions)
 
 
-def exact(x: Tensor, lengths, ways, blocks, *, window: int, outputs, head=None) -> Tensor:
+def exact(x: Tensor, lengths, directions, blocks, *, window: int, outputs, head=None) -> Tensor:
     """The equations, segment after segment, in the dtype of x."""
     parts = [
-        transformer_reference(part, blocks, window=window, way=way, outputs=outputs, head=head)
-        for part, way in zip(x.split(lengths), ways, strict=True)
+        transformer_reference(part, blocks, window=window, direction=direction, outputs=outputs, head=head)
+        for part, direction in zip(x.split(lengths), directions, strict=True)
         if len(part)
     ]
     return torch.cat(parts, dim=1)
@@ -62,35 +62,35 @@ CASES = {
     "a window over several tiles": ([100, 3], [FORWARD, BACKWARD], 50),
     "one token": ([1], [BOTH], 3),
 }
-"""Lengths and ways of segments, window."""
+"""Lengths and directions of segments, window."""
 
 
 def _interpreted(dtype: torch.dtype, case: str, size: int, heads: int, inner: int) -> float:
     """The largest error of the kernels on the CPU."""
     from elmokit.ops.gpu import transformer as gpu
 
-    lengths, ways, window = CASES[case]
+    lengths, directions, window = CASES[case]
     outputs = (2, 0, 1, 2)
     x, blocks = random_tokens(lengths, size), random_blocks(size=size, heads=heads, inner=inner)
     model = gpu.PackedBlocks(moved(blocks, "cpu", dtype), dtype)
-    tiles = gpu.tiles_of(segments_of(lengths, ways), fill=True)
+    tiles = gpu.tiles_of(segments_of(lengths, directions), fill=True)
     filled = gpu.filled(x.to(dtype), gpu.bucket(len(x)))
     found = gpu.run_blocks(model, filled, tiles, model.angles(128), window, outputs)[:, : len(x)]
     assert found.dtype == dtype
-    want = exact(x, lengths, ways, blocks, window=window, outputs=outputs)
+    want = exact(x, lengths, directions, blocks, window=window, outputs=outputs)
     return float((found.double() - want).abs().max())
 
 
 def _interpreted_prediction(case: str, outputs: tuple[int, ...]) -> float:
     """The largest error of all layers with the prediction, which autocast does not change either."""
-    lengths, ways, window = CASES[case]
+    lengths, directions, window = CASES[case]
     x, blocks, head = random_tokens(lengths), random_blocks(), random_head()
     given, there = x.float(), moved(blocks, "cpu", torch.float32)
     with torch.no_grad(), forced("cuda"), torch.autocast("cpu", torch.bfloat16):
-        segments, head_there = segments_of(lengths, ways), HeadWeights(*(part.float() for part in head))
+        segments, head_there = segments_of(lengths, directions), HeadWeights(*(part.float() for part in head))
         found = transformer(given, segments, there, window=window, outputs=outputs, head=head_there)
     assert found.dtype == torch.float32
-    want = exact(x, lengths, ways, blocks, window=window, outputs=outputs, head=head)
+    want = exact(x, lengths, directions, blocks, window=window, outputs=outputs, head=head)
     return float((found.double() - want).abs().max())
 
 
