@@ -185,6 +185,17 @@ def test_layer_0_alone_is_enough_where_only_that_is_used():
     assert model.mixes == {}
 
 
+@pytest.mark.parametrize("options", [{}, {"elmo": "0"}, {"words_beside": False, "elmo_output": True}])
+def test_sentences_are_compared_on_the_same_scale_whatever_the_model(options):
+    model = network("pair", static="none", **options).eval()
+    batch = sentences()
+    larger = SentenceBatch(1000 * batch.layers, batch.words, batch.lengths)
+    outputs = torch.zeros(6, 5, 2)  # instead of the LSTM's
+    found = model.encoder.with_elmo(outputs, larger)
+    assert found.shape[2] == 2 + model.encoder.extra_size
+    torch.testing.assert_close(found, model.encoder.with_elmo(outputs, batch), atol=1e-4, rtol=0)
+
+
 def test_predicting_leaves_the_mode_and_takes_no_dropout():
     model = network("classify").train()
     inputs = inputs_of("classify")

@@ -68,7 +68,7 @@ def same(first, second):
         ("tag", sentences(80, NONE), {"elmo_output": True}),
         ("pair", pairs(128), {"learning_rate": 0.004, "hidden": 24, "epochs": 16}),
         ("pair", pairs(128), {"learning_rate": 0.01, "words_beside": False}),
-        ("pair", pairs(128), {"alignment": False, "learning_rate": 0.01}),
+        ("pair", pairs(128), {"alignment": False, "learning_rate": 0.004, "hidden": 32, "epochs": 30}),
         ("pair", pairs(128, scores=True), {"target": "score", "learning_rate": 0.003, "hidden": 16, "epochs": 12}),
     ],
 )

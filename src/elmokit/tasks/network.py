@@ -42,7 +42,8 @@ class InputEncoder(nn.Module):
     """[x; ELMo(x)] for each word: x from the static vectors, ELMo(x) from the layers, either of which may be missing.
 
     ELMo(x) is a learned mix of the layers, or layer 0. With `elmo_output` a second mix is appended to the output of the
-    task's LSTM. With `compares`, for tasks that compare sentences word by word, layer 0 is appended too.
+    task's LSTM. `compares` is for tasks that compare sentences word by word: with `words_beside`, the second mix and
+    layer 0 are appended. They are normalised, because comparing multiplies vectors, whose scale depends on the model.
     """
 
     def __init__(self, options: TaskOptions, spec: InputSpec, *, compares: bool = False) -> None:
@@ -50,15 +51,18 @@ class InputEncoder(nn.Module):
         self.static, self.uses_elmo = spec.static, options.elmo != "none"
         self.static_dropout = nn.Dropout(options.dropout)
         self.elmo_dropout = nn.Dropout(options.elmo_dropout)
-        self.adds_elmo = self.uses_elmo and (options.elmo_output or compares)
-        self.adds_layer_0 = self.adds_elmo and compares and options.elmo == "mix"
+        words_beside = compares and options.words_beside
+        self.adds_elmo = self.uses_elmo and (options.elmo_output or words_beside)
+        self.adds_layer_0 = words_beside and options.elmo == "mix"
+        n_added = self.adds_elmo + self.adds_layer_0
         # Normalise over a sentence, not a batch: its vectors must not depend on the other sentences of the batch.
         norm: LayerNorm = "sentence" if options.mix_layer_norm else False
         mix_names = ("input", "output")[: (options.elmo == "mix") * (1 + self.adds_elmo)]
         self.mixes = nn.ModuleDict({name: ScalarMix(spec.elmo_layers, layer_norm=norm) for name in mix_names})
+        self.norms = nn.ModuleList(_comparison_norm(spec.elmo_size) for _ in range(n_added * compares))
         static_size = self.static.size if self.static is not None else 0
         self.input_size = static_size + spec.elmo_size * self.uses_elmo
-        self.extra_size = spec.elmo_size * (self.adds_elmo + self.adds_layer_0)
+        self.extra_size = spec.elmo_size * n_added
 
     def forward(self, batch: SentenceBatch) -> Tensor:
         """The input of the task's LSTM, [B, T, input_size]."""
@@ -74,14 +78,23 @@ class InputEncoder(nn.Module):
         if not self.adds_elmo:
             return outputs
         assert batch.layers is not None
-        words = [batch.layers[0]] if self.adds_layer_0 else []
-        return torch.cat([outputs, self._elmo_vectors(batch, "output"), *words], dim=2)
+        added = [self._elmo_vectors(batch, "output"), *([batch.layers[0]] if self.adds_layer_0 else [])]
+        if self.norms:
+            added = [norm(vectors) for norm, vectors in zip(self.norms, added, strict=True)]
+        return torch.cat([outputs, *added], dim=2)
 
     def _elmo_vectors(self, batch: SentenceBatch, mix_name: str) -> Tensor:
         """A mix of the layers, or layer 0 if there are no mixes, [B, T, D]."""
         assert batch.layers is not None
         vectors: Tensor = self.mixes[mix_name](batch.layers, batch.mask) if mix_name in self.mixes else batch.layers[0]
         return vectors
+
+
+def _comparison_norm(size: int) -> nn.LayerNorm:
+    """A normalisation after which a vector's dot product with itself is √size, about as large as the LSTM's."""
+    norm = nn.LayerNorm(size)
+    nn.init.constant_(norm.weight, size**-0.25)
+    return norm
 
 
 class SentenceLstm(nn.Module):

@@ -128,7 +128,7 @@ class PairNetwork(TaskNetwork):
     score_facts: Tensor
 
     def __init__(self, options: TaskOptions, spec: InputSpec, n_outputs: int) -> None:
-        super().__init__(options, spec, n_outputs, compares=options.words_beside)
+        super().__init__(options, spec, n_outputs, compares=True)
         self.scores = options.target == "score"
         # Mean, standard deviation, minimum and maximum of the training scores.
         self.register_buffer("score_facts", torch.tensor([0.0, 1.0, -torch.inf, torch.inf]))
