@@ -221,7 +221,7 @@ def test_the_command(tmp_path, capsys):
         (["--output", str(tmp_path / "elmo.txt")], "--output must be a file that ends in .onnx"),
         (["--output", str(tmp_path / "elmo.onnx"), "--dtype", "int4"], "--dtype must be one of"),
         (["--output", str(tmp_path / "no" / "folder" / "elmo.onnx")], "cannot be written"),
-        ([], "--output FILE is needed"),
+        ([], "--output FILE"),
     ]:
         assert words in refusal([str(tmp_path / "model"), *arguments], capsys)
 
