@@ -453,3 +453,8 @@ def test_a_network_has_its_own_weights_again():
         fail()
     assert weight.tolist() == [11.0, 12.0]
     assert averages.copies()[0].tolist() == pytest.approx([10.0, 11.0])
+
+
+def test_a_missing_tag_is_named_with_its_file():
+    with pytest.raises(ElmoError, match=r"^x\.conll, line 7: "):
+        TagTask.from_examples([TaggedExample(("a",), line=7)], TaskOptions(), "x.conll")

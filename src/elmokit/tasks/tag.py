@@ -25,6 +25,7 @@ from elmokit.tasks.reading import (
     Segment,
     Tokens,
     escape_formula,
+    location,
     numbered_lines,
     read_columns,
     suffix_of,
@@ -315,7 +316,7 @@ class TagTask(Task[TaggedExample, TagAnswer]):
         cls, examples: Sequence[TaggedExample], options: TaskOptions, path: FilePath | None = None
     ) -> tuple[Self, list[str]]:
         """The task with the tags and the scheme of training examples, and a warning about broken spans."""
-        scheme = detect_scheme(_tags(example) for example in examples)
+        scheme = detect_scheme(_tags(example, path) for example in examples)
         notes = check_scheme(_tags_with_locations(examples, path), scheme)
         tags = [tag for example in examples for tag in to_bioes(_tags(example), scheme)]
         check_training_labels(tags, path)  # its warnings do not apply: a tag of a span may well be rare
@@ -426,9 +427,10 @@ class TagTask(Task[TaggedExample, TagAnswer]):
 TASK = TagTask
 
 
-def _tags(example: TaggedExample) -> Tokens:
+def _tags(example: TaggedExample, path: FilePath | None = None) -> Tokens:
     if example.tags is None:
-        raise ElmoError(f"line {example.line}: every token must have a tag to train or score, got none")
+        where = location(path, example.line)
+        raise ElmoError(f"{where}: every token must have a tag to train or score, got none")
     return example.tags
 
 
@@ -436,7 +438,7 @@ def _tags_with_locations(
     examples: Iterable[TaggedExample], path: FilePath | None
 ) -> list[tuple[Tokens, Callable[[int], str]]]:
     """The tags of each sentence, and a function from a token's index to its location in the file."""
-    return [(_tags(example), partial(token_location, path, example.line, example.tokens)) for example in examples]
+    return [(_tags(example, path), partial(token_location, path, example.line, example.tokens)) for example in examples]
 
 
 def _entities(example: TaggedExample, found: Iterable[Span]) -> Iterator[Entity]:
