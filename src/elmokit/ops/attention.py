@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BOTH, FORWARD, BACKWARD = 0, 1, 2
-"""Which other tokens a token sees: those before and after it, those before it, or those after it."""
+"""The tokens that each token sees: those before and after it, those before it, or those after it."""
 _QUERIES = 256
 """Tokens of a long segment that are computed together, so that memory grows with its length, not with the square."""
 _BASE = 10_000.0

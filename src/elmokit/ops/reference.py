@@ -80,7 +80,7 @@ def transformer_reference(
 ) -> Tensor:
     """One sentence x [T, P] → [len(outputs), T, P]: the normalised states after these blocks; 0 is the input.
 
-    `direction` says which other tokens a token sees: 0 those before and after it, 1 those before it, 2 those after it.
+    `direction` says what each token sees: 0 the tokens before and after it, 1 those before it, 2 those after it.
     With a head, its prediction is one more layer.
     """
     time, size = x.shape

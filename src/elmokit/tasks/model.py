@@ -186,7 +186,8 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     except (OSError, KeyError, SafetensorError, RuntimeError) as error:
         lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
         reason = lines[min(1, len(lines) - 1)].strip()  # torch's first line names a class
-        raise ElmoError(f"{folder / 'network.safetensors'} cannot be read: {reason}") from error
+        advice = "train the model again if an older elmokit made it, otherwise get the folder again"
+        raise ElmoError(f"{folder / 'network.safetensors'} cannot be read ({reason}): {advice}") from error
     return TaskModel(network.to(chosen), task, elmo, segment=policy, device=chosen)
 
 
