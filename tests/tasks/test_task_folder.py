@@ -242,7 +242,10 @@ def options(folder, **changes):
         (lambda f: (f / "network.safetensors").unlink(), r"network\.safetensors cannot be read \(No such file"),
         (lambda f: (f / "network.safetensors").write_bytes(b"x" * 99), r"network\.safetensors cannot be read"),
         (lambda f: changed(f, options=options(f, hidden=9)), r"network\.safetensors cannot be read \(size mismatch"),
-        (lambda f: changed(f, options=options(f, layers=2)), r"network\.safetensors cannot be read \(Missing key.* train the model again"),
+        (
+            lambda f: changed(f, options=options(f, layers=2)),
+            r"network\.safetensors cannot be read \(Missing key.* train the model again",
+        ),
         (lambda f: shutil.rmtree(f / "elmo"), "elmo"),
         (lambda f: (f / "elmo" / "model.safetensors").write_bytes(b""), r"model\.safetensors"),
         (lambda f: (f / "elmo" / "config.json").unlink(), "elmo"),
