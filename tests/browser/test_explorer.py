@@ -155,6 +155,36 @@ def test_two_sentences_and_substitutes(address, page):
     page.wait_for_selector("#tokens button:first-child[aria-pressed=true]")
 
 
+def test_a_view_is_as_it_was_left(address, page):
+    model, url = address
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2&layer=1")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    left = page.url
+    page.click("nav [data-view=compare]")
+    page.wait_for_selector("#heat tbody td")
+    page.click("nav [data-view=senses]")
+    page.wait_for_selector("body[data-ready=senses]:not([aria-busy])")
+    assert page.url == left
+    assert page.input_value("#layer") == "1"
+    page.click("#language")  # writes every text again
+    page.click("#language")
+    page.click("#sentences li:first-child button")
+    page.wait_for_selector("#sentences .near")
+
+
+def test_a_link_shows_nothing_of_the_link_before(address, page):
+    model, url = address
+    word, own, _ = WORDS[model]
+    page.goto(f"{url}/#/senses?word={word}&clusters=2&layer=1&own={own}")
+    page.wait_for_function("document.getElementById('own-result').textContent")
+    page.wait_for_selector(READY)
+    page.evaluate("(link) => { location.hash = link; }", f"#/senses?word={word}&layer=2")
+    page.wait_for_function("document.getElementById('layer').value === '2'")
+    page.wait_for_selector(READY)
+    assert page.input_value("#clusters") == page.input_value("#own") == page.inner_text("#own-result") == ""
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

@@ -62,9 +62,10 @@ function element(name, properties = {}, ...children) {
 
 // The address
 
+const IN_ADDRESS = { senses: ["word", "index", "clusters", "layer", "own"], compare: ["first", "second", "layer"], substitutes: ["sentence", "position"] };
+
 function writeAddress() {
-  const shown = { senses: ["word", "index", "clusters", "layer", "own"], compare: ["first", "second", "layer"], substitutes: ["sentence", "position"] };
-  const values = shown[state.view].filter((name) => state[name] !== "" && state[name] !== null).map((name) => [name, state[name]]);
+  const values = IN_ADDRESS[state.view].filter((name) => state[name] !== "" && state[name] !== null).map((name) => [name, state[name]]);
   const address = `#/${state.view}${values.length ? `?${new URLSearchParams(values)}` : ""}`;
   if (address !== location.hash) history.replaceState(null, "", address);
 }
@@ -72,7 +73,7 @@ function writeAddress() {
 async function readAddress() {
   const [path, query] = location.hash.slice(2).split("?"), given = new URLSearchParams(query ?? "");
   state.view = VIEWS.includes(path) ? path : "senses";
-  for (const name of ["word", "index", "clusters", "own", "first", "second", "sentence"]) if (given.has(name)) state[name] = given.get(name);
+  if (query) for (const name of IN_ADDRESS[state.view]) state[name] = given.get(name) ?? ""; // a bare view shows what it showed before
   const layer = Number.parseInt(given.get("layer"), 10);
   state.layer = Number.isInteger(layer) && layer >= 0 && layer < info.layers ? layer : null;
   const position = Number.parseInt(given.get("position"), 10);
@@ -99,7 +100,13 @@ async function openSenses() {
   $("own").value = state.own;
   map.resize();
   if (!$("suggestions").children.length) await work(suggest);
-  if (state.word && (found?.word !== state.word || found.index !== state.index || found.clusters !== state.clusters)) await showWord();
+  if (!state.word) return;
+  if (found?.word !== state.word || found.index !== state.index || found.clusters !== state.clusters) return showWord();
+  state.layer ??= map.layer;
+  map.setLayer(state.layer);
+  describe();
+  writeAddress();
+  await work(ownSentence);
 }
 
 async function suggest(signal) {
@@ -147,7 +154,7 @@ const showWord = () => work(async (signal) => {
   legend();
   list();
   writeAddress();
-  if (state.own) await ownSentence(signal);
+  await ownSentence(signal);
 });
 
 function describe() {
