@@ -185,6 +185,19 @@ def test_a_link_shows_nothing_of_the_link_before(address, page):
     assert page.input_value("#clusters") == page.input_value("#own") == page.inner_text("#own-result") == ""
 
 
+def test_the_whole_map_has_no_filter(address, page):
+    model, url = address
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    everything = page.locator("#sentences li").count()
+    page.fill("#filter", "no sentence has this")
+    assert page.locator("#sentences li").count() == 0
+    page.click("#reset")
+    assert page.locator("#sentences li").count() == everything
+    assert page.input_value("#filter") == ""
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

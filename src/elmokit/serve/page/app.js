@@ -238,6 +238,7 @@ function select(i) {
 /** Show a selection, and the words that are more frequent in it than in the rest. */
 function lasso(chosen) {
   map.show({ matches: chosen?.length ? new Set(chosen) : null });
+  $("filter").value = "";
   if (!chosen?.length) return found && list();
   const count = (indices) => indices.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
   const inside = count(chosen), rest = found.sentences.map((_, i) => i).filter((i) => !map.shown.matches.has(i)), outside = count(rest);
@@ -279,7 +280,7 @@ $("play").onclick = () => {
   timer = setInterval(show, 900);
 };
 $("lasso").onclick = () => { map.lassoing = !map.lassoing; $("lasso").setAttribute("aria-pressed", map.lassoing); if (!map.lassoing) lasso(null); };
-$("reset").onclick = () => { map.reset(); map.show({ group: null, matches: null, selected: null }); if (found) { legend(); list(); } };
+$("reset").onclick = () => { map.reset(); map.show({ group: null, selected: null }); lasso(null); if (found) legend(); };
 $("filter").oninput = () => {
   if (!found) return;
   const wanted = $("filter").value.trim().toLowerCase();
