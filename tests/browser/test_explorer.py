@@ -198,6 +198,16 @@ def test_the_whole_map_has_no_filter(address, page):
     assert page.input_value("#filter") == ""
 
 
+def test_a_list_that_is_cut_says_so(address, page):
+    model, url = address
+    change(page, "**/senses", lambda found: found.update(sentences=found["sentences"] * 40))
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    assert page.locator("#sentences li").count() == 300
+    assert "300" in page.inner_text("#list-title")
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

@@ -181,8 +181,8 @@ function legend() {
 
 /** The sentences of the panel: a selection, a group, or all; `order` is a list of [index, cosine]. */
 function list(order = null, title = words("uses")) {
-  $("list-title").textContent = title;
   const chosen = order ?? found.sentences.map((_, i) => [i]).filter(([i]) => !map.isFaded(i));
+  $("list-title").textContent = title + (chosen.length > LISTED ? words("sampled", LISTED, chosen.length) : "");
   $("sentences").replaceChildren(...chosen.slice(0, LISTED).map(([i, near]) => {
     const { tokens, position } = found.sentences[i], button = element("button", { type: "button", dir: "auto" });
     const before = joined(tokens.slice(0, position)), after = joined(tokens.slice(position + 1)), space = SPACED.test(tokens[position]) ? "" : " ";
