@@ -23,7 +23,14 @@ window.elmo = { state, points: () => map.screenPoints(), senses: () => found };
 
 const readsChinese = () => info?.segment === "chars" || info?.segment === "jieba";
 const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
-const joined = (tokens) => tokens.reduce((text, token) => (text && !(SPACED.test(text.at(-1)) || SPACED.test(token[0])) && !/^[.,;:!?)\]’”%]/.test(token) ? `${text} ${token}` : text + token), "");
+const CLOSING = /^(?:[.,;:!?)\]’”%]|n['’]t$|['’](?:s|re|ve|ll|d|m)$)/i;
+const gap = (left, right) => (left && right && !SPACED.test(left.at(-1)) && !SPACED.test(right[0]) && !CLOSING.test(right) ? " " : "");
+const joined = (tokens) => tokens.reduce((text, token) => text + gap(text, token) + token, "");
+/** The text before a token and the text after it, with the spaces next to the token. */
+function around(tokens, position) {
+  const before = joined(tokens.slice(0, position)), word = tokens[position], next = tokens[position + 1] ?? "";
+  return [before + gap(before, word), gap(word, next) + joined(tokens.slice(position + 1))];
+}
 
 function message(text) {
   $("message").textContent = text ?? "";
@@ -185,9 +192,8 @@ function list(order = null, title = words("uses")) {
   $("list-title").textContent = title + (chosen.length > LISTED ? words("sampled", LISTED, chosen.length) : "");
   $("sentences").replaceChildren(...chosen.slice(0, LISTED).map(([i, near]) => {
     const { tokens, position } = found.sentences[i], button = element("button", { type: "button", dir: "auto" });
-    const before = joined(tokens.slice(0, position)), after = joined(tokens.slice(position + 1)), space = SPACED.test(tokens[position]) ? "" : " ";
-    const text = [before.length > 70 ? `…${before.slice(-68)}` : before, after];
-    button.append(text[0] + (before ? space : ""), element("b", { textContent: tokens[position] }), /^[.,;:!?]/.test(after) ? after : space + text[1]);
+    const [before, after] = around(tokens, position);
+    button.append(before.length > 70 ? `…${before.slice(-68)}` : before, element("b", { textContent: tokens[position] }), after);
     if (near !== undefined) button.append(" ", element("span", { className: "near", textContent: near.toFixed(2) }));
     button.style.borderInlineStartColor = `var(--c${found.labels[i] % 8})`;
     button.setAttribute("aria-current", map.shown.selected === i);
@@ -201,8 +207,8 @@ function hover(i) {
   $("tip").hidden = i === null;
   if (i === null) return;
   const { tokens, position } = found.sentences[i], [x, y] = map.screenPoints()[i], box = $("map-box");
-  const space = SPACED.test(tokens[position]) ? "" : " ";
-  $("tip").replaceChildren(joined(tokens.slice(0, position)) + space, element("b", { textContent: tokens[position] }), space + joined(tokens.slice(position + 1)));
+  const [before, after] = around(tokens, position);
+  $("tip").replaceChildren(before, element("b", { textContent: tokens[position] }), after);
   const { offsetWidth: w, offsetHeight: h } = $("tip");
   $("tip").style.left = `${Math.min(Math.max(x - w / 2, 6), box.clientWidth - w - 6)}px`;
   $("tip").style.top = `${y - h - 14 < 4 ? y + 16 : y - h - 14}px`;
