@@ -221,6 +221,15 @@ def test_sentences_are_joined_as_they_were_written(address, page):
     assert page.inner_text("#tip") == "She didn't find Sam's w, he said."
 
 
+def test_heads_of_columns_can_be_read(address, page):
+    _, url = address
+    page.goto(f"{url}/#/compare?first=a&second=bank 行 😀")
+    page.wait_for_selector("#heat tbody td")
+    turned = page.locator("#heat thead th").evaluate_all("all => all.map((each) => getComputedStyle(each).transform)")
+    assert turned[0] != "none"
+    assert turned[-2:] == ["none", "none"]
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

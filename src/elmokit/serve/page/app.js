@@ -10,6 +10,7 @@ const state = { view: "senses", word: "", index: "", clusters: "", layer: null, 
 const VIEWS = ["senses", "compare", "substitutes"];
 const NEAREST = 10, LISTED = 300, APART = 6, LONGEST = 24;
 const SPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
+const UPRIGHT = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Extended_Pictographic}\u3000-\u303F\uFF00-\uFFEF]/u;
 const EXAMPLES = {
   en: { first: "The band will play a slow song.", second: "The play was written for a small theatre.", sentence: "She deposited the money at the bank." },
   zh: { first: "我吃了一个苹果。", second: "苹果公司发布了新手机。", sentence: "春天来了，花都开了。" },
@@ -336,7 +337,7 @@ function heat() {
   $("heat-layer-name").textContent = words("layerName", state.layer, last);
   $("heat-layer").setAttribute("aria-valuetext", words("layerName", state.layer, last));
   const rows = a.tokens.map((_, i) => a.at(state.layer, i)), columns = b.tokens.map((_, j) => b.at(state.layer, j));
-  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", textContent: short(word), title: word })));
+  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", className: UPRIGHT.test(word) ? "upright" : "", textContent: short(word), title: word })));
   const body = rows.map((row, i) => element("tr", {}, element("th", { scope: "row", textContent: short(a.tokens[i]), title: a.tokens[i] }), ...columns.map((column, j) => {
     const value = dot(row, column), cell = element("td", { textContent: value.toFixed(2) }), strength = Math.max(0, value) ** 2;
     cell.style.background = `rgb(from var(--c0) r g b / calc(var(--heat) * ${strength.toFixed(3)}))`;
