@@ -230,6 +230,28 @@ def test_heads_of_columns_can_be_read(address, page):
     assert turned[-2:] == ["none", "none"]
 
 
+def test_a_server_with_a_key_asks_for_it(address, page):
+    _, url = address
+
+    def guard(route):
+        if route.request.headers.get("authorization") == "Bearer secret":
+            return route.continue_()
+        return route.fulfill(status=401, json={"error": "the header Authorization is wrong"})
+
+    asked, keys = [], ["clé", "secret"]
+
+    def answer(dialog):
+        asked.append(dialog.message)
+        dialog.accept(keys.pop(0))
+
+    page.on("dialog", answer)
+    page.route("**/info", guard)
+    page.goto(url)
+    page.wait_for_selector(READY)
+    assert len(asked) == 2
+    assert not any("Authorization" in each for each in asked)
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

@@ -49,6 +49,7 @@ async function work(action) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (error instanceof ApiError && error.status === 401) {
+      error.message = words("key");
       const given = prompt(error.message);
       if (given) { setKey(given); location.reload(); }
     }
