@@ -252,6 +252,17 @@ def test_a_server_with_a_key_asks_for_it(address, page):
     assert not any("Authorization" in each for each in asked)
 
 
+def test_an_empty_sentence_changes_nothing(address, page):
+    _, url = address
+    page.goto(f"{url}/#/compare")
+    page.wait_for_selector("#heat tbody td")
+    page.wait_for_selector(READY)
+    page.fill("#second", "")
+    page.press("#second", "Enter")
+    assert page.is_visible("#heat td >> nth=0")
+    assert page.locator("#second:invalid").count() == 1
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")
