@@ -210,15 +210,15 @@ def test_a_list_that_is_cut_says_so(address, page):
 
 def test_sentences_are_joined_as_they_were_written(address, page):
     model, url = address
-    tokens = ["She", "did", "n't", "find", "Sam", "'s", "w", ",", "he", "said", "."]
+    tokens = ["She", "did", "n't", "find", "Sam", "'s", "w", ",", "(", "he", "said", ")", "."]
     change(page, "**/senses", lambda found: found["sentences"].__setitem__(0, {"tokens": tokens, "position": 6}))
     page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
     page.wait_for_selector("#legend li")
     page.wait_for_selector(READY)
-    assert page.inner_text("#sentences li:first-child") == "She didn't find Sam's w, he said."
+    assert page.inner_text("#sentences li:first-child") == "She didn't find Sam's w, (he said)."
     page.focus("#map")
     page.keyboard.press("ArrowRight")  # to the first use
-    assert page.inner_text("#tip") == "She didn't find Sam's w, he said."
+    assert page.inner_text("#tip") == "She didn't find Sam's w, (he said)."
 
 
 def test_heads_of_columns_can_be_read(address, page):

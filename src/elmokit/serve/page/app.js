@@ -24,8 +24,9 @@ window.elmo = { state, points: () => map.screenPoints(), senses: () => found };
 
 const readsChinese = () => info?.segment === "chars" || info?.segment === "jieba";
 const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
+const OPENING = /[(\[“‘]$/;
 const CLOSING = /^(?:[.,;:!?)\]’”%]|n['’]t$|['’](?:s|re|ve|ll|d|m)$)/i;
-const gap = (left, right) => (left && right && !SPACED.test(left.at(-1)) && !SPACED.test(right[0]) && !CLOSING.test(right) ? " " : "");
+const gap = (left, right) => (left && right && !SPACED.test(left.at(-1)) && !SPACED.test(right[0]) && !OPENING.test(left) && !CLOSING.test(right) ? " " : "");
 const joined = (tokens) => tokens.reduce((text, token) => text + gap(text, token) + token, "");
 /** The text before a token and the text after it, with the spaces next to the token. */
 function around(tokens, position) {
