@@ -155,6 +155,15 @@ def test_two_sentences_and_substitutes(address, page):
     page.wait_for_selector("#tokens button:first-child[aria-pressed=true]")
 
 
+def test_the_words_to_try_of_another_text(address, page):
+    model, url = address
+    own = {"en": "cranes", "zh": "行"}[model]
+    change(page, "**/words", lambda found: found.update(words=[{"word": own, "occurrences": 9}]))
+    page.goto(url)
+    page.wait_for_selector("#suggestions button")
+    assert page.inner_text("#suggestions") == own
+
+
 def test_a_view_is_as_it_was_left(address, page):
     model, url = address
     page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2&layer=1")

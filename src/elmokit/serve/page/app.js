@@ -124,7 +124,7 @@ async function suggest(signal) {
   const known = ["bank", "spring", "play", "match", "light", "ring", "letter", "watch", "note", "bat", "apple", "mouse", "苹果", "杜鹃", "火", "花", "打", "包"];
   const there = new Map(frequent.map(({ word, occurrences }) => [word, occurrences]));
   const chosen = known.filter((word) => there.has(word));
-  const fill = chosen.length > 3 ? [] : frequent.filter(({ word }) => word.length > 4).map(({ word }) => word);
+  const fill = chosen.length > 3 ? [] : frequent.filter(({ word }) => word.length > 4 || SPACED.test(word)).map(({ word }) => word);
   $("suggestions").replaceChildren(...[...new Set([...chosen, ...fill])].slice(0, 10).map((word) =>
     element("button", { type: "button", textContent: short(word), onclick: () => chooseWord(word) })));
 }
