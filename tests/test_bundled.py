@@ -10,6 +10,7 @@ from elmokit import Elmo
 from elmokit.cli import main
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, FOLDER, bundled_models
+from elmokit.integrations.models import open_model
 from elmokit.output import read_vectors
 
 # Two senses of a word, two sentences each. Words whose senses do separate, chosen as such: they keep the models from
@@ -268,6 +269,8 @@ def test_a_table_of_several(make_elmo, tmp_path, monkeypatch, capsys):
         ElmoError, match=r"^xx does not exist; a model is one that comes with elmokit \(a-long-name, is, zh\)"
     ):
         Elmo.load("xx")
+    with pytest.raises(ElmoError, match=r"comes with elmokit \(a-long-name, is, zh\)"):
+        open_model("xx")  # as the adapters do
 
 
 def test_listing_does_not_wait_for_torch():

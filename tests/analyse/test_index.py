@@ -160,8 +160,10 @@ def test_folders_that_are_refused(tmp_path, index) -> None:
         build_index(TopicModel(), corpus, tmp_path / "mine" / "thesis.tex" / "index")
     with pytest.raises(ElmoError, match=r"thesis.tex is a file"):
         build_index(TopicModel(), corpus, tmp_path / "mine" / "thesis.tex")
-    with pytest.raises(ElmoError, match=r"it has no index.json"):
-        OccurrenceIndex.open(tmp_path / "mine")
+    for folder in ("mine", "nothing"):
+        with pytest.raises(ElmoError, match=r"it has no index.json") as raised:
+            OccurrenceIndex.open(tmp_path / folder)
+        assert "remove" not in str(raised.value)  # it is not ours
 
 
 def test_damage_is_reported(index) -> None:

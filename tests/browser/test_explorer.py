@@ -155,6 +155,123 @@ def test_two_sentences_and_substitutes(address, page):
     page.wait_for_selector("#tokens button:first-child[aria-pressed=true]")
 
 
+def test_the_words_to_try_of_another_text(address, page):
+    model, url = address
+    own = {"en": "cranes", "zh": "行"}[model]
+    change(page, "**/words", lambda found: found.update(words=[{"word": own, "occurrences": 9}]))
+    page.goto(url)
+    page.wait_for_selector("#suggestions button")
+    assert page.inner_text("#suggestions") == own
+
+
+def test_a_view_is_as_it_was_left(address, page):
+    model, url = address
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2&layer=1")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    left = page.url
+    page.click("nav [data-view=compare]")
+    page.wait_for_selector("#heat tbody td")
+    page.click("nav [data-view=senses]")
+    page.wait_for_selector("body[data-ready=senses]:not([aria-busy])")
+    assert page.url == left
+    assert page.input_value("#layer") == "1"
+    page.click("#language")  # writes every text again
+    page.click("#language")
+    page.click("#sentences li:first-child button")
+    page.wait_for_selector("#sentences .near")
+
+
+def test_a_link_shows_nothing_of_the_link_before(address, page):
+    model, url = address
+    word, own, _ = WORDS[model]
+    page.goto(f"{url}/#/senses?word={word}&clusters=2&layer=1&own={own}")
+    page.wait_for_function("document.getElementById('own-result').textContent")
+    page.wait_for_selector(READY)
+    page.evaluate("(link) => { location.hash = link; }", f"#/senses?word={word}&layer=2")
+    page.wait_for_function("document.getElementById('layer').value === '2'")
+    page.wait_for_selector(READY)
+    assert page.input_value("#clusters") == page.input_value("#own") == page.inner_text("#own-result") == ""
+
+
+def test_the_whole_map_has_no_filter(address, page):
+    model, url = address
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    everything = page.locator("#sentences li").count()
+    page.fill("#filter", "no sentence has this")
+    assert page.locator("#sentences li").count() == 0
+    page.click("#reset")
+    assert page.locator("#sentences li").count() == everything
+    assert page.input_value("#filter") == ""
+
+
+def test_a_list_that_is_cut_says_so(address, page):
+    model, url = address
+    change(page, "**/senses", lambda found: found.update(sentences=found["sentences"] * 40))
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    assert page.locator("#sentences li").count() == 300
+    assert "300" in page.inner_text("#list-title")
+
+
+def test_sentences_are_joined_as_they_were_written(address, page):
+    model, url = address
+    tokens = ["She", "did", "n't", "find", "Sam", "'s", "w", ",", "(", "he", "said", ")", "."]
+    change(page, "**/senses", lambda found: found["sentences"].__setitem__(0, {"tokens": tokens, "position": 6}))
+    page.goto(f"{url}/#/senses?word={WORDS[model][0]}&clusters=2")
+    page.wait_for_selector("#legend li")
+    page.wait_for_selector(READY)
+    assert page.inner_text("#sentences li:first-child") == "She didn't find Sam's w, (he said)."
+    page.focus("#map")
+    page.keyboard.press("ArrowRight")  # to the first use
+    assert page.inner_text("#tip") == "She didn't find Sam's w, (he said)."
+
+
+def test_heads_of_columns_can_be_read(address, page):
+    _, url = address
+    page.goto(f"{url}/#/compare?first=a&second=bank 行 😀")
+    page.wait_for_selector("#heat tbody td")
+    turned = page.locator("#heat thead th").evaluate_all("all => all.map((each) => getComputedStyle(each).transform)")
+    assert turned[0] != "none"
+    assert turned[-2:] == ["none", "none"]
+
+
+def test_a_server_with_a_key_asks_for_it(address, page):
+    _, url = address
+
+    def guard(route):
+        if route.request.headers.get("authorization") == "Bearer secret":
+            return route.continue_()
+        return route.fulfill(status=401, json={"error": "the header Authorization is wrong"})
+
+    asked, keys = [], ["clé", "secret"]
+
+    def answer(dialog):
+        asked.append(dialog.message)
+        dialog.accept(keys.pop(0))
+
+    page.on("dialog", answer)
+    page.route("**/info", guard)
+    page.goto(url)
+    page.wait_for_selector(READY)
+    assert len(asked) == 2
+    assert not any("Authorization" in each for each in asked)
+
+
+def test_an_empty_sentence_changes_nothing(address, page):
+    _, url = address
+    page.goto(f"{url}/#/compare")
+    page.wait_for_selector("#heat tbody td")
+    page.wait_for_selector(READY)
+    page.fill("#second", "")
+    page.press("#second", "Enter")
+    assert page.is_visible("#heat td >> nth=0")
+    assert page.locator("#second:invalid").count() == 1
+
+
 def test_an_unknown_word_is_a_sentence(address, page):
     _, url = address
     page.goto(f"{url}/")

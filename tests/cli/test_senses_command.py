@@ -78,3 +78,16 @@ def test_mistakes(asked, tmp_path) -> None:
         with pytest.raises(ElmoError, match=said):
             replace(asked, **changes).run()
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_an_index_of_words_of_several_characters(asked, make_elmo, capsys, tmp_path) -> None:
+    elmo = make_elmo()
+    elmo.text = {"segment": "chars"}
+    elmo.save(tmp_path / "characters")
+    (tmp_path / "text.txt").write_text("我在银行存钱。\n银行不开门。\n他行走。\n", encoding="utf-8")
+    asked = replace(asked, word="银行", model=str(tmp_path / "characters"), index=tmp_path / "index")
+    with pytest.raises(ElmoError, match="words") as raised:
+        asked.run()
+    assert "words" in raised.value.arguments  # the command has an option of this name
+    replace(asked, index=tmp_path / "other", words=("银行", "行走")).run()
+    assert capsys.readouterr().out.startswith("银行: 2 occurrences")

@@ -22,6 +22,7 @@ from elmokit import Elmo, ElmoError
 from elmokit.errors import MissingExtraError
 from elmokit.integrations import sklearn as vectorizers
 from elmokit.integrations.sklearn import ElmoVectorizer
+from support.tiny_models import transformer_config
 
 TEXTS = ["the river bank", "money of the bank", "a river", "the money", "river of a river", "money money"] * 2
 LABELS = [0, 1, 0, 1, 0, 1] * 2
@@ -48,7 +49,7 @@ def embedded(monkeypatch):
     return counts
 
 
-def test_vectors_are_those_of_encode(model_folder):
+def test_vectors_are_those_of_encode(model_folder, make_elmo):
     elmo = Elmo.load(model_folder)
     texts = ["the river bank", ["money", "of"], "", "a"]
     for layer in ("mix", "top", 1, np.int64(0)):
@@ -56,6 +57,9 @@ def test_vectors_are_those_of_encode(model_folder):
             found = ElmoVectorizer(model_folder, layer=layer, pool=pool).fit_transform(texts)
             np.testing.assert_array_equal(found, elmo.encode(texts, output="sentence", layer=layer, pool=pool))
             assert found.dtype == np.float32
+    for model in (elmo, make_elmo(transformer_config())):
+        usual = ElmoVectorizer(model, layer=None).fit_transform(texts)
+        np.testing.assert_array_equal(usual, model.encode(texts, output="sentence"))
     all_layers = ElmoVectorizer(elmo, layer="all").transform(texts)
     expected = elmo.encode(texts, output="sentence", layer="all")
     np.testing.assert_array_equal(all_layers, expected.reshape(4, -1))

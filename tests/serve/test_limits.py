@@ -64,6 +64,12 @@ def test_what_is_wrong_in_a_request_is_said(server, path, fields, status):
         assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("path", "name"), [("/v1/embeddings", "input"), ("/pooling", "input")])
+def test_a_text_that_is_too_long_names_its_field(server, path, name):
+    error = check(server.post(path, {name: "a " * 9000}), 400, path)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "status"),
     [

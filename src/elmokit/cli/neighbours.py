@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, same_word, terminal_width
+from elmokit.cli.shared import JSON_HELP, LAYER_HELP, IndexOptions, same_word, terminal_width
 from elmokit.errors import ElmoError
 from elmokit.messages import json_line
 from elmokit.options import REQUIRED, argument, option
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command("neighbours")
 @dataclass(frozen=True, kw_only=True)
-class NeighboursCommand(SearchOptions):
+class NeighboursCommand(IndexOptions):
     """Show the nearest contexts of a word: the sentences of a text in which it is used most like in your sentence."""
 
     word: str = argument("The word, one of the tokens of --context.", "WORD")
@@ -32,11 +32,6 @@ class NeighboursCommand(SearchOptions):
         None, "Number of the token in --context, from 1, if the word occurs in it several times.", least=1
     )
     layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top")
-    words: tuple[str, ...] = option(
-        (), "Words to include in a new index instead of all words; may be repeated.", metavar="WORD"
-    )
-    min_count: int = option(1, "Minimum number of times a word must occur to be in a new index of all words.", least=1)
-    max_occurrences: int = option(1000, MAX_OCCURRENCES_HELP, least=0)
     json: bool = option(False, JSON_HELP)
 
     def run(self) -> None:

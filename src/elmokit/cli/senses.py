@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elmokit.cli.registry import command
-from elmokit.cli.shared import FONT_HELP, JSON_HELP, LAYER_HELP, MAX_OCCURRENCES_HELP, SearchOptions, terminal_width
+from elmokit.cli.shared import FONT_HELP, JSON_HELP, LAYER_HELP, IndexOptions, terminal_width
 from elmokit.errors import ElmoError
 from elmokit.messages import counted, json_line, printable
 from elmokit.options import argument, option
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command("senses")
 @dataclass(frozen=True, kw_only=True)
-class SensesCommand(SearchOptions):
+class SensesCommand(IndexOptions):
     """Group the occurrences of a word into clusters, each with typical sentences and words."""
 
     word: str = argument("The word.", "WORD")
@@ -26,7 +26,6 @@ class SensesCommand(SearchOptions):
     clusters: int | None = option(None, "Number of clusters.", least=1, shown="1 to 8, chosen by the silhouette")
     examples: int = option(4, "Number of sentences to show for each cluster.", least=0)
     layer: str | None = option(None, LAYER_HELP, metavar="mix|top|N", shown="top")
-    max_occurrences: int = option(1000, MAX_OCCURRENCES_HELP, least=0)
     seed: int = option(1, "Seed of the clustering.", least=0)
     font: Path | None = option(None, FONT_HELP, metavar="FILE")
     json: bool = option(False, JSON_HELP)

@@ -34,9 +34,6 @@ CORPUS_HELP = "Text files, folders or globs, plain or compressed; - is standard 
 SEGMENT_HELP = "How lines are split into tokens; none splits at white space."
 SPLIT_HELP = "How raw text is split into sentences: each line is a paragraph, or blank lines separate paragraphs."
 LAYER_HELP = "Layer whose vectors are compared: mix is the model's weighted mean, 0 the lowest layer."
-MAX_OCCURRENCES_HELP = (
-    "Number of occurrences of each word to index, spread evenly over the text; 0 indexes all of them."
-)
 JSON_HELP = "Print one JSON object per line."
 FONT_HELP = "A font file for characters that the installed fonts lack."
 _MIN_WIDTH = 40
@@ -112,6 +109,21 @@ class SearchOptions(ModelOptions):
                 _report_built(index, elmo)
 
             return find_index(elmo, searched, **given, on_corpus=on_corpus, on_build=on_build, on_built=on_built)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions(SearchOptions):
+    """Options for what a new index contains."""
+
+    words: tuple[str, ...] = option(
+        (), "Words to include in a new index instead of all words; may be repeated.", metavar="WORD"
+    )
+    min_count: int = option(1, "Minimum number of times a word must occur to be in a new index of all words.", least=1)
+    max_occurrences: int = option(
+        1000,
+        "Number of occurrences of each word to index, spread evenly over the text; 0 indexes all of them.",
+        least=0,
+    )
 
 
 def _report_built(index: OccurrenceIndex, elmo: Elmo) -> None:

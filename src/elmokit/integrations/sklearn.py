@@ -53,7 +53,7 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         self,
         model: str | Path | Elmo | None = None,
         *,
-        layer: Layer = "mix",
+        layer: Layer | None = "mix",
         pool: Pool = "mean",
         segment: SegmenterName | None = None,
         batch_tokens: int | None = None,
@@ -63,10 +63,10 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         """Store the arguments; nothing is read before `fit`.
 
         `model`: the path of a model of any format, or an Elmo, which clones share; None means the bundled model.
-        `layer`: "mix", "top", a number, or "all" for the concatenated vectors of all layers, [N, (L+1)·D]. `pool`:
-        "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes tokens ("english", "jieba",
-        "chars" or "whitespace"); None means as in `Elmo.encode`. `cache`: a folder where the vectors are stored for
-        other processes.
+        `layer`: "mix", "top", a number, or "all" for the concatenated vectors of all layers, [N, (L+1)·D]; None means
+        as in `Elmo.encode`. `pool`: "mean", "max", "first" or "last" of the tokens. `segment`: how a text becomes
+        tokens ("english", "jieba", "chars" or "whitespace"); None means as in `Elmo.encode`. `cache`: a folder where
+        the vectors are stored for other processes.
         """
         self.model = model
         self.layer = layer
@@ -87,14 +87,15 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         elmo = self._elmo()
         rows = elmo.text_policy.override(self.segment).sentences_of(_texts(X))
         # One pass gives all layers, so all are stored; a mix cannot be computed from layers that are already pooled.
-        layer: Layer = "mix" if self.layer == "mix" else "all"
+        chosen = elmo.default_layer if self.layer is None else self.layer
+        layer: Layer = "mix" if chosen == "mix" else "all"
         name = f"{elmo.fingerprint(mixes=layer == 'mix')}-{layer}-{self.pool}"
         keys = [key_of([name, row]) for row in rows]
         vectors = _recent.find(keys)
         if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in vectors}:
             vectors |= self._computed(elmo, missing, layer, name)
         _recent.add(vectors)
-        part = self._part(elmo)
+        part = _part(elmo, chosen)
         found = np.empty((len(keys), part.stop - part.start), np.float32)
         for number, key in enumerate(keys):
             found[number] = vectors[key][part]
@@ -136,14 +137,6 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
         elmo.text_policy.override(self.segment)
         return elmo
 
-    def _part(self, elmo: Elmo) -> slice:
-        """The part of a stored vector that `layer` selects."""
-        size, layers = elmo.config.vector_size, elmo.config.n_outputs
-        if self.layer in ("mix", "all"):
-            return slice(0, size if self.layer == "mix" else layers * size)
-        number = layers - 1 if self.layer == "top" else int(self.layer)
-        return slice(number * size, (number + 1) * size)
-
     def __sklearn_clone__(self) -> Self:
         """An unfitted copy; an Elmo is shared, not copied."""
         others = {name: clone(value, safe=False) for name, value in self.get_params().items() if name != "model"}
@@ -163,6 +156,15 @@ def forget() -> None:
     """Remove all models and vectors from the memory of this process."""
     forget_models()
     _recent.clear()
+
+
+def _part(elmo: Elmo, layer: Layer) -> slice:
+    """The part of a stored vector that `layer` selects."""
+    size, layers = elmo.config.vector_size, elmo.config.n_outputs
+    if layer in ("mix", "all"):
+        return slice(0, size if layer == "mix" else layers * size)
+    number = layers - 1 if layer == "top" else int(layer)
+    return slice(number * size, (number + 1) * size)
 
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array

@@ -364,7 +364,8 @@ async def _openai_texts(call: Call) -> TokenisedTexts:
     texts: list[Text] = fields.texts("input", service.settings.max_texts)
     most = fields.integer("truncate_prompt_tokens", least=-1)
     truncate = fields.flag("truncate", most is not None)
-    return await service.tokenise(texts, truncate=truncate, most=None if most is None or most < 1 else most)
+    most = None if most is None or most < 1 else most
+    return await service.tokenise(texts, truncate=truncate, most=most, name="input")
 
 
 def _model_name(call: Call) -> str:

@@ -159,7 +159,7 @@ class Batcher:
         if size > self.max_queue_tokens:
             self.metrics.rejected.labels("request_tokens").inc()
             raise RequestError(
-                422, f"a request may have {self.max_queue_tokens:,} tokens in all, got {size:,}: send fewer texts"
+                422, f"a request may have {self.max_queue_tokens:,} tokens in all, got {size:,}: send less text"
             )
         seconds = self.seconds_left()
         if texts == 1:  # it waits for the current batch, and for one text of each other request

@@ -181,7 +181,7 @@ class Service:
         if size > limit // 4:
             self.metrics.rejected.labels("answer_size").inc()
             raise RequestError(
-                422, f"{what} would need {size / 1e6:,.0f} MB, and {limit / 4e6:,.0f} are allowed: send fewer texts"
+                422, f"{what} would need {size / 1e6:,.0f} MB, and {limit / 4e6:,.0f} are allowed: send less text"
             )
         if self._reserved + size > limit:
             self.metrics.rejected.labels("memory").inc()
@@ -195,11 +195,19 @@ class Service:
             self.metrics.memory.set(self._reserved)
 
     async def tokenise(
-        self, texts: Sequence[Text], *, truncate: bool, left: bool = False, most: int | None = None, spans: bool = False
+        self,
+        texts: Sequence[Text],
+        *,
+        truncate: bool,
+        left: bool = False,
+        most: int | None = None,
+        spans: bool = False,
+        name: str = "inputs",
     ) -> TokenisedTexts:
         """Texts → tokens; a text over the limit is cut, or refused without `truncate`.
 
         `left`: cut the beginning of a text, not its end. `most`: a limit on the tokens of a text below the server's.
+        `name` is the field of the request that has the texts.
         """
         begin = time.perf_counter()
         elmo, limit = self.elmo, min(most or self.settings.max_input_tokens, self.settings.max_input_tokens)
@@ -210,7 +218,7 @@ class Service:
             length = len(text) if isinstance(text, str) else sum(map(len, text))
             shorter, is_cut = _shortened(text, length, limit, left)
             if is_cut and not truncate:
-                raise _too_long(number, limit, f"{length:,} characters")
+                raise _too_long(name, number, limit, f"{length:,} characters")
             tokens: Any  # a list of strings, or with `spans` of tokens with their offsets
             if isinstance(shorter, str):
                 split: Callable[[str], list[Any]] = elmo.tokenize if spans else elmo.text_policy.split
@@ -222,7 +230,7 @@ class Service:
                 tokens = _spans_of(shorter) if spans else shorter
             if len(tokens) > limit:
                 if not truncate:
-                    raise _too_long(number, limit, f"{len(tokens):,} tokens")
+                    raise _too_long(name, number, limit, f"{len(tokens):,} tokens")
                 tokens, is_cut = (tokens[-limit:] if left else tokens[:limit]), True
             if spans:
                 found.append(tokens)
@@ -271,9 +279,9 @@ def _shortened(text: Text, length: int, limit: int, left: bool) -> tuple[Text, b
     return text, False
 
 
-def _too_long(number: int, limit: int, got: str) -> RequestError:
+def _too_long(name: str, number: int, limit: int, got: str) -> RequestError:
     message = f"a text may have {limit:,} tokens, and text {number} has {got}: set truncate, or split it"
-    return RequestError(422, message, param="inputs", code="context_length_exceeded")
+    return RequestError(422, message, param=name, code="context_length_exceeded")
 
 
 def _spans_of(tokens: Sequence[str]) -> list[Token]:

@@ -140,12 +140,17 @@ def check_new_folder(folder: Path) -> None:
         Path(tempfile.mkdtemp(prefix=".elmokit.", suffix=".tmp", dir=nearest)).rmdir()
 
 
-def read_description(path: Path, format: str, version: int, what: str, advice: str) -> dict[str, Any]:
-    """The JSON file of a complete folder; an error with `advice` if it does not describe `what` in this version."""
+def read_description(
+    path: Path, format: str, version: int, what: str, advice: str, *, absent: str = "check the name of the folder"
+) -> dict[str, Any]:
+    """The JSON file of a complete folder; an error with `advice` if it does not describe `what` in this version.
+
+    `absent` is the advice if there is no such file: the folder may contain something else, or not exist.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ElmoError(f"{path.parent} is not {what}: it has no {path.name}; {advice}") from error
+        raise ElmoError(f"{path.parent} is not {what}: it has no {path.name}; {absent}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ElmoError(f"{path} is damaged or cannot be read ({error}): {advice}") from error
     if not isinstance(found, dict) or found.get("format") != format:

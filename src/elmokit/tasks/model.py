@@ -163,7 +163,8 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Tas
     ('B-PER', 'I-PER', 'O', 'O', 'O', 'B-LOC')
     """
     folder, chosen = Path(folder), choose_device(device)
-    facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", "`elmo task train` makes such a folder")
+    made_by = "`elmo task train` makes such a folder"
+    facts = read_description(folder / LAST, FORMAT, VERSION, "a task model", made_by, absent=made_by)
     words = None if facts.get("static") is None else _words(folder / "words.txt")
     try:
         kind = task_named(facts["answers"]["kind"])

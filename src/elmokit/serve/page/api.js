@@ -27,8 +27,8 @@ export async function ask(route, body, signal) {
 }
 
 export function setKey(value) {
-  key = value;
-  sessionStorage.setItem("elmokit-key", value);
+  key = value.replace(/[^ -~]/g, "?"); // fetch refuses a header with other letters, and no server has such a key
+  sessionStorage.setItem("elmokit-key", key);
 }
 
 /** A base64 text → its float32 values. */

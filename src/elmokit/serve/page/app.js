@@ -10,6 +10,7 @@ const state = { view: "senses", word: "", index: "", clusters: "", layer: null, 
 const VIEWS = ["senses", "compare", "substitutes"];
 const NEAREST = 10, LISTED = 300, APART = 6, LONGEST = 24;
 const SPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]/u;
+const UPRIGHT = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Extended_Pictographic}\u3000-\u303F\uFF00-\uFFEF]/u;
 const EXAMPLES = {
   en: { first: "The band will play a slow song.", second: "The play was written for a small theatre.", sentence: "She deposited the money at the bank." },
   zh: { first: "我吃了一个苹果。", second: "苹果公司发布了新手机。", sentence: "春天来了，花都开了。" },
@@ -23,7 +24,15 @@ window.elmo = { state, points: () => map.screenPoints(), senses: () => found };
 
 const readsChinese = () => info?.segment === "chars" || info?.segment === "jieba";
 const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
-const joined = (tokens) => tokens.reduce((text, token) => (text && !(SPACED.test(text.at(-1)) || SPACED.test(token[0])) && !/^[.,;:!?)\]’”%]/.test(token) ? `${text} ${token}` : text + token), "");
+const OPENING = /[(\[“‘]$/;
+const CLOSING = /^(?:[.,;:!?)\]’”%]|n['’]t$|['’](?:s|re|ve|ll|d|m)$)/i;
+const gap = (left, right) => (left && right && !SPACED.test(left.at(-1)) && !SPACED.test(right[0]) && !OPENING.test(left) && !CLOSING.test(right) ? " " : "");
+const joined = (tokens) => tokens.reduce((text, token) => text + gap(text, token) + token, "");
+/** The text before a token and the text after it, with the spaces next to the token. */
+function around(tokens, position) {
+  const before = joined(tokens.slice(0, position)), word = tokens[position], next = tokens[position + 1] ?? "";
+  return [before + gap(before, word), gap(word, next) + joined(tokens.slice(position + 1))];
+}
 
 function message(text) {
   $("message").textContent = text ?? "";
@@ -41,6 +50,7 @@ async function work(action) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (error instanceof ApiError && error.status === 401) {
+      error.message = words("key");
       const given = prompt(error.message);
       if (given) { setKey(given); location.reload(); }
     }
@@ -62,9 +72,10 @@ function element(name, properties = {}, ...children) {
 
 // The address
 
+const IN_ADDRESS = { senses: ["word", "index", "clusters", "layer", "own"], compare: ["first", "second", "layer"], substitutes: ["sentence", "position"] };
+
 function writeAddress() {
-  const shown = { senses: ["word", "index", "clusters", "layer", "own"], compare: ["first", "second", "layer"], substitutes: ["sentence", "position"] };
-  const values = shown[state.view].filter((name) => state[name] !== "" && state[name] !== null).map((name) => [name, state[name]]);
+  const values = IN_ADDRESS[state.view].filter((name) => state[name] !== "" && state[name] !== null).map((name) => [name, state[name]]);
   const address = `#/${state.view}${values.length ? `?${new URLSearchParams(values)}` : ""}`;
   if (address !== location.hash) history.replaceState(null, "", address);
 }
@@ -72,7 +83,7 @@ function writeAddress() {
 async function readAddress() {
   const [path, query] = location.hash.slice(2).split("?"), given = new URLSearchParams(query ?? "");
   state.view = VIEWS.includes(path) ? path : "senses";
-  for (const name of ["word", "index", "clusters", "own", "first", "second", "sentence"]) if (given.has(name)) state[name] = given.get(name);
+  if (query) for (const name of IN_ADDRESS[state.view]) state[name] = given.get(name) ?? ""; // a bare view shows what it showed before
   const layer = Number.parseInt(given.get("layer"), 10);
   state.layer = Number.isInteger(layer) && layer >= 0 && layer < info.layers ? layer : null;
   const position = Number.parseInt(given.get("position"), 10);
@@ -99,7 +110,13 @@ async function openSenses() {
   $("own").value = state.own;
   map.resize();
   if (!$("suggestions").children.length) await work(suggest);
-  if (state.word && (found?.word !== state.word || found.index !== state.index || found.clusters !== state.clusters)) await showWord();
+  if (!state.word) return;
+  if (found?.word !== state.word || found.index !== state.index || found.clusters !== state.clusters) return showWord();
+  state.layer ??= map.layer;
+  map.setLayer(state.layer);
+  describe();
+  writeAddress();
+  await work(ownSentence);
 }
 
 async function suggest(signal) {
@@ -107,7 +124,7 @@ async function suggest(signal) {
   const known = ["bank", "spring", "play", "match", "light", "ring", "letter", "watch", "note", "bat", "apple", "mouse", "苹果", "杜鹃", "火", "花", "打", "包"];
   const there = new Map(frequent.map(({ word, occurrences }) => [word, occurrences]));
   const chosen = known.filter((word) => there.has(word));
-  const fill = chosen.length > 3 ? [] : frequent.filter(({ word }) => word.length > 4).map(({ word }) => word);
+  const fill = chosen.length > 3 ? [] : frequent.filter(({ word }) => word.length > 4 || SPACED.test(word)).map(({ word }) => word);
   $("suggestions").replaceChildren(...[...new Set([...chosen, ...fill])].slice(0, 10).map((word) =>
     element("button", { type: "button", textContent: short(word), onclick: () => chooseWord(word) })));
 }
@@ -147,7 +164,7 @@ const showWord = () => work(async (signal) => {
   legend();
   list();
   writeAddress();
-  if (state.own) await ownSentence(signal);
+  await ownSentence(signal);
 });
 
 function describe() {
@@ -174,13 +191,12 @@ function legend() {
 
 /** The sentences of the panel: a selection, a group, or all; `order` is a list of [index, cosine]. */
 function list(order = null, title = words("uses")) {
-  $("list-title").textContent = title;
   const chosen = order ?? found.sentences.map((_, i) => [i]).filter(([i]) => !map.isFaded(i));
+  $("list-title").textContent = title + (chosen.length > LISTED ? words("sampled", LISTED, chosen.length) : "");
   $("sentences").replaceChildren(...chosen.slice(0, LISTED).map(([i, near]) => {
     const { tokens, position } = found.sentences[i], button = element("button", { type: "button", dir: "auto" });
-    const before = joined(tokens.slice(0, position)), after = joined(tokens.slice(position + 1)), space = SPACED.test(tokens[position]) ? "" : " ";
-    const text = [before.length > 70 ? `…${before.slice(-68)}` : before, after];
-    button.append(text[0] + (before ? space : ""), element("b", { textContent: tokens[position] }), /^[.,;:!?]/.test(after) ? after : space + text[1]);
+    const [before, after] = around(tokens, position);
+    button.append(before.length > 70 ? `…${before.slice(-68)}` : before, element("b", { textContent: tokens[position] }), after);
     if (near !== undefined) button.append(" ", element("span", { className: "near", textContent: near.toFixed(2) }));
     button.style.borderInlineStartColor = `var(--c${found.labels[i] % 8})`;
     button.setAttribute("aria-current", map.shown.selected === i);
@@ -194,8 +210,8 @@ function hover(i) {
   $("tip").hidden = i === null;
   if (i === null) return;
   const { tokens, position } = found.sentences[i], [x, y] = map.screenPoints()[i], box = $("map-box");
-  const space = SPACED.test(tokens[position]) ? "" : " ";
-  $("tip").replaceChildren(joined(tokens.slice(0, position)) + space, element("b", { textContent: tokens[position] }), space + joined(tokens.slice(position + 1)));
+  const [before, after] = around(tokens, position);
+  $("tip").replaceChildren(before, element("b", { textContent: tokens[position] }), after);
   const { offsetWidth: w, offsetHeight: h } = $("tip");
   $("tip").style.left = `${Math.min(Math.max(x - w / 2, 6), box.clientWidth - w - 6)}px`;
   $("tip").style.top = `${y - h - 14 < 4 ? y + 16 : y - h - 14}px`;
@@ -231,6 +247,7 @@ function select(i) {
 /** Show a selection, and the words that are more frequent in it than in the rest. */
 function lasso(chosen) {
   map.show({ matches: chosen?.length ? new Set(chosen) : null });
+  $("filter").value = "";
   if (!chosen?.length) return found && list();
   const count = (indices) => indices.reduce((all, i) => { for (const t of new Set(found.sentences[i].tokens.map((w) => w.toLowerCase()))) all.set(t, (all.get(t) ?? 0) + 1); return all; }, new Map());
   const inside = count(chosen), rest = found.sentences.map((_, i) => i).filter((i) => !map.shown.matches.has(i)), outside = count(rest);
@@ -272,7 +289,7 @@ $("play").onclick = () => {
   timer = setInterval(show, 900);
 };
 $("lasso").onclick = () => { map.lassoing = !map.lassoing; $("lasso").setAttribute("aria-pressed", map.lassoing); if (!map.lassoing) lasso(null); };
-$("reset").onclick = () => { map.reset(); map.show({ group: null, matches: null, selected: null }); if (found) { legend(); list(); } };
+$("reset").onclick = () => { map.reset(); map.show({ group: null, selected: null }); lasso(null); if (found) legend(); };
 $("filter").oninput = () => {
   if (!found) return;
   const wanted = $("filter").value.trim().toLowerCase();
@@ -322,7 +339,7 @@ function heat() {
   $("heat-layer-name").textContent = words("layerName", state.layer, last);
   $("heat-layer").setAttribute("aria-valuetext", words("layerName", state.layer, last));
   const rows = a.tokens.map((_, i) => a.at(state.layer, i)), columns = b.tokens.map((_, j) => b.at(state.layer, j));
-  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", textContent: short(word), title: word })));
+  const head = element("tr", {}, element("td"), ...b.tokens.map((word) => element("th", { scope: "col", className: UPRIGHT.test(word) ? "upright" : "", textContent: short(word), title: word })));
   const body = rows.map((row, i) => element("tr", {}, element("th", { scope: "row", textContent: short(a.tokens[i]), title: a.tokens[i] }), ...columns.map((column, j) => {
     const value = dot(row, column), cell = element("td", { textContent: value.toFixed(2) }), strength = Math.max(0, value) ** 2;
     cell.style.background = `rgb(from var(--c0) r g b / calc(var(--heat) * ${strength.toFixed(3)}))`;
