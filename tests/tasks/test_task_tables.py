@@ -114,6 +114,18 @@ def test_a_class_named_like_a_header_is_no_header(file):
     assert [example.label for example in read_texts(path)] == ["question", "answer"]
 
 
+@pytest.mark.parametrize("more", [",,", ",note,note", ",text,text"])
+def test_a_header_may_repeat_a_name(file, more):
+    """Spreadsheets export empty columns at the end, all with the name ""."""
+    path = file("a.csv", f"label,phrase{more}\npos,a film,,\nneg,dull,,\n")
+    examples = [TextExample(("a", "film"), "pos", 2), TextExample(("dull",), "neg", 3)]
+    assert read_texts(path, label="1", text="2") == examples
+    if "text" not in more:
+        assert read_texts(path) == examples
+    else:
+        refused(read_texts, file("b.csv", "label,text,text\na,b,c\n"), "2 columns", "2 'text', 3 'text'")
+
+
 def test_columns_by_name_and_number(file):
     path = file("a.csv", "id,Phrase,Topic,Score\n1,one two,x,3\n2,three,y,4\n")
     refused(read_texts, path, "2 columns with a usual name for the label", "3 'Topic', 4 'Score'")
