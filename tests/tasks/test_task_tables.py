@@ -65,6 +65,12 @@ def test_zst(file):
     assert read_texts(file("a.tsv.zst", packed)) == TWO
 
 
+def test_a_missing_file():
+    with pytest.raises(ElmoError, match=r"none\.tsv") as refused_file:
+        read_texts("none.tsv")
+    assert "standard input" not in str(refused_file.value), "examples are not read from it"
+
+
 def test_suffixes():
     assert [suffix_of(name) for name in ("a.tsv", "b/a.CSV.GZ", "a.b.jsonl.zst", "a.gz", "a")] == [
         ".tsv", ".csv", ".jsonl", "", "",
