@@ -57,6 +57,14 @@ def test_without_a_total_and_in_bytes(clock):
     assert stream.getvalue().splitlines()[-1] == "reading: 3MB, 1MB/s"
 
 
+def test_one_item_is_singular(clock):
+    stream = io.StringIO()
+    with ProgressDisplay("predicting", "examples", stream=stream, clock=clock) as display:
+        clock.now = 5
+        display.update(1)
+    assert stream.getvalue() == "predicting: 1 example\n"
+
+
 def test_what_an_earlier_run_did_does_not_count_as_speed(clock):
     stream = io.StringIO()
     with ProgressDisplay("embedding", "sentences", total=1200, stream=stream, clock=clock) as display:

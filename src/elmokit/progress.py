@@ -201,5 +201,5 @@ class ProgressDisplay(Closing):
     def _amount(self, done: int) -> str:
         if self._unit == "B":
             return f"{quantity(done)}B" + ("" if self.total is None else f" of {quantity(self.total)}B")
-        unit = self._unit.removesuffix("s") if self.total == 1 else self._unit
+        unit = self._unit.removesuffix("s") if (done if self.total is None else self.total) == 1 else self._unit
         return f"{done:,}{'' if self.total is None else f' of {self.total:,}'} {unit}"

@@ -60,6 +60,6 @@ def test_words(tmp_path) -> None:
 
 
 def test_mistakes() -> None:
-    for wrong in ({"words": ()}, {"words": ("",)}, {"min_count": 0}, {"max_occurrences": -1}):
+    for wrong in ({"words": ()}, {"words": ("",)}, {"words": "bank"}, {"min_count": 0}, {"max_occurrences": -1}):
         with pytest.raises(ElmoError, match=next(iter(wrong))):
             Choice(**wrong)

@@ -45,6 +45,7 @@ def test_mistakes(index, make_elmo) -> None:
         ((["a", "bank"], 2, 5), "position must be .* 2 tokens, got 2"),
         ((["a", "bank"], 1, 0), "k must be at least 1, got 0"),
         ((["a", "zebra"], 1, 5), "'zebra' is not in the index"),
+        (("a bank", 0, 5), "must be a list, got the string 'a bank'"),
     ):
         with pytest.raises(ElmoError, match=said):
             neighbours(TopicModel(), index, *arguments)

@@ -103,8 +103,9 @@ def test_a_named_index(asked, capsys, tmp_path) -> None:
     without_text = replace(asked, corpus=(), index=tmp_path / "my-index")
     without_text.run()
     assert capsys.readouterr().out == first.out
-    with pytest.raises(ElmoError, match=r"layer must be 2, .* got 1"):
+    with pytest.raises(ElmoError, match=r"layer must be 2, .* got 1") as refused:
         replace(without_text, layer="1").run()
+    assert str(refused.value).count("layer") == 1, "the command line shows --layer in its place"
     Elmo(tiny_checkpoint(seed=1)).save(tmp_path / "other")
     with pytest.raises(ElmoError, match="was built with another model"):
         replace(without_text, model=str(tmp_path / "other")).run()
@@ -164,8 +165,9 @@ def test_which_of_several() -> None:
 
 
 def test_mistakes(asked) -> None:
-    with pytest.raises(ElmoError, match="corpus must name"):
+    with pytest.raises(ElmoError, match="corpus must name") as refused:
         replace(asked, corpus=()).run()
+    assert str(refused.value).count("index") == 1, "the command line shows --index in its place"
     with pytest.raises(ElmoError, match="zebra does not occur"):
         replace(asked, word="zebra", context="a zebra").run()
     with pytest.raises(ElmoError, match=r"none.txt was not found"):

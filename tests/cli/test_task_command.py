@@ -489,6 +489,7 @@ def test_a_kind_that_there_is_not(call, place):
     [
         ("classify-model", [], "give either texts as arguments or a file with --input FILE, got neither"),
         ("classify-model", ["a", "--input", "{place}/pair.tsv"], "got both"),
+        ("classify-model", ["-"], "got - (standard input)"),
         ("classify-model", ["--input", "missing.tsv"], "missing.tsv does not exist"),
         ("classify-model", ["a", "--output", "{here}/a.xml"], "output must end in .jsonl, .tsv for a classify model"),
         ("classify-model", ["a", "--output", "{here}/a.conll"], "output must end in .jsonl, .tsv for a classify model"),

@@ -49,6 +49,13 @@ def embedded(monkeypatch):
     return counts
 
 
+def test_a_wrong_name_is_reported_as_it_was_given():
+    for wrong in ("EN", "no/such"):
+        with pytest.raises(ElmoError, match=f"^{wrong} does not exist") as refused:
+            ElmoVectorizer(wrong).fit(TEXTS)
+        assert ("en-lstm" in str(refused.value)) == (wrong == "EN"), "the bundled models are named too"
+
+
 def test_vectors_are_those_of_encode(model_folder, make_elmo):
     elmo = Elmo.load(model_folder)
     texts = ["the river bank", ["money", "of"], "", "a"]

@@ -45,6 +45,16 @@ def test_slips_in_training_data_are_reported():
     ]
 
 
+def test_a_header_that_was_read_as_an_example_is_reported():
+    examples = [text(label, line) for line, label in enumerate(["rating", *"ab" * 6], start=1)]
+    for path, asked in (("a.csv", True), ("a.tsv.gz", True), ("a.jsonl", False), (None, False)):
+        _, [note] = ClassifyTask.from_examples(examples, TaskOptions(), path)
+        assert "'rating'" in note
+        assert ("header" in note) == asked
+    _, [note] = ClassifyTask.from_examples([text("a", 1), *examples[1:], text("lable", 20)], TaskOptions(), "a.csv")
+    assert "header" not in note
+
+
 def test_dev_labels():
     task = ClassifyTask(label_names("aabbcc"))
     assert task.check([text("a", 2), text("b", 3), text("c", 4)]) == []

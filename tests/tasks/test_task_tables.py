@@ -65,6 +65,12 @@ def test_zst(file):
     assert read_texts(file("a.tsv.zst", packed)) == TWO
 
 
+def test_a_missing_file():
+    with pytest.raises(ElmoError, match=r"none\.tsv") as refused_file:
+        read_texts("none.tsv")
+    assert "standard input" not in str(refused_file.value), "examples are not read from it"
+
+
 def test_suffixes():
     assert [suffix_of(name) for name in ("a.tsv", "b/a.CSV.GZ", "a.b.jsonl.zst", "a.gz", "a")] == [
         ".tsv", ".csv", ".jsonl", "", "",
@@ -112,6 +118,18 @@ def test_swapped_columns_without_a_header_are_noticed(file):
 def test_a_class_named_like_a_header_is_no_header(file):
     path = file("a.tsv", "question\tWhat is an atom ?\nanswer\tThe smallest part of an element .\n")
     assert [example.label for example in read_texts(path)] == ["question", "answer"]
+
+
+@pytest.mark.parametrize("more", [",,", ",note,note", ",text,text"])
+def test_a_header_may_repeat_a_name(file, more):
+    """Spreadsheets export empty columns at the end, all with the name ""."""
+    path = file("a.csv", f"label,phrase{more}\npos,a film,,\nneg,dull,,\n")
+    examples = [TextExample(("a", "film"), "pos", 2), TextExample(("dull",), "neg", 3)]
+    assert read_texts(path, label="1", text="2") == examples
+    if "text" not in more:
+        assert read_texts(path) == examples
+    else:
+        refused(read_texts, file("b.csv", "label,text,text\na,b,c\n"), "2 columns", "2 'text', 3 'text'")
 
 
 def test_columns_by_name_and_number(file):

@@ -322,6 +322,11 @@ def test_a_model_is_asked_for():
         fit("classify", texts(8), None, tiny_options())
 
 
+def test_the_name_of_a_model_is_no_model():
+    with pytest.raises(ElmoError, match="must be an Elmo, got 'en'"):
+        fit("classify", texts(4), None, elmo="en")
+
+
 def test_gradients_that_are_no_numbers_are_reported(trained, elmo):
     torch.nn.init.constant_(elmo.bilm.get_parameter(next(iter(elmo.bilm.state_dict()))), math.nan)
     with pytest.raises(ElmoError, match="no update of epoch 1 had finite gradients"):

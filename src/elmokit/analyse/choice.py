@@ -36,6 +36,9 @@ class Choice:
     """Maximum number of occurrences of each word, spread evenly over the corpus; 0: all."""
 
     def __post_init__(self) -> None:
+        given: object = self.words
+        if isinstance(given, str):  # would be read as its letters
+            raise ElmoError(f"words must be a tuple of words, got the string {given!r}: write ({given!r},)", "words")
         if self.words is not None:
             if not self.words or not all(self.words):
                 raise ElmoError(f"words must contain at least one word and no empty one, got {self.words!r}", "words")

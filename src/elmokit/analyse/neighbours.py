@@ -41,6 +41,8 @@ def neighbours(
     Only occurrences of the same word are searched, or with `any_word` those of all words. A sentence that is in the
     corpus several times is returned once.
     """
+    if isinstance(tokens, str):
+        raise ElmoError(f"tokens must be a list, got the string {tokens!r}: elmo.tokenize splits it", "tokens")
     if not -len(tokens) <= position < len(tokens):
         raise ElmoError(f"position must be an index of one of the {len(tokens)} tokens, got {position}", "position")
     if k < 1:

@@ -224,6 +224,8 @@ class TaskPredictCommand(InputColumns, DeviceOption):
         if bool(self.texts) == bool(self.input):
             given = "both" if self.texts else "neither"
             raise ElmoError(f"give either texts as arguments or a file with --input FILE, got {given}")
+        if self.texts == ("-",):
+            raise ElmoError("texts are given as arguments or in a file, got - (standard input): use --input FILE")
         output = None if self.output == Path("-") else self.output
         if self.json and output is not None:
             raise ElmoError(

@@ -82,7 +82,7 @@ def _no_model_at(path: Path) -> str:
         return f"{path} contains no model that elmokit knows (files: {listed or 'none'}); a model is {known}"
     if path.exists():
         return f"{path} is not part of a model that elmokit knows; a model is {known}"
-    if path.parent in (Path(), Path.cwd()):
+    if path.name == str(path):
         known = f"one that comes with elmokit ({', '.join(bundled_models())}), {known}"
     return f"{path} does not exist; a model is {known}"
 

@@ -13,6 +13,7 @@ import numpy as np
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
 from elmokit.formats.bundled import DEFAULT, resolve_model
+from elmokit.formats.load import detect
 from elmokit.layers import Layer, Pool, check_layer
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
@@ -29,6 +30,8 @@ def open_model(model: str | Path | Elmo, device: str | None = None) -> Elmo:
     if isinstance(model, Elmo):
         return model
     path = Path(resolve_model(model))
+    if not path.exists():
+        detect(path)  # reports a wrong name as it was given
     changed = 0
     with suppress(OSError):  # the loader reports the error
         changed = max(file.stat().st_mtime_ns for file in (path, *path.glob("*")))
@@ -73,7 +76,7 @@ class PooledTexts:
         check_stateless(elmo, type(self).__name__)
         check_value("pool", self.pool, Pool)
         if self.layer == "all":
-            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         if self.layer is not None:
             check_layer(self.layer, elmo.config.n_outputs)
         elmo.text_policy.override(self.segment)

@@ -63,7 +63,7 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         self.layer: Layer = self.elmo.default_layer if layer is None else layer
         check_layer(self.layer, self.elmo.config.n_outputs)
         if self.layer == "all":
-            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         self.pool: Pool | None = None if pool is None else check_value("pool", pool, Pool)
         if max_seq_length is not None:
             check_value("max_seq_length", max_seq_length, int, {"least": 1})

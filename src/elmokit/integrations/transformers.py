@@ -80,7 +80,7 @@ class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is 
         self.layer = config.context.default_layer if self.layer is None else self.layer
         check_layer(self.layer, config.n_outputs)  # type: ignore[arg-type]
         if self.layer == "all":
-            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         if self.boundary_ids is None:
             if config.characters is None or config.words is not None or config.characters.alphabet != "bytes":
                 raise ElmoError("boundary_ids must be given for a model that does not read bytes", "boundary_ids")

@@ -150,8 +150,8 @@ def font_families(texts: Iterable[str]) -> list[str]:
     if missing:
         shown = "".join(sorted(missing)[:8])
         raise ElmoError(
-            f"no font on this machine has the characters {shown}: install one that has them (for Chinese, "
-            "fonts-noto-cjk), or give its file as font",
+            f"the fonts of this machine lack the characters {shown}: install fonts that have them (for Chinese, "
+            "fonts-noto-cjk), or give a file as font",
             "font",
         )
     return families

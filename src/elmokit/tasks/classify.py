@@ -20,7 +20,7 @@ from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted
 from elmokit.tasks.network import Inputs, InputSpec, Pooling, TaskNetwork
 from elmokit.tasks.options import TaskOptions
-from elmokit.tasks.reading import FilePath, Segment, Tokens, location, quoted
+from elmokit.tasks.reading import FilePath, Segment, Tokens, location, quoted, suffix_of
 from elmokit.tasks.scores import TaskScores, score_labels
 from elmokit.tasks.task import Answer, AnswerT, Example, Task
 
@@ -80,8 +80,13 @@ def _sort_key(name: str) -> tuple[bool, bool, float, str]:
     return name != "O", not is_number, number if is_number else 0.0, name
 
 
-def check_training_labels(labels: Iterable[str], path: FilePath | None = None) -> list[str]:
-    """Refuse training labels from which nothing can be learned; return warnings about labels that look like errors."""
+def check_training_labels(
+    labels: Iterable[str], path: FilePath | None = None, first_line: str | None = None
+) -> list[str]:
+    """Refuse training labels from which nothing can be learned; return warnings about labels that look like errors.
+
+    `first_line` is the label that was read in line 1, where a header with unusual names looks like an example.
+    """
     counts, where = Counter(labels), "the training data" if path is None else str(path)
     total, names = counts.total(), label_names(counts)
     if len(names) == 1:
@@ -97,7 +102,8 @@ def check_training_labels(labels: Iterable[str], path: FilePath | None = None) -
     single = [name for name in names if counts[name] == 1]
     if single and total > 10:
         each = "" if len(single) == 1 else " each"
-        return [f"{where} has only one example{each} of {_listed(single)}: is that a typing error?"]
+        header = ", or is line 1 a header, whose columns must be named?" if first_line in single else "?"
+        return [f"{where} has only one example{each} of {_listed(single)}: is that a typing error{header}"]
     return []
 
 
@@ -155,7 +161,9 @@ class LabelTask(Task[LabelledT, AnswerT]):
     ) -> tuple[Self, list[str]]:
         """The task with the labels of training examples, and warnings about labels that look like errors."""
         labels = [label_of(example, path) for example in examples]
-        return cls(label_names(labels)), check_training_labels(labels, path)
+        in_table = path is not None and suffix_of(path) in (".tsv", ".csv", ".txt")
+        first = next((label_of(example) for example in examples if in_table and example.line == 1), None)
+        return cls(label_names(labels)), check_training_labels(labels, path, first)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], options: TaskOptions) -> Self:

@@ -268,7 +268,7 @@ def _is_header(cells: Sequence[str], names: Names) -> bool:
     normalised = [_normalised(cell) for cell in cells]
     # All cells must look like names, because the first label may be a usual name, such as "question".
     like_names = all(len(cell) <= 40 and len(cell.split()) <= 4 and not _SENTENCE_END.search(cell) for cell in cells)
-    return like_names and len(set(normalised)) == len(normalised) and any(cell in usual for cell in normalised)
+    return like_names and any(cell in usual and normalised.count(cell) == 1 for cell in normalised)
 
 
 def _choose_columns(path: FilePath, cells: Sequence[str], names: Names, *, header: bool) -> dict[str, int]:

@@ -54,7 +54,7 @@ def open_decompressed(source: str | Path, stack: ExitStack, on_bytes: Callable[[
             head += more
     except OSError as error:
         raise ElmoError(
-            f"cannot read the input {name} ({error.strerror or error}): give a text file, or - for standard input"
+            f"cannot read the input {name} ({error.strerror or error}): check the name, and give a text file"
         ) from error
     for start, kind, remedy in _REFUSED:
         if start.match(head):
