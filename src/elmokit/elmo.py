@@ -324,7 +324,7 @@ class Elmo(nn.Module):
         array(0.59, dtype=float32)
         """
         if layer == "all":
-            raise ElmoError("layer must be one layer or their mix, got 'all'", "layer")
+            raise ElmoError("layer must be a number, top or mix, got 'all'", "layer")
         layer = self.config.context.similarity_layer if layer is None else layer
         pair = words if isinstance(words, tuple) else (words, words)
         if len(pair) != 2:

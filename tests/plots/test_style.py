@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 
 def test_a_character_that_no_font_has(tmp_path, font) -> None:
-    with pytest.raises(ElmoError, match="has the characters 行银: install one"):
+    with pytest.raises(ElmoError, match="for the characters 行银: install one"):
         font_families(["银行 bank"])
     assert not drawable("银")
     add_font(font)

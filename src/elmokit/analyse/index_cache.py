@@ -54,7 +54,7 @@ def find_index(
     if not corpus:
         if index is None:
             raise ElmoError(
-                "corpus must name the text to search, or index a folder with an index, got neither", "corpus", "index"
+                "corpus must name the text to search, or index a folder built earlier, got neither", "corpus", "index"
             )
         return _open(index, layer, elmo)
     general = Choice(None if words is None else tuple(words), min_count=min_count, max_occurrences=max_occurrences)
@@ -102,5 +102,5 @@ def _open(folder: Path, layer: str | None, elmo: Elmo) -> OccurrenceIndex:
         )
     if layer is not None and found != stored_layer(elmo, layer):
         advice = "leave layer out, or build another index"
-        raise ElmoError(f"layer must be {found}, the layer of the index {folder}, got {layer}: {advice}", "layer")
+        raise ElmoError(f"layer must be {found}, as in the index {folder}, got {layer}: {advice}", "layer")
     return index

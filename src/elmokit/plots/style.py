@@ -150,7 +150,7 @@ def font_families(texts: Iterable[str]) -> list[str]:
     if missing:
         shown = "".join(sorted(missing)[:8])
         raise ElmoError(
-            f"no font on this machine has the characters {shown}: install one that has them (for Chinese, "
+            f"this machine has no fonts for the characters {shown}: install one that has them (for Chinese, "
             "fonts-noto-cjk), or give its file as font",
             "font",
         )

@@ -112,9 +112,7 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
     """Refuse options that contradict each other."""
     vectors, init = request.word_vectors is not None, request.init is not None
     if recipe.done and not init:
-        raise ElmoError(
-            f"done {recipe.done:g} needs init, the model that has done this share of the run", "done", "init"
-        )
+        raise ElmoError(f"done {recipe.done:g} needs init, the model after this share of the run", "done", "init")
     if init and vectors:
         raise ElmoError(
             "word_vectors cannot be given with init, whose model has its own word table", "word_vectors", "init"
