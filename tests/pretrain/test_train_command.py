@@ -314,6 +314,8 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         (("text.txt", "--output", "new", "--filters", "3"), "filters"),
         (("text.txt", "--output", "new", "--decay", "never"), "decay"),
         (("text.txt", "--output", "new", "--tie-softmax"), "input words"),
+        (("text.txt", "--output", "new", "--word-size", "4"), "--word-size needs --input words"),
+        (("text.txt", "--output", "new", "--init-options", "o.json"), "--init-options needs --init"),
         (("text.txt", "--output", "new", *TRANSFORMER, "--heads", "5"), "or another --heads"),
         (("text.txt", "--output", "new", *TRANSFORMER, "--blocks", "7"), "of --every (2), got 7"),
         (("text.txt", "--output", "new", *TRANSFORMER, "--done", "0.5"), "after this share"),
