@@ -8,6 +8,7 @@ S vector that the softmax reads, D vector given to the user (in an LSTM 2P for t
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -143,7 +144,14 @@ class ContextConfig(ABC):
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """The configuration that options of `elmo train` describe."""
-        return cls(**{field: options[name] for field, name in cls._option_names().items()})
+        names = cls._option_names()
+        try:
+            return cls(**{field: options[name] for field, name in names.items()})
+        except ElmoError as error:
+            message = str(error)
+            for field in error.arguments:
+                message = re.sub(rf"\b{field}\b", names.get(field) or field, message)
+            raise ElmoError(message, *(names.get(field) or field for field in error.arguments)) from error
 
     def to_options(self) -> dict[str, Any]:
         """The options of `elmo train` that describe this configuration."""
@@ -233,11 +241,14 @@ class TransformerConfig(ContextConfig):
         check_options(self)
         if self.size % (2 * self.n_heads):
             raise ElmoError(
-                f"size must be an even number for each of the {self.n_heads} heads, got {self.size}: "
-                f"take {-(-self.size // (2 * self.n_heads)) * 2 * self.n_heads}, or another n_heads"
+                f"size must be a multiple of twice n_heads ({2 * self.n_heads}), got {self.size}: "
+                f"take {-(-self.size // (2 * self.n_heads)) * 2 * self.n_heads}, or another n_heads",
+                *("size", "n_heads"),
             )
         if self.n_blocks % self.every:
-            raise ElmoError(f"n_blocks must be a multiple of every ({self.every}), got {self.n_blocks}")
+            raise ElmoError(
+                f"n_blocks must be a multiple of every ({self.every}), got {self.n_blocks}", "n_blocks", "every"
+            )
         if self.prediction_layer and self.softmax_size > self.size:
             raise ElmoError(
                 f"softmax_size must be at most {self.size}, the size of a layer, got {self.softmax_size}: with "

@@ -119,7 +119,7 @@ def test_words(tmp_path, make_elmo, shown) -> None:
     colours = {tuple(points.get_facecolor()[0]) for points in figure.axes[1].collections}
     assert len(colours) == 4
     assert len({tuple(points.get_facecolor()[0]) for points in figure.axes[0].collections}) == 1, "of no sentence"
-    with pytest.raises(ElmoError, match="at most 80 occurrences of bank, money, got 120"):
+    with pytest.raises(ElmoError, match="at most 80 uses of bank, money, got 120"):
         occurrence_vectors(elmo, ["bank", "money"], found * 20)
 
 

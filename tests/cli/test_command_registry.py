@@ -70,6 +70,8 @@ def test_only_names_of_arguments_become_options(shout):
     assert shown == "--times: /times/x times.txt 'times' times2, --times. words"
     shown = message_with_options(ElmoError("times and words", "words"), shout, {})
     assert shown == "times and words", "the command has no such option"
+    shown = message_with_options(ElmoError("no times; elmo times makes some", "times"), shout, {})
+    assert shown == "no --times; elmo times makes some", "the name of a command"
 
 
 def test_an_option_that_was_switched_off_is_shown_as_it_was_typed():

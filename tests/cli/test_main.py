@@ -1,6 +1,7 @@
 """`elmo` itself: help, versions, mistakes, streams that are closed or full."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,27 @@ def test_version_and_help(capsys):
     for name in ("embed", "info", "convert"):
         assert name in out
     assert call(capsys) == (0, out, "")
+
+
+@pytest.mark.parametrize("command", ["train text.txt --output new", "task train classify text.tsv --output new"])
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_training_shares_the_cores(command, given, spins):
+    code = f"""
+import os, sys
+class AtTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, AtTorch())
+from elmokit.cli.main import main
+main({command.split()!r})
+"""
+    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{spins}\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["task", "plot", "probe"])

@@ -28,6 +28,7 @@ def test_old_imports_find_our_classes():
     for module, name in (
         ("allennlp.commands.elmo", "ElmoEmbedder"),
         ("allennlp.commands.elmo", "DEFAULT_OPTIONS_FILE"),
+        ("allennlp.modules", "Elmo"),
         ("allennlp.modules.elmo", "Elmo"),
         ("allennlp.modules.elmo", "batch_to_ids"),
         ("allennlp.modules.scalar_mix", "ScalarMix"),

@@ -95,14 +95,15 @@ def test_mistakes_are_named(model_folder):
     elmo = hub.Module(model_folder)
     with pytest.raises(ElmoError, match="signature must be default or tokens"):
         elmo(["a"], signature="words")
-    with pytest.raises(ElmoError, match="a list or an array of values, got str"):
+    with pytest.raises(ElmoError, match="got the text 'a single string': put it into a list"):
         elmo("a single string")
     with pytest.raises(ElmoError, match="takes"):
         elmo(["a"], signature="tokens")
     with pytest.raises(ElmoError, match="must be strings, got 3"):
         elmo([3])
-    with pytest.raises(ElmoError, match="cannot be loaded"):
-        hub.Module("https://tfhub.dev/google/elmo/2")
+    for address in ("https://tfhub.dev/google/elmo/2", "https://www.kaggle.com/models/google/elmo/TensorFlow1/elmo/3"):
+        with pytest.raises(ElmoError, match="cannot be loaded"):
+            hub.load(address)
 
 
 def test_a_bundled_model_by_its_name():

@@ -236,8 +236,8 @@ def test_a_file_that_cannot_be_used_is_reported(tmp_path):
     for path, *facts in (
         (tmp_path / "none.toml", "none.toml", "cannot be read", "No such file"),
         (tmp_path, "cannot be read"),
-        (written(tmp_path, "window = = 3"), "run.toml", "not valid toml"),
-        (written(tmp_path, "{", "a.json"), "a.json", "not valid json"),
+        (written(tmp_path, "window = = 3"), "run.toml", "not valid TOML"),
+        (written(tmp_path, "{", "a.json"), "a.json", "not valid JSON"),
         (written(tmp_path, "windw = 3", "b.toml"), "b.toml", "'windw'", "--help"),
         (written(tmp_path, "[network]\ncell_size = 3", "c.toml"), "'network'"),
         (written(tmp_path, 'window = "long"', "d.toml"), "window must be a whole number, got 'long'"),

@@ -22,6 +22,7 @@ HELD_OUT = ("--heldout-fraction", "0.02")
 STILL = ("--learning-rate", "0", "--steps", "2")
 """An update that changes no weight: what comes out is what went in."""
 FROZEN = ("--word-vectors", "v.txt", "--no-train-word-vectors")
+TRANSFORMER = ("--context", "transformer")
 
 
 def test_the_folder_of_a_run(elmo, text, tmp_path, monkeypatch) -> None:
@@ -299,7 +300,7 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         (("gone.txt", "--output", "new"), "gone.txt"),
         (("empty.txt", "--output", "new"), "no sentence"),
         (("text.txt", "--output", "new", "--vocab", "no-unk.txt"), "<UNK>"),
-        (("text.txt", "--output", "new", "--vocab", "gone.txt"), "gone.txt"),
+        (("text.txt", "--output", "new", "--vocab", "gone.txt"), "elmo vocab writes"),
         (("text.txt", "--output", "model"), "contains a model"),
         (("text.txt", "--output", "ours"), "contains a model"),
         (("text.txt", "--output", "words"), "vocab.txt would be overwritten"),
@@ -313,6 +314,11 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         (("text.txt", "--output", "new", "--filters", "3"), "filters"),
         (("text.txt", "--output", "new", "--decay", "never"), "decay"),
         (("text.txt", "--output", "new", "--tie-softmax"), "input words"),
+        (("text.txt", "--output", "new", "--word-size", "4"), "--word-size needs --input words"),
+        (("text.txt", "--output", "new", "--init-options", "o.json"), "--init-options needs --init"),
+        (("text.txt", "--output", "new", *TRANSFORMER, "--heads", "5"), "or another --heads"),
+        (("text.txt", "--output", "new", *TRANSFORMER, "--blocks", "7"), "of --every (2), got 7"),
+        (("text.txt", "--output", "new", *TRANSFORMER, "--done", "0.5"), "after this share"),
         (("text.txt", "--output", "new", "--word-vectors", "v.txt"), "vectors need"),
         (
             ("text.txt", "--output", "new", "--input", "words", *FROZEN, "--weight-decay", "0.1"),
@@ -320,6 +326,7 @@ def test_options_from_a_file(elmo, refused, text, tmp_path) -> None:
         ),
         (("text.txt", "--output", "new", "--init", "gone"), "gone"),
         (("text.txt", "--output", "new", "--config", "gone.toml"), "gone.toml"),
+        (("text.txt", "--output", "new", "--config", "other.txt"), "not valid TOML"),
         (("text.txt", "--output", "new", "--heldout", "gone.txt"), "gone.txt"),
         (("text.txt", "--output", "new", "--device", "abacus"), "abacus"),
         (("text.txt", "--output", "text.txt"), "text.txt"),

@@ -177,7 +177,7 @@ def occurrence_vectors(elmo: Elmo, words: Sequence[str], found: Sequence[tuple[i
     """The vectors in all layers of occurrences, each of which is given with the number of its word."""
     if len(found) > MAX_DRAWN:
         raise ElmoError(
-            f"a picture shows at most {MAX_DRAWN} occurrences of {', '.join(words[:3])}, got {len(found)}: "
+            f"a picture shows at most {MAX_DRAWN} uses of {', '.join(words[:3])}, got {len(found)}: "
             "give fewer sentences, or lower occurrences",
             "occurrences",
         )

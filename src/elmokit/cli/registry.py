@@ -266,7 +266,8 @@ def _field_values(command_class: type[Command], given: Mapping[str, Any]) -> dic
 def message_with_options(error: ElmoError, command_class: type[Command], given: Mapping[str, Any]) -> str:
     """The message of an error, with the names of arguments replaced by the options of the command.
 
-    Paths and quoted values that contain the name of an argument are not changed. `given` has the parsed values.
+    Paths, quoted values and commands such as `elmo vocab` that contain the name of an argument are not changed. `given`
+    has the parsed values.
     """
     message = str(error)
     for each in _parameters(command_class):
@@ -274,5 +275,5 @@ def message_with_options(error: ElmoError, command_class: type[Command], given: 
         if name in error.arguments:
             switched_off = each.collector and given.get(name) is False
             shown = each.shown.replace("--", "--no-") if switched_off else each.shown
-            message = re.sub(rf"(?<![\w/\\.'\"-]){re.escape(name)}(?![\w/\\'\"-]|\.\w)", shown, message)
+            message = re.sub(rf"(?<![\w/\\.'\"-])(?<!elmo ){re.escape(name)}(?![\w/\\'\"-]|\.\w)", shown, message)
     return message

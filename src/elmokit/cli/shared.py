@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +39,16 @@ JSON_HELP = "Print one JSON object per line."
 FONT_HELP = "A font file for characters that the installed fonts lack."
 _MIN_WIDTH = 40
 AS_IN_TRAINING = "as in the model's training"
+
+
+def share_cores() -> None:
+    """Let torch's idle threads sleep after microseconds, not milliseconds; to be called before torch is imported.
+
+    By default they keep a core busy while they wait for each other, and training is then several times slower if other
+    programs use the cores too. 1,000 is what GNU's OpenMP itself uses where threads are more than cores.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elmokit import __version__
 from elmokit.cli.registry import Command, command, command_line, group, options_of
-from elmokit.cli.shared import JSON_HELP, SEGMENT_HELP, DeviceOption, ModelOptions, check_output_file, say
+from elmokit.cli.shared import JSON_HELP, SEGMENT_HELP, DeviceOption, ModelOptions, check_output_file, say, share_cores
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.messages import counted, printable
 from elmokit.options import REQUIRED, argument, option, shown_value
@@ -84,6 +84,7 @@ class TaskTrainCommand(Columns, ModelOptions):
 
     def run(self) -> None:
         """Train, score on the dev data, write the model with its report, and print the scores."""
+        share_cores()
         from elmokit.model.placement import choose_device
         from elmokit.storage.atomic import check_new_folder, new_folder
         from elmokit.tasks.model import LAST, write_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from elmokit.cli.registry import command, command_line, options_of
-from elmokit.cli.shared import CORPUS_HELP, DeviceOption, say
+from elmokit.cli.shared import CORPUS_HELP, DeviceOption, say, share_cores
 from elmokit.formats.bundled import resolve_model
 from elmokit.options import REQUIRED, argument, option, shown_value
 from elmokit.pretrain.recipe import Preset, Recipe, RecipeName, make_recipe
@@ -75,6 +75,7 @@ class TrainCommand(DeviceOption):
 
     def run(self) -> int:
         """Train; the exit status is 0, or 128 + the number of the signal that stopped the run."""
+        share_cores()
         from elmokit.pretrain.request import TrainRequest
         from elmokit.pretrain.run import run_training
 

@@ -13,6 +13,7 @@ _ALLENNLP = {
     "allennlp.commands.elmo": ("ElmoEmbedder", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "DEFAULT_BATCH_SIZE"),
     "allennlp.common.checks": ("ConfigurationError",),
     "allennlp.data.token_indexers.elmo_indexer": ("ELMoCharacterMapper",),
+    "allennlp.modules": ("Elmo", "ScalarMix"),
     "allennlp.modules.elmo": ("Elmo", "batch_to_ids", "_ElmoBiLm", "_ElmoCharacterEncoder"),
     "allennlp.modules.scalar_mix": ("ScalarMix",),
     "allennlp.modules.token_embedders.elmo_token_embedder": ("ElmoTokenEmbedder",),

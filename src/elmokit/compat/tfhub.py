@@ -40,7 +40,7 @@ class Module(nn.Module):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        if "tfhub.dev" in str(spec):
+        if any(host in str(spec) for host in ("tfhub.dev", "kaggle.com/models")):
             raise ElmoError(
                 f"{spec} cannot be loaded: give the path of an ELMo model instead, such as the original "
                 "2x4096_512_2048cnn_2xhighway options.json and weights.hdf5"
@@ -140,10 +140,12 @@ def load(handle: str | Path, tags: object = None, **arguments: Any) -> Module:  
 
 def _items(values: object) -> list[Any]:
     """The items of a list or array, including TensorFlow's eager tensors."""
+    if isinstance(values, str | bytes):
+        raise ElmoError(f"ELMo takes a list or an array of values, got the text {values[:40]!r}: put it into a list")
     if hasattr(values, "numpy"):
         values = values.numpy()
     try:
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        if not isinstance(values, Iterable):
             raise TypeError
         return list(values)
     except TypeError as error:  # TensorFlow's symbolic tensors raise it when they are read

@@ -314,7 +314,8 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise ElmoError(f"config {path} is not valid {path.suffix.lstrip('.') or 'TOML'}: {error}", "config") from error
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ElmoError(f"config {path} is not valid {kind}: {error}", "config") from error
     if path.suffix == ".json":
         # These options describe bilm-tf's training; its rate of 0.2 would ruin any other recipe.
         values = {"recipe": "paper", **from_bilm_options(values, str(path))}

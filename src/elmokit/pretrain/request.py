@@ -112,9 +112,11 @@ def _check_together(request: TrainRequest, recipe: Recipe) -> None:
     """Refuse options that contradict each other."""
     vectors, init = request.word_vectors is not None, request.init is not None
     if recipe.done and not init:
-        raise ElmoError(
-            f"done {recipe.done:g} needs init, the model that has done this share of the run", "done", "init"
-        )
+        raise ElmoError(f"done {recipe.done:g} needs init, the model after this share of the run", "done", "init")
+    if request.init_options is not None and not init:
+        raise ElmoError("init_options needs init, the model that they belong to", "init_options", "init")
+    if recipe.word_size and recipe.input != "words" and not init:
+        raise ElmoError("word_size needs input words: a character model has no word table", "word_size", "input")
     if init and vectors:
         raise ElmoError(
             "word_vectors cannot be given with init, whose model has its own word table", "word_vectors", "init"
