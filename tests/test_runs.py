@@ -170,6 +170,7 @@ def test_chinese_and_a_second_call(tmp_path) -> None:
         "ELMOKIT_CACHE": str(tmp_path / "cache"),
         "STEPS": "10",
         "ELMO_TRAIN_OPTIONS": options,
+        "ELMO_LEG_OPTIONS": "--batch-tokens 256 --workers 1",
     }
     status, _, err = run("zh.sh", f"{corpora}/", output, **environment)
     assert status == 0, err
@@ -211,7 +212,7 @@ def test_mistakes_are_a_sentence_and_status_2(tmp_path, script) -> None:
     assert "CORPORA OUTPUT" in out
 
 
-@pytest.mark.parametrize("name", ["en", "en-leg3", "en-lstm", "zh"])
+@pytest.mark.parametrize("name", ["en", "en-leg3", "en-lstm", "zh", "zh-leg2"])
 def test_the_recipes_are_options_of_elmo_train(name) -> None:
     given = tomllib.loads((RUNS / f"{name}.toml").read_text("utf-8"))
     recipe = make_recipe(config=RUNS / f"{name}.toml")

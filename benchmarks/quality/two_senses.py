@@ -1,12 +1,13 @@
 """Whether the senses of a word separate in everyday sentences.
 
     python benchmarks/quality/two_senses.py MODEL                  # two lists of English words
-    python benchmarks/quality/two_senses.py MODEL --language zh    # 25 Chinese words, 2 senses x 3 sentences each
+    python benchmarks/quality/two_senses.py MODEL --language zh    # two lists of Chinese words
 
 The English lists are 12 words of 2 senses x 4 sentences, and 60 words of 2 or 3 senses x 3 sentences, which are harder.
-The score is the share of uses whose nearest other use has the same sense. Chance is 43 %, in the second list 31 %, in
-Chinese 40 %. In layer 0, which has no context, all uses of a word are equally near, and a tie counts as chance. The
-vector of a Chinese word is the mean of its characters' vectors. The sentences were written for this project.
+The Chinese lists are 25 and 40 words of 2 senses x 3 sentences. The score is the share of uses whose nearest other use
+has the same sense. Chance is 43 %, in the second English list 31 %, in Chinese 40 %. In layer 0, which has no context,
+all uses of a word are equally near, and a tie counts as chance. The vector of a Chinese word is the mean of its
+characters' vectors. The sentences were written for this project.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Language = Literal["en", "zh"]
 Tokenizer = Callable[[str], list[Token]]
 SENTENCES: dict[Language, tuple[str, ...]] = {
     "en": ("two_senses.toml", "everyday_senses.toml"),
-    "zh": ("two_senses_zh.toml",),
+    "zh": ("two_senses_zh.toml", "everyday_senses_zh.toml"),
 }
 WordList = dict[str, dict[str, list[str]]]
 """Word → sense → sentences."""
