@@ -323,9 +323,8 @@ class Elmo(nn.Module):
         >>> elmo.similarity("He sat on the bank.", "The bank lends.", words="bank")  # doctest: +SKIP
         array(0.59, dtype=float32)
         """
-        if layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         layer = self.config.context.similarity_layer if layer is None else layer
+        check_layer(layer, self.config.n_outputs, single=True)
         pair = words if isinstance(words, tuple) else (words, words)
         if len(pair) != 2:
             raise ElmoError(f"words must be one word or a pair of them, got {words!r}", "words")

@@ -17,12 +17,13 @@ Pool = Literal["mean", "max", "first", "last"]
 """How the vectors of a sentence's tokens are combined into one."""
 
 
-def check_layer(layer: Layer, n_layers: int) -> None:
-    """Refuse a layer that a model with `n_layers` layers does not have."""
-    if layer in ("mix", "top", "all") or (type(layer) is int and 0 <= layer < n_layers):
+def check_layer(layer: Layer, n_layers: int, *, single: bool = False) -> None:
+    """Refuse a layer that a model with `n_layers` layers does not have, and with `single` also "all"."""
+    names = ("mix", "top") if single else ("mix", "top", "all")
+    if layer in names or (type(layer) is int and 0 <= layer < n_layers):
         return
     if isinstance(layer, bool | str) or not isinstance(layer, SupportsIndex) or not 0 <= layer < n_layers:
-        raise ElmoError(f"layer must be mix, top, all or 0 to {n_layers - 1}, got {layer!r}", "layer")
+        raise ElmoError(f"layer must be {', '.join(names)} or 0 to {n_layers - 1}, got {layer!r}", "layer")
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

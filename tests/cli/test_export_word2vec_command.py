@@ -106,7 +106,7 @@ def test_words_that_a_word_table_does_not_have_are_left_out(export, make_elmo, t
 def test_what_is_refused(refused, model_folder, text, tmp_path, make_elmo):
     assert "--output must end in .txt, .vec, .bin" in refused(model_folder, name="vectors.npz")
     assert "add --corpus" in refused(model_folder, "--layer", "top")
-    assert "--layer must be mix, top or a number" in refused(model_folder, "--layer", "all", "--corpus", text)
+    assert "--layer must be mix, top or 0 to" in refused(model_folder, "--layer", "all", "--corpus", text)
     assert "0 to 2, got 7" in refused(model_folder, "--layer", "7", "--corpus", text)
     assert "no words to export" in refused(model_folder, "--corpus", text, "--min-count", 9)
     assert "must be a file in a folder that exists" in refused(model_folder, name="nowhere/vectors.bin")

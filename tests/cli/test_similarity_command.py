@@ -44,7 +44,7 @@ def test_json_and_layers(capsys, model_folder):
         ([*TEXTS, "--word", "boat"], "--word must be one of the tokens"),
         ([*TEXTS, "--position", 9], "--position must be a number from 1 to 5"),
         ([*TEXTS, *["--word", "bank"] * 3], "--word must be given once or 2 times, got 3"),
-        ([*TEXTS, "--layer", "all"], "--layer must be mix, top or a number, got 'all'"),
+        ([*TEXTS, "--layer", "all"], "--layer must be mix, top or 0 to"),
     ],
 )
 def test_mistakes(capsys, model_folder, arguments, fact):

@@ -111,8 +111,8 @@ def test_it_is_sent_to_a_process_without_the_model(model_folder):
         ({"column": "body"}, "column must be one of text, label, got 'body'"),
         ({"output": "layers"}, "output must be one of"),
         ({"pool": "median"}, "pool must be one of"),
-        ({"layer": 9}, "layer must be mix, top, all or 0 to 2, got 9"),
-        ({"layer": "all"}, "layer must be mix, top or a number"),
+        ({"layer": 9}, "layer must be mix, top or 0 to 2, got 9"),
+        ({"layer": "all"}, "layer must be mix, top or 0 to 2, got 'all'"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
 )

@@ -216,8 +216,8 @@ def test_the_configuration_of_the_page_trains(tmp_path, model_folder):
     ("config", "message"),
     [
         ({"per": "word"}, "per must be one of auto, sentence, doc"),
-        ({"layer": "all"}, "layer must be mix, top or a number"),
-        ({"layer": 9}, "layer must be mix, top, all or 0 to 2, got 9"),
+        ({"layer": "all"}, "layer must be mix, top or 0 to 2, got 'all'"),
+        ({"layer": 9}, "layer must be mix, top or 0 to 2, got 9"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],

@@ -78,15 +78,13 @@ class ExportWord2vecCommand(ModelFileOptions, DeviceOption):
         if (binary := _BINARY.get(self.output.suffix.lower())) is None:
             raise ElmoError(f"output must end in {', '.join(_BINARY)}, got {self.output}", "output")
         layer = None if self.layer is None else parse_layer(self.layer)
-        if layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got all", "layer")
         if layer not in (None, 0) and not self.corpus:
             raise ElmoError(f"layer {self.layer} depends on the context of a word: add --corpus", "layer")
         check_output_file("output", self.output, (self.model, self.words, *self.corpus))
         listed = None if self.words is None else _read_words(self.words)
         elmo = Elmo.load(self.model, options=self.options, vocab=self.vocab, device=self.device, segment=self.segment)
         layer = layer if layer is not None else elmo.default_layer if self.corpus else 0
-        check_layer(layer, elmo.config.n_outputs)
+        check_layer(layer, elmo.config.n_outputs, single=True)
         with tempfile.TemporaryDirectory(prefix="elmo-export-") as folder:
             corpus = self._corpus(elmo, Path(folder)) if self.corpus else None
             offered = listed if listed is not None else _model_words(elmo) if corpus is None else _corpus_words(corpus)

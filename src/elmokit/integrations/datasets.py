@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
-from elmokit.layers import Layer, Pool, Vectors
+from elmokit.layers import Layer, Pool, Vectors, check_layer
 from elmokit.options import check_value
 from elmokit.text.tokens import SegmenterName
 
@@ -103,11 +103,11 @@ class EmbedColumns:
         """
         check_value("output", output, Output)
         check_value("pool", pool, Pool)
-        if layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         self.model, self.column, self.output, self.layer, self.pool = model, column, output, layer, pool
         self.segment, self.into, self.device, self.batch_tokens = segment, into, device, batch_tokens
         self._elmo: Elmo | None = Elmo.load(model, device=device)
+        if layer is not None:
+            check_layer(layer, self._elmo.config.n_outputs, single=True)
         self._elmo.stream([], layer=layer, batch_tokens=batch_tokens, segment=segment)  # checks the arguments
         self.fingerprint = self._elmo.fingerprint(mixes=True)
         self.size = self._elmo.config.vector_size

@@ -75,10 +75,8 @@ class PooledTexts:
         elmo = open_model(self.model, self.device)
         check_stateless(elmo, type(self).__name__)
         check_value("pool", self.pool, Pool)
-        if self.layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
         if self.layer is not None:
-            check_layer(self.layer, elmo.config.n_outputs)
+            check_layer(self.layer, elmo.config.n_outputs, single=True)
         elmo.text_policy.override(self.segment)
 
     def vectors(self, texts: Sequence[str]) -> list[list[float]]:

@@ -61,9 +61,7 @@ class ElmoModule(InputModule):  # type: ignore[misc]  # sentence-transformers is
         if self.elmo.state == "carry":
             raise ElmoError("ElmoModule needs vectors that depend only on the text: load the model with state='zero'")
         self.layer: Layer = self.elmo.default_layer if layer is None else layer
-        check_layer(self.layer, self.elmo.config.n_outputs)
-        if self.layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
+        check_layer(self.layer, self.elmo.config.n_outputs, single=True)
         self.pool: Pool | None = None if pool is None else check_value("pool", pool, Pool)
         if max_seq_length is not None:
             check_value("max_seq_length", max_seq_length, int, {"least": 1})

@@ -18,7 +18,7 @@ import numpy as np
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError, MissingExtraError
 from elmokit.formats.bundled import DEFAULT
-from elmokit.layers import Vectors, pool_tokens
+from elmokit.layers import Vectors, check_layer, pool_tokens
 from elmokit.options import check_value
 
 try:
@@ -85,8 +85,6 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
         `save_model` the model's files are saved with the pipeline, otherwise its name.
         """
         check_value("per", per, Per)
-        if layer == "all":
-            raise ElmoError("layer must be mix, top or a number for doc.tensor, got 'all'", "layer")
         self.name, self.model = name, model
         self.layer, self.per, self.batch_tokens, self.device = layer, per, batch_tokens, device
         self.save_model = save_model
@@ -96,7 +94,10 @@ class ElmoPipe(Pipe):  # type: ignore[misc]  # spaCy is not installed where type
     def elmo(self) -> Elmo:
         """The model."""
         if self._elmo is None:
-            self._elmo = Elmo.load(self.model, device=self.device)
+            elmo = Elmo.load(self.model, device=self.device)
+            if self.layer is not None:
+                check_layer(self.layer, elmo.config.n_outputs, single=True)  # type: ignore[arg-type]
+            self._elmo = elmo
         return self._elmo
 
     @property

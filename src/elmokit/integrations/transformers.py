@@ -78,9 +78,7 @@ class ElmokitConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers is 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - of transformers
         config = self.elmo
         self.layer = config.context.default_layer if self.layer is None else self.layer
-        check_layer(self.layer, config.n_outputs)  # type: ignore[arg-type]
-        if self.layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
+        check_layer(self.layer, config.n_outputs, single=True)  # type: ignore[arg-type]
         if self.boundary_ids is None:
             if config.characters is None or config.words is not None or config.characters.alphabet != "bytes":
                 raise ElmoError("boundary_ids must be given for a model that does not read bytes", "boundary_ids")

@@ -121,9 +121,7 @@ class Service:
 
         given = self.settings.layer
         layer = elmo.default_layer if given is None else int(given) if given.isdigit() else given
-        if layer == "all":
-            raise ElmoError("layer must be mix, top or a number, got 'all'", "layer")
-        check_layer(cast("Layer", layer), elmo.config.n_outputs)
+        check_layer(cast("Layer", layer), elmo.config.n_outputs, single=True)
         return cast("Layer", layer)
 
     def _loaded(
