@@ -131,3 +131,11 @@ def test_a_path_as_text_and_with_a_slash(bilm, monkeypatch):
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(ElmoError, match=repr(path)):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize(("kind", "fact"), [("elmokit", "to_elmokit"), ("bert", "bert model")])
+def test_a_folder_of_transformers(tmp_path, kind, fact):
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ElmoError, match=fact):
+        read_checkpoint(tmp_path)

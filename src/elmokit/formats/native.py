@@ -76,7 +76,12 @@ def read(files: ModelFiles) -> Checkpoint:
     where = source.describe("config.json")
     values = read_json(source, "config.json")
     if values.get("format") != NAME and "version" not in values:
-        raise ElmoError(f"{where} does not describe an ELMo model: format must be {NAME}, got {values.get('format')!r}")
+        message = f"{where} does not describe an ELMo model: format must be {NAME}, got {values.get('format')!r}"
+        if (kind := values.get("model_type")) == NAME:
+            message += "; transformers saved it, and ElmokitModel.to_elmokit makes an Elmo of it"
+        elif isinstance(kind, str):
+            message += f"; it is of a {kind} model of transformers"
+        raise ElmoError(message)
     if values.get("version") != VERSION:
         raise ElmoError(f"{where}: version must be {VERSION}, got {values.get('version')!r}; update elmokit")
     if not isinstance(values.get("model"), dict):
