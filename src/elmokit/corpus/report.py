@@ -26,6 +26,8 @@ _LEFT_OUT = {
     "again": ("file that was given or found twice", "files that were given or found twice"),
     "loop": ("folder that was found twice, by a link", "folders that were found twice, by links"),
 }
+_MANY = 0.05
+"""Share of lines that are not UTF-8 from which the whole text may have another encoding."""
 
 
 @dataclass
@@ -68,7 +70,11 @@ class Report:
         for reason, (count, first) in self.skipped.items():
             verb, texts, at = ("skipped", _SKIPPED, "at") if reason in _SKIPPED else ("left out", _LEFT_OUT, "is")
             items = texts[reason][count != 1].format(limit=self.max_tokens)
-            lines.append(f"{verb} {count:,} {items}" + (f": {first}" if count == 1 else f", the first {at} {first}"))
+            line = f"{verb} {count:,} {items}" + (f": {first}" if count == 1 else f", the first {at} {first}")
+            if reason == "not_utf8" and count > max(1, _MANY * self.n_lines):
+                share = f"{count / self.n_lines:.0%} of the lines"
+                line += f"; these are {share}: convert the text, for example with iconv -f latin1 -t UTF-8"
+            lines.append(line)
         if self.unlisted:
             lines.append(
                 f"wrote {counted(self.unlisted, 'token')} as <UNK>: the list of {self.types:,} types was full, and "
