@@ -67,7 +67,7 @@ format: $(READY)
 
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
-	@echo "The site is in site/: open site/index.html"
+	@echo "The site is in site/: open site/index.html, or run python3 -m http.server --directory site to have the search too"
 
 wheel:
 	rm -rf $(WHEEL) dist

@@ -17,6 +17,9 @@ A user's mistake ends in one sentence and exit status 2. `MODEL` is a path, the 
 """
 
 
+COMMANDS = "- [Commands](commands.md): the help of every command."
+
+
 def help_text(*command: str) -> str:
     """Return what `elmo COMMAND --help` prints."""
     printed = io.StringIO()
@@ -53,6 +56,11 @@ def on_files(files: Any, *, config: Any) -> Any:  # noqa: ANN401 - mkdocs is not
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:  # noqa: ANN401
-    """Point links that leave docs/ (`../examples/demo.py`, from a folder of docs/ `../../`) to the repository."""
+    """Point links that leave docs/ (`../examples/demo.py`, from a folder of docs/ `../../`) to the repository.
+
+    The page of the commands exists on the site only, so the start page gets its link here.
+    """
+    if page and page.file.src_uri == "index.md":
+        markdown = re.sub(r"^- Commands: .*$", COMMANDS, markdown, count=1, flags=re.MULTILINE)
     up = r"\.\./" * (1 + (page.file.src_uri.count("/") if page else 0))
     return re.sub(rf"\]\({up}([^)\s]+)\)", rf"]({config['extra']['repository']}/blob/main/\1)", markdown)

@@ -126,7 +126,7 @@ class Elmo(nn.Module):
         type_cache_mb: float = 64,
         segment: SegmenterName | None = None,
     ) -> Self:
-        """Load a model of any format in docs/formats.md, detected from its files.
+        """Load a model of any supported format, which is detected from its files.
 
         `path` is a folder or file, the name of a bundled model, or `owner/name` on the Hugging Face Hub.
 
