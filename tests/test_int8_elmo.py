@@ -113,6 +113,13 @@ def test_a_model_saved_in_int8_opens_in_int8(small, tmp_path):
     assert not np.array_equal(plain.encode(SENTENCES)[0], small.encode(SENTENCES)[0])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_of_another_dtype_is_saved_in_int8(dtype, tmp_path):
+    Elmo.load(device="cpu", dtype=dtype).save(tmp_path / "small", dtype="int8")
+    (found,), (expected,) = (elmo.encode("A river bank.") for elmo in (Elmo.load(tmp_path / "small"), Elmo.load()))
+    np.testing.assert_allclose(found, expected, atol=0.3)
+
+
 def test_state_dict_copies_and_pickles(small):
     expected = small.encode(SENTENCES)
     other = Elmo(tiny_checkpoint(head=True, seed=5).in_int8())
