@@ -142,6 +142,10 @@ def test_the_mixes_learn_and_the_network_does_not(small, model_folder):
     assert not any(parameter.requires_grad for parameter in small.bilm.parameters())
     with pytest.raises(ElmoError, match="int8 weights cannot be trained: load the model with dtype='float32'"):
         Elmo.load(model_folder, dtype="int8", trainable=True)
+    with pytest.raises(ElmoError, match="int8 weights cannot be trained"):
+        small.requires_grad_()
+    assert not any(parameter.requires_grad for parameter in small.bilm.parameters())
+    assert not any(parameter.requires_grad for parameter in small.requires_grad_(False).parameters())
 
 
 def test_it_is_for_the_cpu(small, model_folder):

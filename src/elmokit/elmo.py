@@ -210,6 +210,11 @@ class Elmo(nn.Module):
             return "int8"
         return str(next(self.bilm.parameters()).dtype).removeprefix("torch.")
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As in torch; an int8 network cannot be trained."""
+        self.bilm.requires_grad_(requires_grad)  # torch changes the parameters without asking the modules in between
+        return super().requires_grad_(requires_grad)
+
     def explain(self, sentences: int = 1, tokens: int = 20) -> str:
         """The kernel that would compute a batch of this size on this machine, and the reason for the choice."""
         dtype = next(self.bilm.parameters()).dtype
