@@ -107,6 +107,8 @@ def test_tokens_with_their_lengths(make_elmo):
         elmo(tokens=[["a"]], sequence_len=[2])
     with pytest.raises(ElmoError, match="got both"):
         elmo(["a"], tokens=[["a"]])
+    with pytest.raises(ElmoError, match="segment"):
+        elmo(tokens=[["a"]], segment="whitespace")
 
 
 def test_boundaries_stay_or_are_dropped(make_elmo):
@@ -192,6 +194,8 @@ def test_mistakes_in_the_constructor(make_elmo, arguments, message):
         ({"output": "sentence", "pool": "sum"}, "pool must be one of"),
         ({"pool": "max"}, "pool needs output='sentence'"),
         ({"output": "layers", "layer": 99}, "layer must be"),
+        ({"output": "layers", "layer": 2}, "layer=2"),
+        ({"output": "layers", "layer": "mix"}, "layer='mix'"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
     ],
 )

@@ -113,6 +113,13 @@ def test_a_model_saved_in_int8_opens_in_int8(small, tmp_path):
     assert not np.array_equal(plain.encode(SENTENCES)[0], small.encode(SENTENCES)[0])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_of_another_dtype_is_saved_in_int8(dtype, tmp_path):
+    Elmo.load(device="cpu", dtype=dtype).save(tmp_path / "small", dtype="int8")
+    (found,), (expected,) = (elmo.encode("A river bank.") for elmo in (Elmo.load(tmp_path / "small"), Elmo.load()))
+    np.testing.assert_allclose(found, expected, atol=0.3)
+
+
 def test_state_dict_copies_and_pickles(small):
     expected = small.encode(SENTENCES)
     other = Elmo(tiny_checkpoint(head=True, seed=5).in_int8())
@@ -135,6 +142,10 @@ def test_the_mixes_learn_and_the_network_does_not(small, model_folder):
     assert not any(parameter.requires_grad for parameter in small.bilm.parameters())
     with pytest.raises(ElmoError, match="int8 weights cannot be trained: load the model with dtype='float32'"):
         Elmo.load(model_folder, dtype="int8", trainable=True)
+    with pytest.raises(ElmoError, match="int8 weights cannot be trained"):
+        small.requires_grad_()
+    assert not any(parameter.requires_grad for parameter in small.bilm.parameters())
+    assert not any(parameter.requires_grad for parameter in small.requires_grad_(False).parameters())
 
 
 def test_it_is_for_the_cpu(small, model_folder):

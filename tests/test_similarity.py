@@ -36,6 +36,7 @@ def test_words_are_compared_in_their_sentences(make_elmo, boundaries):
         assert elmo.similarity(A[0], A[1], words=words, layer=1) == expected
     assert elmo.similarity(A, words="bank", layer=1)[0, 1] == expected
     assert elmo.similarity(A, [A[1].split()], words=([4, 0], 1)).shape == (2, 1)
+    assert elmo.similarity(A, words=np.array([1, -1]), layer=1)[0, 1] == expected
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def test_words_are_compared_in_their_sentences(make_elmo, boundaries):
         ({"words": "the"}, "at the positions 0, 3"),
         ({"words": 2}, "words must be positions below 2"),
         ({"words": (1, 2, 3)}, "a pair"),
+        ({"words": 1.0}, "got 1.0"),
+        ({"words": [None]}, "got None"),
         ({"words": ([0, 1], 0)}, "one word per sentence, got 2 for 1"),
         ({"layer": "all"}, "layer must be"),
     ],

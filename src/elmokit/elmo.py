@@ -51,7 +51,11 @@ def word_position(tokens: Sequence[str], word: Word) -> int:
         raise ElmoError(
             f"words must name {rule} of {' '.join(map(repr, tokens)) or 'no tokens'}, got {word!r}", "words"
         )
-    if not -len(tokens) <= (position := operator.index(word)) < len(tokens):
+    try:
+        position = operator.index(word)
+    except TypeError:
+        raise ElmoError(f"words must be texts of tokens or their positions, got {word!r}", "words") from None
+    if not -len(tokens) <= position < len(tokens):
         raise ElmoError(f"words must be positions below {len(tokens)}, the number of tokens, got {word!r}", "words")
     return position % len(tokens)
 
@@ -206,6 +210,11 @@ class Elmo(nn.Module):
             return "int8"
         return str(next(self.bilm.parameters()).dtype).removeprefix("torch.")
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As in torch; an int8 network cannot be trained."""
+        self.bilm.requires_grad_(requires_grad)  # torch changes the parameters without asking the modules in between
+        return super().requires_grad_(requires_grad)
+
     def explain(self, sentences: int = 1, tokens: int = 20) -> str:
         """The kernel that would compute a batch of this size on this machine, and the reason for the choice."""
         dtype = next(self.bilm.parameters()).dtype
@@ -231,6 +240,8 @@ class Elmo(nn.Module):
         if is_exporting():
             raise ElmoError("torch.export records tensors, and an Elmo reads strings: export its network, elmo.bilm")
         if tokens is not None and sentences is None:
+            if segment is not None:
+                raise ElmoError("segment is for sentences, not for tokens")
             rows, width = rows_of_tokens(tokens, sequence_len), max(map(len, tokens), default=0)
         elif sentences is None or tokens is not None:
             raise ElmoError("Elmo takes either sentences or tokens, got " + ("neither" if tokens is None else "both"))
@@ -294,11 +305,12 @@ class Elmo(nn.Module):
         check_value("output", output, Literal["tokens", "layers", "sentence"])
         if pool is not None and output != "sentence":
             raise ElmoError(f"pool needs output='sentence', got output={output!r}")
-        layer = self.default_layer if layer is None else layer
+        layer = ("all" if output == "layers" else self.default_layer) if layer is None else layer
         check_layer(layer, self.config.n_outputs)
+        if output == "layers" and layer != "all":
+            raise ElmoError(f"output='layers' returns all layers, got layer={layer!r}: use output='tokens' for one")
         rows = self.text_policy.override(segment).sentences_of(sentences)
         if output != "sentence":
-            layer = "all" if output == "layers" else layer
             return list(self.stream(rows, layer=layer, batch_tokens=batch_tokens))
         found = list(self.stream(rows, layer=layer, pool=pool or "mean", batch_tokens=batch_tokens))
         layers = (self.config.n_outputs,) if layer == "all" else ()
@@ -347,7 +359,8 @@ class Elmo(nn.Module):
         if words is None:
             vectors = self.encode(rows, output="sentence", layer=layer)
         else:
-            each = [words] * len(rows) if isinstance(words, str | SupportsIndex) else list(words)
+            several = isinstance(words, Sequence | np.ndarray) and not isinstance(words, str)
+            each: list[Word] = list(words) if several else [words] * len(rows)  # type: ignore[arg-type, list-item]
             if len(each) != len(rows):
                 raise ElmoError(f"words must have one word per sentence, got {len(each)} for {len(rows)}", "words")
             positions = [word_position(row, word) + self.boundaries for row, word in zip(rows, each, strict=True)]

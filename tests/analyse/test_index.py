@@ -92,6 +92,13 @@ def test_the_first_look_finds_what_an_exact_search_finds(tmp_path, monkeypatch, 
     assert hits / len(range(0, len(quick), 20)) > 0.9
 
 
+def test_names_in_place_of_a_model_or_a_corpus(tmp_path) -> None:
+    with pytest.raises(ElmoError, match="got 'en'"):
+        build_index("en", prepared(tmp_path / "corpus"), tmp_path / "index")
+    with pytest.raises(ElmoError, match="got 'text"):
+        build_index(TopicModel(), "text.txt", tmp_path / "index")
+
+
 def test_the_second_time_nothing_is_encoded(tmp_path, index) -> None:
     again = TopicModel()
     corpus = prepared(tmp_path / "corpus")

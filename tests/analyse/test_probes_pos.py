@@ -95,9 +95,15 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path, make_elmo):
         probe_pos(make_elmo(), sentences(by_word), sentences(by_word), folder=tmp_path / "file")
 
 
-def test_a_tag_that_training_lacks_counts_as_wrong():
+def test_a_tag_that_training_lacks_counts_as_wrong(caplog):
     dev = [TaggedExample(("a", "b"), ("NOUN", "NEW"), 1)]
     assert probe_pos(Layered(), sentences(by_word), dev, options=QUICK).accuracy["0"] == 0.5
+    assert "'NEW'" in caplog.text
+
+
+def test_tags_of_another_tag_set_are_refused():
+    with pytest.raises(ElmoError, match=r"line 1.*'NN', 'VB'"):
+        probe_pos(Layered(), sentences(by_word), [TaggedExample(("a", "b"), ("NN", "VB"), 1)], options=QUICK)
 
 
 def test_an_elmo_is_a_source(make_elmo):

@@ -232,6 +232,7 @@ def test_mistakes_are_sentences(tmp_path):
     for options, words in [
         ({"layer": 7}, "layer must be mix, top, all or 0 to 2, got 7"),
         ({"pool": "max"}, "pool needs output='sentence'"),
+        ({"output": "layers", "layer": 1}, "got layer=1"),
         ({"output": "words"}, "output must be one of"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"segment": "klingon"}, "the segmenter must be one of"),

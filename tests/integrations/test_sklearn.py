@@ -175,6 +175,14 @@ def test_columns_of_any_kind(model_folder):
     assert ElmoVectorizer(model_folder, layer="all").transform([]).shape == (0, 3 * expected.shape[1])
 
 
+def test_texts_that_would_be_lost_are_refused(model_folder):
+    vectorizer = ElmoVectorizer(model_folder)
+    with pytest.raises(ElmoError, match="got list_iterator"):
+        vectorizer.fit_transform(iter(TEXTS))
+    with pytest.raises(ElmoError, match="got dict"):
+        vectorizer.transform({"text": TEXTS})
+
+
 def test_a_pandas_series(model_folder):
     pandas = pytest.importorskip("pandas")
     series = pandas.Series(TEXTS, index=range(10, 10 + len(TEXTS)))

@@ -135,6 +135,19 @@ def test_gaps_and_missing_inputs_are_named():
         build(tiny_config())(torch.ones(1, 2, dtype=torch.long))
 
 
+@pytest.mark.parametrize("lengths", [[3], [3, 9], [-1, 3], [[3, 3]]])
+def test_lengths_that_do_not_fit_are_refused(lengths):
+    with pytest.raises(ElmoError, match="from 0 to 3"):
+        build(word_config())(torch.tensor([[4, 5, 6], [1, 2, 3]]), lengths=torch.tensor(lengths))
+
+
+@pytest.mark.parametrize(("batch", "time"), [(0, 3), (2, 0), (0, 0)])
+def test_no_tokens_give_no_vectors(batch, time):
+    for config, shape in ((word_config(), ()), (tiny_config(), (50,))):
+        layers = build(config)(torch.zeros(batch, time, *shape, dtype=torch.long))
+        assert layers.shape[1:3] == (batch, time)
+
+
 def test_pretraining_dropout_acts_in_training_only():
     config = tiny_config()
     bilm = BiLM(config, dropout=0.5)

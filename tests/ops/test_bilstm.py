@@ -54,6 +54,15 @@ def test_without_a_state_all_start_from_zero(path):
     assert torch.equal(with_zeros.c, without.c)
 
 
+def test_autocast_gives_nearly_the_same():
+    x, lengths, stacks, h, c = in_floats(bilstm_case(4, 5, 13, 6))
+    with torch.no_grad(), forced("packed"):
+        plain = bilstm(x, lengths, stacks, h, c, skip_connections=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = bilstm(x.bfloat16(), lengths, stacks, h, c, skip_connections=True)
+    torch.testing.assert_close(cast.layers[1].float(), plain.layers[1], rtol=0.1, atol=0.05)
+
+
 def test_the_choice_is_explained():
     x, _, stacks, _, _ = in_floats(bilstm_case(1, 2, 13, 6))
     wanted = choose(x, stacks, gradient=True)

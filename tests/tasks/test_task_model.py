@@ -7,7 +7,7 @@ import torch
 
 from elmokit import Elmo
 from elmokit.errors import ElmoError
-from elmokit.tasks import PairExample, TaggedExample, TextExample, fit
+from elmokit.tasks import PairExample, TaggedExample, TextExample, fit, save
 from elmokit.tasks.classify import LabelAnswer
 from elmokit.tasks.pair import ScoreAnswer
 from elmokit.tasks.schemes import Scheme
@@ -101,6 +101,12 @@ def test_what_a_pair_model_takes_and_gives(model_of):
 def test_what_is_no_text(model_of, kind, given, message):
     with pytest.raises(ElmoError, match=message):
         model_of(kind).predict(given)
+
+
+def test_what_is_no_model_is_not_saved(tmp_path):
+    with pytest.raises(ElmoError, match="got str"):
+        save("a model", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_examples_of_another_kind(model_of):

@@ -257,6 +257,12 @@ def test_without_dev_data_some_is_held_out(elmo, tmp_path):
     assert fitted.scores.to_dict() == fitted.model.score(dev).to_dict()
 
 
+def test_examples_may_come_from_a_generator(elmo, tmp_path):
+    examples = texts(6)
+    found = fit("classify", iter(examples), iter(examples), tiny_options(epochs=1), elmo=elmo, cache=tmp_path)
+    assert len(found.history) == 1
+
+
 def test_every_label_keeps_an_example_to_train_on(elmo, tmp_path):
     rare = [*texts(20), TextExample(("odd",), "rare", 21)]
     for seed in range(30):
@@ -308,6 +314,10 @@ def test_dev_data_without_spans_is_reported(trained):
             "line 7: every token must have a tag to train or score, got none",
         ),
         ("tag", texts(4), texts(4), "the task tag takes TaggedExample, got TextExample"),
+        ("classify", [TextExample("a film", "x"), TextExample("a plot", "y")] * 2, None, "got the string 'a film'"),
+        ("tag", [TaggedExample("a film", ("X", "Y"))] * 4, None, "got the string 'a film'"),
+        ("classify", [TextExample(("a",), 1), TextExample(("b",), 0)] * 2, None, "a label must be a string, got 1"),
+        ("tag", [TaggedExample(("a", "b"), (1, 0))] * 4, None, "a tag must be a string, got 1"),
         ("parse", texts(4), texts(4), "a task is one of classify, tag, pair, got 'parse'"),
         ("pair", pairs(4), [PairExample(("a",), ("b",))], "must have a label"),
     ],

@@ -91,6 +91,18 @@ def test_padded_rows_are_cut():
         rows_of_tokens([["a"], ["b"]], [1])
 
 
+@pytest.mark.parametrize("lengths", [[1.5, 1], [[1], [1]], "11"])
+def test_lengths_are_whole_numbers(lengths):
+    with pytest.raises(ElmoError, match="sequence_len"):
+        rows_of_tokens([["a", "b"], ["c", ""]], lengths)
+
+
+@pytest.mark.parametrize("tokens", [["the", "bank"], "the bank", [["a"], "the bank"]])
+def test_a_string_is_no_row(tokens):
+    with pytest.raises(ElmoError, match="string 't"):
+        rows_of_tokens(tokens)
+
+
 @given(text=ANY_TEXT)
 def test_tokens_of_chars_are_one_piece_each(text):
     pieces = CharacterPieces()

@@ -284,6 +284,8 @@ class OccurrenceIndex:
 
 def check_stateless(elmo: Elmo, purpose: str = "an index") -> None:
     """Refuse a model with boundary tokens or a carried state: each token must have one vector, always the same."""
+    if not hasattr(elmo, "boundaries"):
+        raise ElmoError(f"elmo must be an Elmo, got {elmo!r}: open a model with Elmo.load", "elmo")
     if elmo.boundaries or elmo.state != "zero":
         raise ElmoError(
             f"{purpose} needs a model without boundaries that starts every sentence from zero, got "

@@ -103,6 +103,10 @@ def index_plan(
 ) -> dict[str, Any]:
     """Everything that determines an index: two indexes with the same plan are equal."""
     index_files.check_stateless(elmo)
+    if not isinstance(corpus, PreparedCorpus):
+        raise ElmoError(
+            f"corpus must be a PreparedCorpus, got {corpus!r}: elmokit.corpus.prepare.prepare makes one of files"
+        )
     layer = stored_layer(elmo, layer)
     return {
         "version": index_files.VERSION,

@@ -140,12 +140,12 @@ class OnnxElmo:
             raise ElmoError(f"pool needs output='sentence', got output={output!r}")
         check_value("pool", pool or "mean", Pool)
         check_value("batch_tokens", batch_tokens, int, {"least": 1})
-        layer = self.default_layer if layer is None else layer
+        layer = ("all" if output == "layers" else self.default_layer) if layer is None else layer
         check_layer(layer, self.config.n_outputs)
+        if output == "layers" and layer != "all":
+            raise ElmoError(f"output='layers' returns all layers, got layer={layer!r}: use output='tokens' for one")
         rows = self.text_policy.override(segment).sentences_of(sentences)
-        chosen = [
-            self._chosen(each, "all" if output == "layers" else layer) for each in self._layers(rows, batch_tokens)
-        ]
+        chosen = [self._chosen(each, layer) for each in self._layers(rows, batch_tokens)]
         if output != "sentence":
             return chosen
         if not chosen:

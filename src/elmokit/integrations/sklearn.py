@@ -79,6 +79,8 @@ class ElmoVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # 
     def fit(self, X: Iterable[Sentence], y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Open the model and check the arguments and the texts; nothing is learned."""
         self._elmo()
+        if isinstance(X, Iterator):  # `fit_transform` would return nothing, because `fit` reads it to its end
+            raise ElmoError(f"fit reads all texts before transform does: give a list, got {type(X).__name__}")
         _texts(X)
         return self
 
@@ -169,7 +171,7 @@ def _part(elmo: Elmo, layer: Layer) -> slice:
 
 def _texts(given: Any) -> list[str | tuple[str, ...]]:  # noqa: ANN401 - a list, a Series, an array
     """A column of texts or token lists as a list, with its types checked."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ElmoError(f"ElmoVectorizer takes a list of texts, got {type(given).__name__}")
     if getattr(given, "ndim", 1) == 2:  # a data frame, or a column of one
         if given.shape[1] != 1:  # type: ignore[attr-defined]

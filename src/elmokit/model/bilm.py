@@ -89,10 +89,12 @@ class BiLM(nn.Module):
             return self._traceable(ids, words, given, lengths, state, return_state=return_state)
         if lengths is None:
             lengths = lengths_of((given != 0).any(dim=-1) if given.dim() == 3 else given != 0)
+        elif lengths.shape != (batch,) or not all(0 <= length <= time for length in lengths.tolist()):
+            raise ElmoError(f"lengths must be {batch} numbers from 0 to {time}, got {lengths.tolist()}")
         tokens = self.encode_types(
-            None if ids is None else ids.reshape(batch * time, -1), None if words is None else words.reshape(-1)
+            None if ids is None else ids.flatten(0, 1), None if words is None else words.reshape(-1)
         )
-        layers, last = self.contextualise(tokens.reshape(batch, time, -1), lengths, state)
+        layers, last = self.contextualise(tokens.reshape(batch, time, tokens.shape[1]), lengths, state)
         return (layers, last) if return_state else layers
 
     def _traceable(

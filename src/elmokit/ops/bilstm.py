@@ -192,7 +192,8 @@ def lstm(
     out = x.new_zeros(batch, x.shape[1], h.shape[1])
     if steps:
         row, column = _output_indices(lengths, order, running, reverse=reverse)
-        out = out.index_put((row.to(x.device), column.to(x.device)), torch.cat(steps))
+        packed = torch.cat(steps)  # under autocast, of another dtype than x
+        out = out.to(packed.dtype).index_put((row.to(x.device), column.to(x.device)), packed)
         ended.append((h[: running[-1]], c[: running[-1]]))
     back = torch.argsort(order).to(x.device)
     last_h, last_c = (torch.cat(states)[back] for states in zip(*reversed(ended), strict=True))

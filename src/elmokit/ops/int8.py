@@ -51,5 +51,5 @@ class Int8Matrix:
 
 def column_sizes(weight: Tensor) -> Tensor:
     """The root mean square of each column of weight [O, K], float32 [K]: factors for `Int8Matrix.of`."""
-    sizes: Tensor = torch.linalg.vector_norm(weight.detach(), dim=0, dtype=torch.float32) / len(weight) ** 0.5
+    sizes: Tensor = torch.linalg.vector_norm(weight.detach().float(), dim=0) / len(weight) ** 0.5
     return sizes.clamp(min=LEAST_COLUMN * float(sizes.max()) or 1.0)

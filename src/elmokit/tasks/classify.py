@@ -146,6 +146,8 @@ def label_of(example: LabelledExample, path: FilePath | None = None) -> str:
     """The label of an example that must have one."""
     if example.label is None:
         raise ElmoError(f"{location(path, example.line)}: an example must have a label to train or score, got none")
+    if not isinstance(example.label, str):
+        raise ElmoError(f"{location(path, example.line)}: a label must be a string, got {example.label!r}")
     return example.label
 
 

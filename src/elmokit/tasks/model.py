@@ -127,6 +127,8 @@ class TaskModel:
 
 def save(model: TaskModel, folder: str | Path) -> None:
     """Write a task model to a folder, which must be new or empty."""
+    if not isinstance(model, TaskModel):
+        raise ElmoError(f"save takes a TaskModel, got {type(model).__name__}: what fit returns has it as .model")
     with new_folder(Path(folder), last=LAST) as staging:
         write_model(model, staging)
 

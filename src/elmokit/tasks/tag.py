@@ -431,6 +431,8 @@ def _tags(example: TaggedExample, path: FilePath | None = None) -> Tokens:
     if example.tags is None:
         where = location(path, example.line)
         raise ElmoError(f"{where}: every token must have a tag to train or score, got none")
+    if wrong := [tag for tag in example.tags if not isinstance(tag, str)]:
+        raise ElmoError(f"{location(path, example.line)}: a tag must be a string, got {wrong[0]!r}")
     return example.tags
 
 

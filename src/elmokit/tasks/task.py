@@ -202,10 +202,12 @@ class Task(ABC, Generic[ExampleT, AnswerT]):
 
     @classmethod
     def check_examples(cls, examples: Iterable[Example]) -> None:
-        """Refuse examples of another task."""
+        """Refuse examples of another task, and a string in place of tokens."""
         for example in examples:
             if not isinstance(example, cls.example):
                 raise ElmoError(f"the task {cls.name} takes {cls.example.__name__}, got {type(example).__name__}")
+            if text := next((text for text in example.sentences if isinstance(text, str)), ""):
+                raise ElmoError(f"an example must have a list of tokens, got the string {text!r}: split it into tokens")
 
     @classmethod
     def completed(cls, options: TaskOptions) -> TaskOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,8 +78,8 @@ class Fitted:
 
 def fit(
     kind: str,
-    train: Sequence[Any],
-    dev: Sequence[Any] | None,
+    train: Iterable[Any],
+    dev: Iterable[Any] | None,
     options: TaskOptions | None = None,
     *,
     elmo: Elmo | None = None,
@@ -103,6 +103,7 @@ def fit(
         raise ElmoError("the task needs ELMo vectors, got no model: give elmo=, or the option elmo='none'")
     if elmo is not None and not isinstance(elmo, Elmo):
         raise ElmoError(f"elmo must be an Elmo, got {elmo!r}: open a model with Elmo.load", "elmo")
+    train, dev = list(train), None if dev is None else list(dev)
     task.check_examples([*train, *(dev or ())])
     task.refuse_unused(options)
     if not train:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, SupportsInt, cast
+from operator import index
+from typing import Literal, SupportsIndex, cast
 
 from elmokit.errors import ElmoError
 from elmokit.text.english import english_spans
@@ -153,15 +154,20 @@ def _stuck_word(text: str) -> str | None:
 
 
 def rows_of_tokens(
-    tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsInt] | None = None
+    tokens: Sequence[Sequence[str]], sequence_len: Iterable[SupportsIndex] | None = None
 ) -> list[list[str]]:
     """Rows of tokens; with `sequence_len`, padded rows are cut to these lengths (TF-Hub's `tokens` signature)."""
     rows = TextPolicy("whitespace").sentences_of(tokens)
+    if (text := next((row for row in tokens if isinstance(row, str)), None)) is not None:
+        raise ElmoError(f"tokens must be rows, each a list of tokens, got the string {text!r} as a row")
     if sequence_len is None:
         return rows
     if not isinstance(sequence_len, Iterable):
         raise ElmoError(f"sequence_len must be a list of lengths, got {sequence_len!r}")
-    lengths = [int(length) for length in sequence_len]
+    try:
+        lengths = [index(length) for length in sequence_len]
+    except TypeError:
+        raise ElmoError(f"sequence_len must be a list of whole numbers, got {sequence_len!r}") from None
     if len(rows) != len(lengths):
         raise ElmoError(f"sequence_len must have a length for each of the {len(rows)} sentences, got {len(lengths)}")
     for row, length in zip(rows, lengths, strict=True):

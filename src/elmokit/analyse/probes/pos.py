@@ -6,9 +6,11 @@ Dimensions: K layers, N tokens, vectors of size D, C classes.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from torch.nn import functional as F
 from elmokit.analyse.probes.sources import ElmoSource, LayerSource, source_of
 from elmokit.elmo import Elmo
 from elmokit.errors import ElmoError
+from elmokit.tasks.classify import check_unseen_labels
 from elmokit.tasks.inputs import frozen_features, rounded
+from elmokit.tasks.reading import token_location
 from elmokit.tasks.tag import TaggedExample
 
+log = logging.getLogger(__name__)
 Labels = NDArray[np.int64]
 LayerRows = Callable[[int, int, int], Tensor]
 """A function from a layer, a first token and an end token to the vectors [N, D] in float16."""
@@ -92,6 +97,13 @@ def probe_pos(
     if not seeds:
         raise ElmoError("seeds must contain at least one seed, got none", "seeds")
     tags = tuple(sorted({tag for example in train for tag in _tags(example)}))
+    found = (
+        (tag, partial(token_location, None, example.line, example.tokens, index))
+        for example in dev
+        for index, tag in enumerate(_tags(example))
+    )
+    for note in check_unseen_labels(tags, found):
+        log.warning("dev, %s", note)
     # Neighbouring sentences are similar, so a fixed shuffle makes each block a mixture.
     shuffled = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     train_labels, dev_labels = _labels(shuffled, tags), _labels(dev, tags)
