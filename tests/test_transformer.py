@@ -174,7 +174,7 @@ def test_what_needs_an_lstm_is_refused(elmo, make_elmo, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": 10, "n_heads": 3}, "size .* 3 heads, got 10: take 12"),
+        ({"size": 10, "n_heads": 3}, "size .* n_heads \\(6\\), got 10: take 12"),
         ({"n_blocks": 5}, "n_blocks must be a multiple of every"),
         ({"window": 0}, "window must be from 1 to .*, got 0"),
         ({"inner_size": 2.5}, "inner_size must be a whole number"),

@@ -558,7 +558,7 @@ def test_long_work_logs_lines_without_a_terminal(call, train, place, tmp_path, m
         "predict", place / "classify-model", "--input", place / "classify-dev.tsv", "--output", tmp_path / "a.tsv"
     )
     shown = [line.split(",")[0] for line in err.splitlines()]
-    assert shown[-12:] == [f"predicting: {n} examples" for n in range(1, 13)]
+    assert shown[-12:] == ["predicting: 1 example", *(f"predicting: {n} examples" for n in range(2, 13))]
     _, _, err = train("classify", "classify.tsv", "--dev", place / "classify-dev.tsv", "--cache", tmp_path / "cache")
     lines = err.splitlines()
     assert any(line.startswith("ELMo vectors: ") for line in lines)
