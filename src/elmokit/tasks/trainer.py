@@ -101,7 +101,7 @@ def fit(
     options, watch = task.completed(options or task.options()), watch or TrainingListener()
     if options.elmo != "none" and elmo is None:
         raise ElmoError("the task needs ELMo vectors, got no model: give elmo=, or the option elmo='none'")
-    if elmo is not None and not isinstance(elmo, Elmo):
+    if isinstance(elmo, str | Path):
         raise ElmoError(f"elmo must be an Elmo, got {elmo!r}: open a model with Elmo.load", "elmo")
     train, dev = list(train), None if dev is None else list(dev)
     task.check_examples([*train, *(dev or ())])
